@@ -1,0 +1,230 @@
+"""Everything that can go wrong, in one vocabulary.
+
+    PercolatorError
+    ├── TransactionError
+    │   ├── ConflictError          somebody else wrote first; run the transaction again
+    │   ├── OutcomeUnknown         committed or not: ask before doing anything again
+    │   ├── SnapshotTooOld         older than what the store still keeps
+    │   └── TransactionTooLarge
+    ├── InvalidArgument            a field is wrong; nothing was written
+    ├── UsageError                 the program uses the library in a way that cannot work
+    ├── SchemaError                unknown table or column, or a type that does not fit
+    ├── NotExecuted                definitely not done: sending it again is safe
+    │   ├── Overloaded             a queue is full; says when to come back
+    │   ├── NotReady               starting, draining, or without what it needs to be truthful
+    │   ├── TabletMoved            another server, or another epoch, serves these rows
+    │   ├── SchemaChanged          made under an older schema
+    │   └── StoreUnusable          disk full, failing or damaged
+    ├── ExecutionUnknown           may or may not have been done
+    │   ├── Unavailable            nobody answered at the address, or the connection broke
+    │   └── DeadlineExceeded       no answer in time
+    ├── SessionExpired             never revived: open another session
+    ├── WrongCluster               two clusters, or versions that do not mix
+    ├── TimestampRegression        the oracle went back: nothing may go on
+    └── InvariantViolation         a rule that must always hold is broken: a bug, or damaged data
+
+Every error says what happened, where, and through `retry` whether the same call may be sent again.
+`percolator/wire/status.py` maps them to gRPC and back, in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+
+class Retry(Enum):
+    """Whether the very same call may be sent again."""
+
+    SAFE = "safe"
+    USELESS = "useless"
+    UNKNOWN = "unknown"
+
+
+class PercolatorError(Exception):
+    """The base of every error that this library raises on purpose."""
+
+    retry: ClassVar[Retry] = Retry.USELESS
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        """The service and what it was working on; empty in the caller's own process."""
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.where}]" if self.where else self.message
+
+
+class TransactionError(PercolatorError):
+    """A transaction did not commit, or nobody knows whether it did."""
+
+
+class ConflictError(TransactionError):
+    """Another transaction wrote, or is writing, one of the same cells.
+
+    Nothing was committed. Run the whole transaction again, on a new snapshot.
+    """
+
+    retry = Retry.SAFE
+
+
+class OutcomeUnknown(TransactionError):
+    """The commit was sent and its fate could not be learned in time.
+
+    Never run the transaction again blindly: it may be committed.
+    """
+
+    retry = Retry.UNKNOWN
+
+
+class SnapshotTooOld(TransactionError):
+    """The snapshot lies below the safe point, where older versions may be collected already."""
+
+    def __init__(
+        self, message: str, *, timestamp: int = 0, safe_point: int = 0, where: str = ""
+    ) -> None:
+        super().__init__(message, where=where)
+        self.timestamp = timestamp
+        self.safe_point = safe_point
+
+
+class TransactionTooLarge(TransactionError):
+    """More cells or bytes than one transaction may write. Nothing was written."""
+
+
+class InvalidArgument(PercolatorError):
+    """A field of a request is missing, malformed or outside its limits. Nothing was written."""
+
+    def __init__(self, field: str, reason: str, *, where: str = "") -> None:
+        super().__init__(f"{field}: {reason}", where=where)
+        self.field = field
+        self.reason = reason
+
+
+class UsageError(PercolatorError):
+    """The program uses the library in a way that cannot work."""
+
+
+class SchemaError(PercolatorError):
+    """An unknown table or column, or a value that does not fit its column."""
+
+
+class NotExecuted(PercolatorError):
+    """The request was definitely not executed: sending it again is safe."""
+
+    retry = Retry.SAFE
+
+
+class Overloaded(NotExecuted):
+    """A queue is full. Wait `retry_after_seconds` before asking again."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NotReady(NotExecuted):
+    """The server is starting, draining, or has lost what it needs to answer truthfully."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float = 0.0, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.retry_after_seconds = retry_after_seconds
+
+
+@dataclass(frozen=True)
+class TabletLocation:
+    """Where rows are served: as much as the server that refused knows."""
+
+    table_id: int
+    tablet_id: int
+    epoch: int
+    start: bytes
+    end: bytes
+    address: str
+
+
+class TabletMoved(NotExecuted):
+    """This server does not serve this tablet at this epoch."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        tablet_id: int,
+        epoch: int,
+        locations: tuple[TabletLocation, ...] = (),
+        where: str = "",
+    ) -> None:
+        super().__init__(message, where=where)
+        self.tablet_id = tablet_id
+        self.epoch = epoch
+        self.locations = locations
+
+
+class SchemaChanged(NotExecuted):
+    """The request was made under an older version of the table's schema."""
+
+    def __init__(
+        self, message: str, *, table_id: int, schema_version: int, where: str = ""
+    ) -> None:
+        super().__init__(message, where=where)
+        self.table_id = table_id
+        self.schema_version = schema_version
+
+
+class StoreFault(Enum):
+    """What is the matter with a store."""
+
+    DISK_FULL = "disk full"
+    INPUT_OUTPUT = "input/output error"
+    DAMAGED = "damaged"
+    READ_ONLY = "not writable"
+
+
+class StoreUnusable(NotExecuted):
+    """The disk is full or failing, or the stored data is damaged. Nothing was executed."""
+
+    def __init__(self, message: str, *, fault: StoreFault, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.fault = fault
+
+
+class ExecutionUnknown(PercolatorError):
+    """The request may or may not have been executed."""
+
+    retry = Retry.UNKNOWN
+
+
+class Unavailable(ExecutionUnknown):
+    """Nobody answered at the address, or the connection broke."""
+
+
+class DeadlineExceeded(ExecutionUnknown):
+    """No answer came in time."""
+
+
+class SessionExpired(PercolatorError):
+    """The session ended, or was not renewed in time. It is never revived under its id."""
+
+    def __init__(self, message: str, *, session_id: bytes, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.session_id = session_id
+
+
+class WrongCluster(PercolatorError):
+    """The two sides belong to different clusters, or to versions that do not mix."""
+
+    def __init__(self, message: str, *, expected: str, found: str, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.expected = expected
+        self.found = found
+
+
+class TimestampRegression(PercolatorError):
+    """A timestamp was not larger than one received before. Corruption is worse than an outage."""
+
+
+class InvariantViolation(PercolatorError):
+    """A rule that must always hold was found broken: a bug, or damaged data. Report it."""

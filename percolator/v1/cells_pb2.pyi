@@ -1,0 +1,45 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Space(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPACE_UNSPECIFIED: _ClassVar[Space]
+    SPACE_LOCK: _ClassVar[Space]
+    SPACE_WRITE: _ClassVar[Space]
+    SPACE_DATA: _ClassVar[Space]
+    SPACE_ROLLBACK: _ClassVar[Space]
+    SPACE_NOTIFY: _ClassVar[Space]
+SPACE_UNSPECIFIED: Space
+SPACE_LOCK: Space
+SPACE_WRITE: Space
+SPACE_DATA: Space
+SPACE_ROLLBACK: Space
+SPACE_NOTIFY: Space
+
+class RowRange(_message.Message):
+    __slots__ = ("start", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: bytes
+    end: bytes
+    def __init__(self, start: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
+
+class Cell(_message.Message):
+    __slots__ = ("space", "row", "column", "timestamp", "value", "qualifier")
+    SPACE_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    QUALIFIER_FIELD_NUMBER: _ClassVar[int]
+    space: Space
+    row: bytes
+    column: bytes
+    timestamp: int
+    value: bytes
+    qualifier: bytes
+    def __init__(self, space: _Optional[_Union[Space, str]] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., value: _Optional[bytes] = ..., qualifier: _Optional[bytes] = ...) -> None: ...

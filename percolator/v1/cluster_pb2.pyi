@@ -1,0 +1,87 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ServiceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVICE_KIND_UNSPECIFIED: _ClassVar[ServiceKind]
+    SERVICE_KIND_MASTER: _ClassVar[ServiceKind]
+    SERVICE_KIND_ORACLE: _ClassVar[ServiceKind]
+    SERVICE_KIND_LOCK_SERVICE: _ClassVar[ServiceKind]
+    SERVICE_KIND_TABLET_SERVER: _ClassVar[ServiceKind]
+    SERVICE_KIND_WORKER: _ClassVar[ServiceKind]
+    SERVICE_KIND_GATEWAY: _ClassVar[ServiceKind]
+
+class Route(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROUTE_UNSPECIFIED: _ClassVar[Route]
+    ROUTE_DIRECT: _ClassVar[Route]
+    ROUTE_THROUGH: _ClassVar[Route]
+SERVICE_KIND_UNSPECIFIED: ServiceKind
+SERVICE_KIND_MASTER: ServiceKind
+SERVICE_KIND_ORACLE: ServiceKind
+SERVICE_KIND_LOCK_SERVICE: ServiceKind
+SERVICE_KIND_TABLET_SERVER: ServiceKind
+SERVICE_KIND_WORKER: ServiceKind
+SERVICE_KIND_GATEWAY: ServiceKind
+ROUTE_UNSPECIFIED: Route
+ROUTE_DIRECT: Route
+ROUTE_THROUGH: Route
+
+class Server(_message.Message):
+    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    kind: ServiceKind
+    server_id: str
+    address: str
+    metrics_address: str
+    version: str
+    uptime_milliseconds: int
+    silence_milliseconds: int
+    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("cluster_id", "version", "format", "route", "servers")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    version: str
+    format: int
+    route: Route
+    servers: _containers.RepeatedCompositeFieldContainer[Server]
+    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("cluster_id", "server")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    server: Server
+    def __init__(self, cluster_id: _Optional[str] = ..., server: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+
+class RegisterResponse(_message.Message):
+    __slots__ = ("cluster_id", "format", "interval_milliseconds")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    format: int
+    interval_milliseconds: int
+    def __init__(self, cluster_id: _Optional[str] = ..., format: _Optional[int] = ..., interval_milliseconds: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,153 @@
+from percolator.v1 import cells_pb2 as _cells_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RetrySafety(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRY_SAFETY_UNSPECIFIED: _ClassVar[RetrySafety]
+    RETRY_SAFETY_SAFE: _ClassVar[RetrySafety]
+    RETRY_SAFETY_USELESS: _ClassVar[RetrySafety]
+    RETRY_SAFETY_UNKNOWN: _ClassVar[RetrySafety]
+RETRY_SAFETY_UNSPECIFIED: RetrySafety
+RETRY_SAFETY_SAFE: RetrySafety
+RETRY_SAFETY_USELESS: RetrySafety
+RETRY_SAFETY_UNKNOWN: RetrySafety
+
+class ErrorDetail(_message.Message):
+    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_FIELD_NUMBER: _ClassVar[int]
+    INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    OVERLOADED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    TABLET_MOVED_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_TOO_OLD_FIELD_NUMBER: _ClassVar[int]
+    STORE_UNUSABLE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    WRONG_CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    INVARIANT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    where: str
+    retry: RetrySafety
+    invalid_argument: InvalidArgument
+    overloaded: Overloaded
+    session_expired: SessionExpired
+    tablet_moved: TabletMoved
+    schema_changed: SchemaChanged
+    snapshot_too_old: SnapshotTooOld
+    store_unusable: StoreUnusable
+    outcome_unknown: OutcomeUnknown
+    wrong_cluster: WrongCluster
+    not_ready: NotReady
+    invariant_violated: InvariantViolated
+    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ...) -> None: ...
+
+class InvalidArgument(_message.Message):
+    __slots__ = ("field", "reason")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    reason: str
+    def __init__(self, field: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Overloaded(_message.Message):
+    __slots__ = ("retry_after_milliseconds",)
+    RETRY_AFTER_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    retry_after_milliseconds: int
+    def __init__(self, retry_after_milliseconds: _Optional[int] = ...) -> None: ...
+
+class SessionExpired(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+
+class TabletMoved(_message.Message):
+    __slots__ = ("tablet_id", "epoch", "locations")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    epoch: int
+    locations: _containers.RepeatedCompositeFieldContainer[TabletLocation]
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[TabletLocation, _Mapping]]] = ...) -> None: ...
+
+class TabletLocation(_message.Message):
+    __slots__ = ("table_id", "tablet_id", "epoch", "range", "address")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    tablet_id: int
+    epoch: int
+    range: _cells_pb2.RowRange
+    address: str
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class SchemaChanged(_message.Message):
+    __slots__ = ("table_id", "schema_version")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    schema_version: int
+    def __init__(self, table_id: _Optional[int] = ..., schema_version: _Optional[int] = ...) -> None: ...
+
+class SnapshotTooOld(_message.Message):
+    __slots__ = ("timestamp", "safe_point")
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    SAFE_POINT_FIELD_NUMBER: _ClassVar[int]
+    timestamp: int
+    safe_point: int
+    def __init__(self, timestamp: _Optional[int] = ..., safe_point: _Optional[int] = ...) -> None: ...
+
+class StoreUnusable(_message.Message):
+    __slots__ = ("reason",)
+    class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        REASON_UNSPECIFIED: _ClassVar[StoreUnusable.Reason]
+        REASON_DISK_FULL: _ClassVar[StoreUnusable.Reason]
+        REASON_INPUT_OUTPUT: _ClassVar[StoreUnusable.Reason]
+        REASON_DAMAGED: _ClassVar[StoreUnusable.Reason]
+        REASON_READ_ONLY: _ClassVar[StoreUnusable.Reason]
+    REASON_UNSPECIFIED: StoreUnusable.Reason
+    REASON_DISK_FULL: StoreUnusable.Reason
+    REASON_INPUT_OUTPUT: StoreUnusable.Reason
+    REASON_DAMAGED: StoreUnusable.Reason
+    REASON_READ_ONLY: StoreUnusable.Reason
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: StoreUnusable.Reason
+    def __init__(self, reason: _Optional[_Union[StoreUnusable.Reason, str]] = ...) -> None: ...
+
+class OutcomeUnknown(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WrongCluster(_message.Message):
+    __slots__ = ("expected", "found")
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    expected: str
+    found: str
+    def __init__(self, expected: _Optional[str] = ..., found: _Optional[str] = ...) -> None: ...
+
+class NotReady(_message.Message):
+    __slots__ = ("retry_after_milliseconds",)
+    RETRY_AFTER_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    retry_after_milliseconds: int
+    def __init__(self, retry_after_milliseconds: _Optional[int] = ...) -> None: ...
+
+class InvariantViolated(_message.Message):
+    __slots__ = ("rule",)
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    def __init__(self, rule: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,378 @@
+from percolator.v1 import cells_pb2 as _cells_pb2
+from percolator.v1 import errors_pb2 as _errors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_APPLIED: _ClassVar[Outcome]
+    OUTCOME_REFUSED: _ClassVar[Outcome]
+    OUTCOME_NOT_EXECUTED: _ClassVar[Outcome]
+    OUTCOME_UNKNOWN: _ClassVar[Outcome]
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_APPLIED: Outcome
+OUTCOME_REFUSED: Outcome
+OUTCOME_NOT_EXECUTED: Outcome
+OUTCOME_UNKNOWN: Outcome
+
+class TabletTarget(_message.Message):
+    __slots__ = ("tablet_id", "epoch", "schema_version")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    epoch: int
+    schema_version: int
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ...) -> None: ...
+
+class Condition(_message.Message):
+    __slots__ = ("space", "expectation", "from_timestamp", "until_timestamp", "prefix", "required", "qualifier")
+    class Expectation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        EXPECTATION_UNSPECIFIED: _ClassVar[Condition.Expectation]
+        EXPECTATION_ABSENT: _ClassVar[Condition.Expectation]
+        EXPECTATION_PRESENT: _ClassVar[Condition.Expectation]
+        EXPECTATION_EQUALS: _ClassVar[Condition.Expectation]
+        EXPECTATION_BEGINS_IF_PRESENT: _ClassVar[Condition.Expectation]
+    EXPECTATION_UNSPECIFIED: Condition.Expectation
+    EXPECTATION_ABSENT: Condition.Expectation
+    EXPECTATION_PRESENT: Condition.Expectation
+    EXPECTATION_EQUALS: Condition.Expectation
+    EXPECTATION_BEGINS_IF_PRESENT: Condition.Expectation
+    SPACE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTATION_FIELD_NUMBER: _ClassVar[int]
+    FROM_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    QUALIFIER_FIELD_NUMBER: _ClassVar[int]
+    space: _cells_pb2.Space
+    expectation: Condition.Expectation
+    from_timestamp: int
+    until_timestamp: int
+    prefix: bytes
+    required: bytes
+    qualifier: bytes
+    def __init__(self, space: _Optional[_Union[_cells_pb2.Space, str]] = ..., expectation: _Optional[_Union[Condition.Expectation, str]] = ..., from_timestamp: _Optional[int] = ..., until_timestamp: _Optional[int] = ..., prefix: _Optional[bytes] = ..., required: _Optional[bytes] = ..., qualifier: _Optional[bytes] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("kind", "space", "timestamp", "value", "qualifier")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Change.Kind]
+        KIND_PUT: _ClassVar[Change.Kind]
+        KIND_DELETE: _ClassVar[Change.Kind]
+        KIND_DELETE_IF_PREFIX: _ClassVar[Change.Kind]
+    KIND_UNSPECIFIED: Change.Kind
+    KIND_PUT: Change.Kind
+    KIND_DELETE: Change.Kind
+    KIND_DELETE_IF_PREFIX: Change.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SPACE_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    QUALIFIER_FIELD_NUMBER: _ClassVar[int]
+    kind: Change.Kind
+    space: _cells_pb2.Space
+    timestamp: int
+    value: bytes
+    qualifier: bytes
+    def __init__(self, kind: _Optional[_Union[Change.Kind, str]] = ..., space: _Optional[_Union[_cells_pb2.Space, str]] = ..., timestamp: _Optional[int] = ..., value: _Optional[bytes] = ..., qualifier: _Optional[bytes] = ...) -> None: ...
+
+class Mutation(_message.Message):
+    __slots__ = ("row", "column", "not_below", "conditions", "changes")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    NOT_BELOW_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    row: bytes
+    column: bytes
+    not_below: int
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    changes: _containers.RepeatedCompositeFieldContainer[Change]
+    def __init__(self, row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., not_below: _Optional[int] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
+
+class MutationBatch(_message.Message):
+    __slots__ = ("target", "mutations")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    MUTATIONS_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    mutations: _containers.RepeatedCompositeFieldContainer[Mutation]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ...) -> None: ...
+
+class MutateRequest(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[MutationBatch]
+    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatch, _Mapping]]] = ...) -> None: ...
+
+class MutationResult(_message.Message):
+    __slots__ = ("outcome", "failed_condition", "cell", "error")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    FAILED_CONDITION_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    failed_condition: int
+    cell: _cells_pb2.Cell
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., failed_condition: _Optional[int] = ..., cell: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class MutationBatchResult(_message.Message):
+    __slots__ = ("results", "error")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[MutationResult]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class MutateResponse(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[MutationBatchResult]
+    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ...) -> None: ...
+
+class RowRead(_message.Message):
+    __slots__ = ("row", "columns", "all_columns", "timestamp", "report_deletes")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ALL_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
+    row: bytes
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    all_columns: bool
+    timestamp: int
+    report_deletes: bool
+    def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., report_deletes: bool = ..., **kwargs) -> None: ...
+
+class ReadBatch(_message.Message):
+    __slots__ = ("target", "reads")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    reads: _containers.RepeatedCompositeFieldContainer[RowRead]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., reads: _Optional[_Iterable[_Union[RowRead, _Mapping]]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[ReadBatch]
+    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatch, _Mapping]]] = ...) -> None: ...
+
+class FoundCells(_message.Message):
+    __slots__ = ("reads", "rows", "columns", "commit_timestamps", "values", "deletes")
+    READS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    reads: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    deletes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, reads: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[bytes]] = ..., deletes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BlockingLock(_message.Message):
+    __slots__ = ("read", "lock")
+    READ_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    read: int
+    lock: _cells_pb2.Cell
+    def __init__(self, read: _Optional[int] = ..., lock: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ...) -> None: ...
+
+class ReadBatchResult(_message.Message):
+    __slots__ = ("found", "locks", "error")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    found: FoundCells
+    locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ReadResponse(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[ReadBatchResult]
+    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ALL_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PASS_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    ROW_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PAGE_ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    range: _cells_pb2.RowRange
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    all_columns: bool
+    timestamp: int
+    reverse: bool
+    row_limit: int
+    page_rows_max: int
+    page_bytes_max: int
+    report_deletes: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., **kwargs) -> None: ...
+
+class ScanResponse(_message.Message):
+    __slots__ = ("found", "locks", "rest", "error")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    found: FoundCells
+    locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
+    rest: _cells_pb2.RowRange
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ScanCellsRequest(_message.Message):
+    __slots__ = ("target", "space", "range", "from_timestamp", "until_timestamp", "page_rows_max", "cell_limit")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SPACE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    FROM_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PAGE_ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CELL_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    space: _cells_pb2.Space
+    range: _cells_pb2.RowRange
+    from_timestamp: int
+    until_timestamp: int
+    page_rows_max: int
+    cell_limit: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., space: _Optional[_Union[_cells_pb2.Space, str]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., from_timestamp: _Optional[int] = ..., until_timestamp: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., cell_limit: _Optional[int] = ...) -> None: ...
+
+class ScanCellsResponse(_message.Message):
+    __slots__ = ("cells", "rest", "error")
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    cells: _containers.RepeatedCompositeFieldContainer[_cells_pb2.Cell]
+    rest: _cells_pb2.RowRange
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, cells: _Optional[_Iterable[_Union[_cells_pb2.Cell, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class TabletStatistics(_message.Message):
+    __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes")
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    NOTIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    MUTATIONS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    MUTATIONS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_SCANNED_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_SYNCED_FIELD_NUMBER: _ClassVar[int]
+    MUTATIONS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    READS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cells: int
+    bytes: int
+    locks: int
+    notifications: int
+    mutations_applied: int
+    mutations_refused: int
+    reads: int
+    rows_scanned: int
+    versions_skipped: int
+    batches_synced: int
+    mutations_per_second: float
+    reads_per_second: float
+    queue_bytes: int
+    def __init__(self, cells: _Optional[int] = ..., bytes: _Optional[int] = ..., locks: _Optional[int] = ..., notifications: _Optional[int] = ..., mutations_applied: _Optional[int] = ..., mutations_refused: _Optional[int] = ..., reads: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., versions_skipped: _Optional[int] = ..., batches_synced: _Optional[int] = ..., mutations_per_second: _Optional[float] = ..., reads_per_second: _Optional[float] = ..., queue_bytes: _Optional[int] = ...) -> None: ...
+
+class TabletDescription(_message.Message):
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "statistics", "error")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    tablet_id: int
+    epoch: int
+    schema_version: int
+    range: _cells_pb2.RowRange
+    statistics: TabletStatistics
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., statistics: _Optional[_Union[TabletStatistics, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class DescribeTabletsRequest(_message.Message):
+    __slots__ = ("tablet_ids",)
+    TABLET_IDS_FIELD_NUMBER: _ClassVar[int]
+    tablet_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tablet_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DescribeTabletsResponse(_message.Message):
+    __slots__ = ("tablets",)
+    TABLETS_FIELD_NUMBER: _ClassVar[int]
+    tablets: _containers.RepeatedCompositeFieldContainer[TabletDescription]
+    def __init__(self, tablets: _Optional[_Iterable[_Union[TabletDescription, _Mapping]]] = ...) -> None: ...
+
+class ProposeSplitRequest(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ...) -> None: ...
+
+class ProposeSplitResponse(_message.Message):
+    __slots__ = ("row",)
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    row: bytes
+    def __init__(self, row: _Optional[bytes] = ...) -> None: ...
+
+class OpenTabletRequest(_message.Message):
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    tablet_id: int
+    epoch: int
+    schema_version: int
+    range: _cells_pb2.RowRange
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ...) -> None: ...
+
+class OpenTabletResponse(_message.Message):
+    __slots__ = ("tablet",)
+    TABLET_FIELD_NUMBER: _ClassVar[int]
+    tablet: TabletDescription
+    def __init__(self, tablet: _Optional[_Union[TabletDescription, _Mapping]] = ...) -> None: ...
+
+class CloseTabletRequest(_message.Message):
+    __slots__ = ("tablet_id", "epoch")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    epoch: int
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class CloseTabletResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,90 @@
+"""Every remote procedure, by service, with its types. A test holds them against the protos."""
+
+from __future__ import annotations
+
+from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1 import lockservice_pb2 as locks
+from percolator.v1 import oracle_pb2 as oracle
+from percolator.v1 import tabletserver_pb2 as tablets
+from percolator.world import StreamMethod, UnaryMethod
+
+# Oracle
+GET_TIMESTAMPS = UnaryMethod(
+    "/percolator.v1.OracleService/GetTimestamps",
+    oracle.GetTimestampsRequest,
+    oracle.GetTimestampsResponse,
+)
+
+# Lock service
+OPEN_SESSION = UnaryMethod(
+    "/percolator.v1.LockService/OpenSession", locks.OpenSessionRequest, locks.OpenSessionResponse
+)
+RENEW_SESSION = UnaryMethod(
+    "/percolator.v1.LockService/RenewSession",
+    locks.RenewSessionRequest,
+    locks.RenewSessionResponse,
+)
+END_SESSION = UnaryMethod(
+    "/percolator.v1.LockService/EndSession", locks.EndSessionRequest, locks.EndSessionResponse
+)
+CHECK_SESSIONS = UnaryMethod(
+    "/percolator.v1.LockService/CheckSessions",
+    locks.CheckSessionsRequest,
+    locks.CheckSessionsResponse,
+)
+LIST_SESSIONS = UnaryMethod(
+    "/percolator.v1.LockService/ListSessions",
+    locks.ListSessionsRequest,
+    locks.ListSessionsResponse,
+)
+TRY_LOCK = UnaryMethod(
+    "/percolator.v1.LockService/TryLock", locks.TryLockRequest, locks.TryLockResponse
+)
+RENEW_LOCKS = UnaryMethod(
+    "/percolator.v1.LockService/RenewLocks", locks.RenewLocksRequest, locks.RenewLocksResponse
+)
+UNLOCK = UnaryMethod("/percolator.v1.LockService/Unlock", locks.UnlockRequest, locks.UnlockResponse)
+
+# Cluster
+DESCRIBE = UnaryMethod(
+    "/percolator.v1.ClusterService/Describe", cluster.DescribeRequest, cluster.DescribeResponse
+)
+REGISTER = UnaryMethod(
+    "/percolator.v1.ClusterService/Register", cluster.RegisterRequest, cluster.RegisterResponse
+)
+
+# Tablet server
+MUTATE = UnaryMethod(
+    "/percolator.v1.TabletServerService/Mutate", tablets.MutateRequest, tablets.MutateResponse
+)
+READ = UnaryMethod(
+    "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse
+)
+SCAN = StreamMethod(
+    "/percolator.v1.TabletServerService/Scan", tablets.ScanRequest, tablets.ScanResponse
+)
+SCAN_CELLS = StreamMethod(
+    "/percolator.v1.TabletServerService/ScanCells",
+    tablets.ScanCellsRequest,
+    tablets.ScanCellsResponse,
+)
+DESCRIBE_TABLETS = UnaryMethod(
+    "/percolator.v1.TabletServerService/DescribeTablets",
+    tablets.DescribeTabletsRequest,
+    tablets.DescribeTabletsResponse,
+)
+PROPOSE_SPLIT = UnaryMethod(
+    "/percolator.v1.TabletServerService/ProposeSplit",
+    tablets.ProposeSplitRequest,
+    tablets.ProposeSplitResponse,
+)
+OPEN_TABLET = UnaryMethod(
+    "/percolator.v1.TabletServerService/OpenTablet",
+    tablets.OpenTabletRequest,
+    tablets.OpenTabletResponse,
+)
+CLOSE_TABLET = UnaryMethod(
+    "/percolator.v1.TabletServerService/CloseTablet",
+    tablets.CloseTabletRequest,
+    tablets.CloseTabletResponse,
+)

@@ -1,0 +1,258 @@
+"""Errors on the wire: the one place that maps them to gRPC, and back.
+
+A failed call carries its gRPC status code and, as other languages expect it, a `google.rpc.Status`
+in the trailer `grpc-status-details-bin`, with one `percolator.v1.ErrorDetail` in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.status_pb2 import Status
+
+from percolator import errors
+from percolator.v1 import cells_pb2, errors_pb2
+
+DETAILS_TRAILER = "grpc-status-details-bin"
+
+_RETRY_TO_WIRE = {
+    errors.Retry.SAFE: errors_pb2.RETRY_SAFETY_SAFE,
+    errors.Retry.USELESS: errors_pb2.RETRY_SAFETY_USELESS,
+    errors.Retry.UNKNOWN: errors_pb2.RETRY_SAFETY_UNKNOWN,
+}
+
+_FAULT_TO_WIRE = {
+    errors.StoreFault.DISK_FULL: errors_pb2.StoreUnusable.REASON_DISK_FULL,
+    errors.StoreFault.INPUT_OUTPUT: errors_pb2.StoreUnusable.REASON_INPUT_OUTPUT,
+    errors.StoreFault.DAMAGED: errors_pb2.StoreUnusable.REASON_DAMAGED,
+    errors.StoreFault.READ_ONLY: errors_pb2.StoreUnusable.REASON_READ_ONLY,
+}
+_FAULT_FROM_WIRE = {wire: fault for fault, wire in _FAULT_TO_WIRE.items()}
+
+_CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
+    (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.SessionExpired, grpc.StatusCode.NOT_FOUND),
+    (errors.SnapshotTooOld, grpc.StatusCode.OUT_OF_RANGE),
+    (errors.TabletMoved, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.SchemaChanged, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.WrongCluster, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.OutcomeUnknown, grpc.StatusCode.UNKNOWN),
+    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.ConflictError, grpc.StatusCode.ABORTED),
+    (errors.NotExecuted, grpc.StatusCode.UNAVAILABLE),
+    (errors.ExecutionUnknown, grpc.StatusCode.UNKNOWN),
+    (errors.PercolatorError, grpc.StatusCode.INTERNAL),
+]
+"""The first that matches decides: subclasses stand before their base."""
+
+
+def status_code(error: errors.PercolatorError) -> grpc.StatusCode:
+    return next(code for kind, code in _CODES if isinstance(error, kind))
+
+
+def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
+    """The error as a message, for a trailer or for the result of one batch among many."""
+    detail = errors_pb2.ErrorDetail(
+        message=error.message, where=error.where, retry=_RETRY_TO_WIRE[error.retry]
+    )
+    match error:
+        case errors.InvalidArgument():
+            detail.invalid_argument.field = error.field
+            detail.invalid_argument.reason = error.reason
+        case errors.Overloaded():
+            detail.overloaded.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
+        case errors.SessionExpired():
+            detail.session_expired.session_id = error.session_id
+        case errors.TabletMoved():
+            detail.tablet_moved.tablet_id = error.tablet_id
+            detail.tablet_moved.epoch = error.epoch
+            detail.tablet_moved.locations.extend(map(_location_to_wire, error.locations))
+        case errors.SchemaChanged():
+            detail.schema_changed.table_id = error.table_id
+            detail.schema_changed.schema_version = error.schema_version
+        case errors.SnapshotTooOld():
+            detail.snapshot_too_old.timestamp = error.timestamp
+            detail.snapshot_too_old.safe_point = error.safe_point
+        case errors.StoreUnusable():
+            detail.store_unusable.reason = _FAULT_TO_WIRE[error.fault]
+        case errors.WrongCluster():
+            detail.wrong_cluster.expected = error.expected
+            detail.wrong_cluster.found = error.found
+        case errors.NotReady():
+            detail.not_ready.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
+        case errors.OutcomeUnknown() | errors.ExecutionUnknown():
+            detail.outcome_unknown.SetInParent()
+        case errors.InvariantViolation():
+            detail.invariant_violated.rule = error.message
+    return detail
+
+
+def to_status(error: errors.PercolatorError) -> tuple[grpc.StatusCode, bytes]:
+    """The status code, and the bytes of the details trailer."""
+    code = status_code(error)
+    status = Status(code=code.value[0], message=str(error))
+    status.details.add().Pack(to_detail(error))
+    return code, status.SerializeToString()
+
+
+def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    """The error that `to_detail` was given. Causes of a newer version keep their retry safety."""
+    build = _BUILDERS.get(detail.WhichOneof("cause") or "")
+    if build is not None:
+        return build(detail)
+    kind: type[errors.PercolatorError] = errors.PercolatorError
+    if detail.retry == errors_pb2.RETRY_SAFETY_SAFE:
+        kind = errors.NotExecuted
+    elif detail.retry == errors_pb2.RETRY_SAFETY_UNKNOWN:
+        kind = errors.ExecutionUnknown
+    return kind(detail.message, where=detail.where)
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
+    """What a failed call means. `where` names the method and the address that was dialled."""
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_TRAILER and isinstance(value, bytes):
+            detail = _unpack(value)
+            if detail is not None:
+                return from_detail(detail)
+    message = error.details() or error.code().name
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE:
+            return errors.Unavailable(message, where=where)
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return errors.DeadlineExceeded("no answer in time", where=where)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return errors.InvalidArgument("request", message, where=where)
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return errors.UsageError(f"no such method there: {message}", where=where)
+        case _:
+            return errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
+
+
+def _unpack(trailer: bytes) -> errors_pb2.ErrorDetail | None:
+    try:
+        status = Status.FromString(trailer)
+        for packed in status.details:
+            detail = errors_pb2.ErrorDetail()
+            if packed.Unpack(detail):
+                return detail
+    except DecodeError:
+        return None
+    return None
+
+
+def _location_to_wire(location: errors.TabletLocation) -> errors_pb2.TabletLocation:
+    return errors_pb2.TabletLocation(
+        table_id=location.table_id,
+        tablet_id=location.tablet_id,
+        epoch=location.epoch,
+        range=cells_pb2.RowRange(start=location.start, end=location.end),
+        address=location.address,
+    )
+
+
+def _location_from_wire(location: errors_pb2.TabletLocation) -> errors.TabletLocation:
+    return errors.TabletLocation(
+        table_id=location.table_id,
+        tablet_id=location.tablet_id,
+        epoch=location.epoch,
+        start=location.range.start,
+        end=location.range.end,
+        address=location.address,
+    )
+
+
+def _invalid_argument(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.invalid_argument
+    return errors.InvalidArgument(cause.field, cause.reason, where=detail.where)
+
+
+def _overloaded(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.Overloaded(
+        detail.message,
+        retry_after_seconds=detail.overloaded.retry_after_milliseconds / 1000,
+        where=detail.where,
+    )
+
+
+def _not_ready(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.NotReady(
+        detail.message,
+        retry_after_seconds=detail.not_ready.retry_after_milliseconds / 1000,
+        where=detail.where,
+    )
+
+
+def _session_expired(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.SessionExpired(
+        detail.message, session_id=detail.session_expired.session_id, where=detail.where
+    )
+
+
+def _tablet_moved(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.tablet_moved
+    return errors.TabletMoved(
+        detail.message,
+        tablet_id=cause.tablet_id,
+        epoch=cause.epoch,
+        locations=tuple(map(_location_from_wire, cause.locations)),
+        where=detail.where,
+    )
+
+
+def _schema_changed(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.schema_changed
+    return errors.SchemaChanged(
+        detail.message,
+        table_id=cause.table_id,
+        schema_version=cause.schema_version,
+        where=detail.where,
+    )
+
+
+def _snapshot_too_old(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.snapshot_too_old
+    return errors.SnapshotTooOld(
+        detail.message,
+        timestamp=cause.timestamp,
+        safe_point=cause.safe_point,
+        where=detail.where,
+    )
+
+
+def _store_unusable(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    fault = _FAULT_FROM_WIRE.get(detail.store_unusable.reason, errors.StoreFault.INPUT_OUTPUT)
+    return errors.StoreUnusable(detail.message, fault=fault, where=detail.where)
+
+
+def _wrong_cluster(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.wrong_cluster
+    return errors.WrongCluster(
+        detail.message, expected=cause.expected, found=cause.found, where=detail.where
+    )
+
+
+def _outcome_unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.ExecutionUnknown(detail.message, where=detail.where)
+
+
+def _invariant_violated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.InvariantViolation(detail.message, where=detail.where)
+
+
+_BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]] = {
+    "invalid_argument": _invalid_argument,
+    "overloaded": _overloaded,
+    "not_ready": _not_ready,
+    "session_expired": _session_expired,
+    "tablet_moved": _tablet_moved,
+    "schema_changed": _schema_changed,
+    "snapshot_too_old": _snapshot_too_old,
+    "store_unusable": _store_unusable,
+    "wrong_cluster": _wrong_cluster,
+    "outcome_unknown": _outcome_unknown,
+    "invariant_violated": _invariant_violated,
+}

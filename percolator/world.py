@@ -1,0 +1,143 @@
+"""Everything the library may know of the outside: time, network, storage, chance.
+
+Whatever decides something takes these as arguments and touches nothing else, so that a whole
+cluster runs deterministically in one process, on a virtual clock and a simulated network. Code
+that calls `time.time()`, `random.random()` or opens a socket by itself cannot be simulated, and
+what cannot be simulated has not been tested against crashes.
+
+`asyncio` itself (tasks, futures, `asyncio.timeout`) may be used directly: it takes its time from
+the running event loop, which a simulation replaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+Random = random.Random
+"""Chance: seeded in a simulation, the operating system's in production."""
+
+
+class Clock(Protocol):
+    """Time as one machine sees it."""
+
+    def wall_milliseconds(self) -> int:
+        """Milliseconds since 1970-01-01 UTC. May jump, both ways; another machine's differs."""
+        ...
+
+    def monotonic_seconds(self) -> float:
+        """Seconds since some fixed instant. Never goes back; means nothing to other machines."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Returns after `seconds` of this machine's monotonic time."""
+        ...
+
+
+@dataclass(frozen=True)
+class UnaryMethod(Generic[RequestT, ResponseT]):
+    """One request, one response."""
+
+    path: str
+    """As on the wire: "/percolator.v1.OracleService/GetTimestamps"."""
+    request: type[RequestT]
+    response: type[ResponseT]
+
+
+@dataclass(frozen=True)
+class StreamMethod(Generic[RequestT, ResponseT]):
+    """One request, any number of responses."""
+
+    path: str
+    request: type[RequestT]
+    response: type[ResponseT]
+
+
+UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]
+"""Called with the request and a time-out in seconds; raises only `PercolatorError`s."""
+
+StreamCall = Callable[[RequestT, float], AsyncIterator[ResponseT]]
+"""Called with the request and a time-out for the whole stream; raises only `PercolatorError`s."""
+
+
+class Network(Protocol):
+    """Calls to other processes, by `host:port`."""
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        """A callable for many calls: ask for it once, not per call."""
+        ...
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]: ...
+
+    async def close(self) -> None: ...
+
+
+class StorageReader(Protocol):
+    """An unchanging view of a `Storage`."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def iterate(
+        self, start: bytes, stop: bytes, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with start <= key < stop, in order of their keys (or against it)."""
+        ...
+
+
+class Storage(Protocol):
+    """An ordered map from bytes to bytes on one disk: what a tablet stands on."""
+
+    def snapshot(self) -> AbstractContextManager[StorageReader]:
+        """A view of this instant. Close it soon: it holds back compaction."""
+        ...
+
+    async def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
+        """Writes all or nothing, and returns when it is durable.
+
+        Until then no snapshot shows any of it. An `OSError` means that it may or may not be
+        there after reopening; nothing else may be written before that.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class MachineClock:
+    """The clock of this machine."""
+
+    def wall_milliseconds(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_seconds(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def machine_random() -> Random:
+    """Chance from the operating system: ids that nobody can guess or repeat."""
+    return random.SystemRandom()
+
+
+@dataclass(frozen=True)
+class World:
+    """The surroundings that one process lives in."""
+
+    clock: Clock
+    network: Network
+    random: Random
