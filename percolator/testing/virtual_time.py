@@ -51,7 +51,7 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
 
 
 class VirtualClock:
-    """The clock of one simulated machine. Its wall clock may be set; its monotonic clock may not."""
+    """The clock of one simulated machine. Only its wall clock can be set."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, *, wall_milliseconds: int = 1_800_000_000_000
