@@ -33,3 +33,65 @@ lock: ## Resolve the dependencies again into requirements.lock
 .PHONY: protos
 protos: $(READY) ## Generate percolator/v1 from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/percolator/v1/*.proto
+
+# ------------------------------------------------------------------------------ checks
+
+SOURCES := percolator services tests benchmarks
+
+.PHONY: format
+format: $(READY) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix --quiet .
+
+.PHONY: lint
+lint: $(READY) ## Style of code and protos, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/buf lint
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: types
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: check
+check: lint types ## lint, types, import contracts, stub freshness, dead links in docs
+	$(BIN)/python -m pytest -q tests/unit/repository
+
+# ------------------------------------------------------------------------------ tests
+
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
+
+.PHONY: test
+test: $(READY) ## Everything that needs neither Java nor Docker (at most 3 minutes)
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not chaos and not spark" tests
+
+.PHONY: test-fast
+test-fast: $(READY) ## Only what runs inside one process (at most 1 minute)
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not integration and not chaos and not spark" tests
+
+# ------------------------------------------------------------------------------ benchmarks
+
+.PHONY: bench
+bench: bench-oracle ## Every benchmark, one after another
+
+.PHONY: bench-oracle
+bench-oracle: $(READY) ## Timestamps per second
+	$(BIN)/python -m benchmarks.oracle
+
+# ------------------------------------------------------------------------------ clusters
+
+DATA ?= var/cluster
+
+.PHONY: cluster-up
+cluster-up: $(READY) ## Start a local cluster in the background (DATA=var/cluster)
+	$(BIN)/python -m services.local up --data $(DATA) --detach
+
+.PHONY: cluster-down
+cluster-down: $(READY) ## Stop it; its data stays
+	$(BIN)/python -m services.local down --data $(DATA)
+
+.PHONY: clean
+clean: ## Remove everything that can be made again, except the data of clusters
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

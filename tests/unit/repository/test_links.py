@@ -1,0 +1,68 @@
+"""Links in the documents lead somewhere."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[3]
+
+
+def _documents() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / name for name in listed.split() if (ROOT / name).exists()]
+
+
+def _links(document: Path) -> Iterator[str]:
+    for block in MarkdownIt().parse(document.read_text()):
+        for token in block.children or ():
+            target = token.attrs.get("href") or token.attrs.get("src")
+            if target:
+                yield str(target)
+
+
+def _anchors(document: Path) -> set[str]:
+    tokens = MarkdownIt().parse(document.read_text())
+    titles = [
+        following.content
+        for token, following in itertools.pairwise(tokens)
+        if token.type == "heading_open"
+    ]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def _leads_somewhere(document: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (document.parent / path).resolve() if path else document
+    if not target.exists():
+        return False
+    return not anchor or target.suffix != ".md" or anchor in _anchors(target)
+
+
+def test_links_between_documents_lead_to_files_and_headings_that_exist() -> None:
+    dead = [
+        f"{document.name}: {link}"
+        for document in _documents()
+        for link in _links(document)
+        if not re.match(r"[a-z]+:", link) and not _leads_somewhere(document, link)
+    ]
+    assert dead == []
+
+
+def test_paths_named_in_the_documents_exist() -> None:
+    """Documents name files in backticks: `services/oracle/allocator.py`."""
+    known = ("percolator/", "services/", "tests/", "benchmarks/", "protos/", "docs/")
+    dead = [
+        f"{document.name}: {name}"
+        for document in _documents()
+        for name in re.findall(r"`([\w./-]+)`", document.read_text())
+        if name.startswith(known) and not (ROOT / name).exists()
+    ]
+    assert dead == []

@@ -1,0 +1,109 @@
+"""The size and shape that every file keeps to."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+
+
+def _tracked(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).exists()]
+
+
+SOURCES = [path for path in _tracked("*.py") if not path.match("percolator/v1/*")]
+
+
+def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def test_files_hold_one_idea_in_at_most_500_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in SOURCES
+        if (lines := len(path.read_text().splitlines())) > FILE_LINES_MAX
+    }
+    assert long == {}
+
+
+def test_functions_have_at_most_70_lines() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
+        for path in SOURCES
+        for function in _functions(ast.parse(path.read_text()))
+        if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_every_module_of_the_product_says_what_it_is() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "percolator") or path.is_relative_to(ROOT / "services")
+        if (text := path.read_text()).strip() and not ast.get_docstring(ast.parse(text))
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize("word", ["TODO", "FIXME", "XXX", "NotImplementedError"])
+def test_nothing_is_left_for_later_inside_the_code(word: str) -> None:
+    found = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path != Path(__file__) and word in path.read_text()
+    ]
+    assert found == []
+
+
+def test_invariants_of_the_product_are_raised_not_asserted() -> None:
+    """`python -O` drops asserts: a check that can be dropped guards nothing in production."""
+    asserting = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        if path.is_relative_to(ROOT / "percolator") or path.is_relative_to(ROOT / "services")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert asserting == []
+
+
+LOGIC = ("percolator/protocol", "percolator/tablet", "percolator/wire", "services")
+FORBIDDEN_CALLS = {
+    "time.time",
+    "time.time_ns",
+    "time.monotonic",
+    "time.sleep",
+    "random.random",
+    "random.choice",
+    "random.randint",
+    "asyncio.sleep",
+}
+MAY_TOUCH_THE_MACHINE = ("services/local/",)
+
+
+def test_logic_takes_time_and_chance_from_its_arguments() -> None:
+    """Code that looks at the machine's clock by itself cannot be simulated."""
+    found = []
+    for path in SOURCES:
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(LOGIC) or name.startswith(MAY_TOUCH_THE_MACHINE):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+                yielding = ast.unparse(node) == "asyncio.sleep(0)"
+                if not yielding:
+                    found.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+    assert found == []
