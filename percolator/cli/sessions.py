@@ -1,0 +1,68 @@
+"""`percolator sessions`: who is alive, and who holds history back."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+
+from percolator.cli.connection import connection
+from percolator.errors import Unavailable
+from percolator.timestamps import Timestamp
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.v1.lockservice_pb2 import ListSessionsRequest, Session
+from percolator.wire.addresses import addresses_of
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import LIST_SESSIONS
+
+
+def sessions(context: typer.Context) -> None:
+    """List the sessions of clients and workers, oldest first, with pins."""
+    here = connection(context)
+
+    async def list_all(network: GrpcNetwork) -> list[Session]:
+        found = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_LOCK_SERVICE)
+        if not found:
+            raise Unavailable("no lock service is registered with the cluster")
+        call = network.unary(found[0], LIST_SESSIONS)
+        listed: list[Session] = []
+        token = b""
+        while True:
+            page = await call(ListSessionsRequest(page_token=token), here.timeout_seconds)
+            listed += page.sessions
+            token = page.next_page_token
+            if not token:
+                return listed
+
+    listed = here.run(list_all)
+    here.show([_as_data(session) for session in listed], _as_table(listed))
+
+
+def _as_data(session: Session) -> dict[str, object]:
+    return {
+        "session_id": session.session_id.hex(),
+        "description": session.info.description,
+        "pin": session.info.pin,
+        "oldest_start_timestamp": session.info.oldest_start_timestamp or None,
+        "ttl_seconds": session.info.ttl_milliseconds / 1000,
+        "age_seconds": session.age_milliseconds / 1000,
+        "remaining_seconds": session.remaining_milliseconds / 1000,
+        "locks": session.locks,
+    }
+
+
+def _as_table(listed: list[Session]) -> Table | str:
+    if not listed:
+        return "no sessions"
+    table = Table("session", "who", "age", "expires in", "locks", "oldest snapshot", box=None)
+    for session in listed:
+        oldest = session.info.oldest_start_timestamp
+        snapshot = Timestamp(oldest).to_datetime().isoformat(" ") if oldest else "-"
+        table.add_row(
+            session.session_id.hex(),
+            session.info.description,
+            f"{session.age_milliseconds / 1000:.1f} s",
+            f"{session.remaining_milliseconds / 1000:.1f} s",
+            str(session.locks),
+            f"{snapshot} (pin)" if session.info.pin else snapshot,
+        )
+    return table

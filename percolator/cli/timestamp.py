@@ -1,0 +1,75 @@
+"""`percolator timestamp`: asks the oracle, and explains timestamps."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from percolator.cli.connection import connection, fail
+from percolator.errors import InvalidArgument, PercolatorError, Unavailable
+from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX, Timestamp
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.addresses import addresses_of
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import GET_TIMESTAMPS
+
+app = typer.Typer(rich_markup_mode=None, help="Get timestamps from the oracle, or decode one.")
+
+
+@app.callback(invoke_without_command=True)
+def timestamp(
+    context: typer.Context,
+    count: Annotated[int, typer.Option(help=f"How many, 1 to {TIMESTAMPS_PER_REQUEST_MAX}.")] = 1,
+) -> None:
+    """Get timestamps from the oracle."""
+    if context.invoked_subcommand is not None:
+        return
+    if not 1 <= count <= TIMESTAMPS_PER_REQUEST_MAX:
+        fail(InvalidArgument("--count", f"expected 1 to {TIMESTAMPS_PER_REQUEST_MAX}, got {count}"))
+    here = connection(context)
+
+    async def ask(network: GrpcNetwork) -> GetTimestampsResponse:
+        oracles = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_ORACLE)
+        problems = []
+        for address in oracles:
+            try:
+                call = network.unary(address, GET_TIMESTAMPS)
+                return await call(GetTimestampsRequest(count=count), here.timeout_seconds)
+            except InvalidArgument:
+                raise
+            except PercolatorError as error:
+                problems.append(f"{address}: {error.message}")
+        raise Unavailable("; ".join(problems) or "no oracle is registered with the cluster")
+
+    block = here.run(ask)
+    numbers = range(block.first, block.first + block.count)
+    here.show(list(numbers), "\n".join(str(number) for number in numbers))
+
+
+@app.command()
+def decode(
+    context: typer.Context,
+    value: Annotated[str, typer.Argument(help="A timestamp, or an ISO 8601 time with its zone.")],
+) -> None:
+    """Explain a timestamp; or tell the first timestamp of a moment."""
+    try:
+        found = Timestamp.parse(value)
+    except InvalidArgument as error:
+        fail(error)
+    table = Table(show_header=False, box=None)
+    table.add_row("timestamp", str(int(found)))
+    table.add_row("time", found.to_datetime().isoformat())
+    table.add_row("physical milliseconds", str(found.physical_milliseconds))
+    table.add_row("sequence", str(found.sequence))
+    connection(context).show(
+        {
+            "timestamp": int(found),
+            "time": found.to_datetime().isoformat(),
+            "physical_milliseconds": found.physical_milliseconds,
+            "sequence": found.sequence,
+        },
+        table,
+    )

@@ -1,0 +1,144 @@
+"""`python -m services.local`: a cluster on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from services.local.cluster import START_SECONDS, LocalCluster, running
+from services.local.process import LocalClusterError
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Starts every service as a process on this machine, and stops them on Ctrl-C.",
+)
+err = Console(stderr=True)
+
+DataOption = Annotated[Path, typer.Option(help="Directory of the cluster's data, logs and state.")]
+DEFAULT_DATA = Path("var/cluster")
+
+
+@app.callback(invoke_without_command=True)
+def up(
+    context: typer.Context,
+    data: DataOption = DEFAULT_DATA,
+    tablet_servers: Annotated[int, typer.Option(help="How many tablet servers.", min=0)] = 3,
+    port: Annotated[
+        int, typer.Option(help="Port of the master; 0 takes a free one.", min=0, max=65535)
+    ] = 7100,
+    detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
+) -> None:
+    """Start a cluster."""
+    if context.invoked_subcommand is not None:
+        return
+    if detach:
+        _detach(data, tablet_servers, port)
+        return
+    cluster = LocalCluster(data, tablet_servers=tablet_servers, port=port, progress=err.print)
+    # Registered before anything starts: Ctrl-C while starting must stop what was started.
+    leave = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: leave.set())
+    try:
+        cluster.start()
+        _show(cluster)
+        reported: set[int] = set()
+        while not leave.wait(0.5):
+            _report_deaths(cluster, reported)
+        cluster.stop()
+    except LocalClusterError as error:
+        _fail(error)
+
+
+@app.command()
+def down(data: DataOption = DEFAULT_DATA) -> None:
+    """Stop a cluster that runs in the background; its data stays."""
+    state = running(data)
+    if state is None:
+        err.print(f"no cluster is running on {data}")
+        return
+    pid = state.get("pid")
+    if not isinstance(pid, int):
+        _fail(LocalClusterError(f"the cluster on {data} is just starting or stopping"))
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + START_SECONDS * 2
+    while running(data) is not None:
+        if time.monotonic() > deadline:
+            _fail(LocalClusterError(f"the launcher, process {pid}, did not exit"))
+        time.sleep(0.05)
+    err.print("stopped")
+
+
+@app.command()
+def destroy(
+    data: DataOption = DEFAULT_DATA,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stopped cluster with all its data."""
+    if running(data) is not None:
+        _fail(LocalClusterError(f"a cluster is running on {data}: stop it first"))
+    if not (data / "store").is_dir() or not (data / "run").is_dir():
+        _fail(LocalClusterError(f"{data} does not hold a local cluster"))
+    if not yes:
+        typer.confirm(f"Delete everything below {data}?", abort=True)
+    for part in ("store", "logs", "run"):
+        shutil.rmtree(data / part)
+
+
+def _detach(data: Path, tablet_servers: int, port: int) -> None:
+    if running(data) is not None:
+        _fail(LocalClusterError(f"--data: a cluster is running on {data} already"))
+    logs = data / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "services.local", "--data", str(data)]
+    command += ["--tablet-servers", str(tablet_servers), "--port", str(port)]
+    with (logs / "launcher.log").open("wb") as log:
+        launcher = subprocess.Popen(  # noqa: S603 (the command is made above)
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    while True:
+        state = running(data)
+        if state and state.get("pid") == launcher.pid:
+            typer.echo(state["address"])
+            return
+        if launcher.poll() is not None:
+            words = (logs / "launcher.log").read_text().strip().splitlines()
+            _fail(LocalClusterError(words[-1] if words else "the launcher exited"))
+        time.sleep(0.05)
+
+
+def _show(cluster: LocalCluster) -> None:
+    table = Table("service", "process", "address", "log", box=None)
+    for process in cluster.processes.values():
+        table.add_row(process.name, str(process.pid), process.address, str(process.log))
+    err.print(table)
+    # Alone on standard output, for scripts.
+    typer.echo(cluster.address)
+
+
+def _report_deaths(cluster: LocalCluster, reported: set[int]) -> None:
+    for process in cluster.processes.values():
+        if process.exit_code is not None and process.pid not in reported:
+            reported.add(process.pid)
+            err.print(f"{process.name} exited with {process.exit_code}: {process.last_words()}")
+
+
+def _fail(error: LocalClusterError) -> NoReturn:
+    err.print(f"error: {error}", markup=False, highlight=False)
+    raise typer.Exit(2)
+
+
+if __name__ == "__main__":
+    app()
