@@ -15,11 +15,12 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
+
+from percolator.errors import StoreFault
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -86,34 +87,88 @@ class Network(Protocol):
     async def close(self) -> None: ...
 
 
-class StorageReader(Protocol):
-    """An unchanging view of a `Storage`."""
+class Cursor(Protocol):
+    """A place in an unchanging view of a `Storage`: that of the instant the cursor was made.
 
-    def get(self, key: bytes) -> bytes | None: ...
+    Made for one batch and closed soon: a long-lived one holds back compaction, and crawls over
+    everything written since. It stands on an entry (`valid`), or outside of all of them.
+    """
 
-    def iterate(
-        self, start: bytes, stop: bytes, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with start <= key < stop, in order of their keys (or against it)."""
+    def seek(self, key: bytes) -> None:
+        """Stands on the first entry whose key is not less than `key`."""
         ...
 
+    def seek_to_last(self) -> None: ...
 
-class Storage(Protocol):
-    """An ordered map from bytes to bytes on one disk: what a tablet stands on."""
+    def valid(self) -> bool: ...
 
-    def snapshot(self) -> AbstractContextManager[StorageReader]:
-        """A view of this instant. Close it soon: it holds back compaction."""
+    def key(self) -> bytes: ...
+
+    def item(self) -> tuple[bytes, bytes]: ...
+
+    def next(self) -> None:
+        """Only when valid. From the last entry, stands outside."""
         ...
 
-    async def write(self, puts: list[tuple[bytes, bytes]], deletes: list[bytes]) -> None:
-        """Writes all or nothing, and returns when it is durable.
-
-        Until then no snapshot shows any of it. An `OSError` means that it may or may not be
-        there after reopening; nothing else may be written before that.
-        """
+    def prev(self) -> None:
+        """Only when valid. From the first entry, stands outside."""
         ...
 
     def close(self) -> None: ...
+
+
+class StorageBatch(Protocol):
+    """Changes that happen all or not at all. Of two changes of one key, the later one counts."""
+
+    def put(self, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, key: bytes) -> None: ...
+
+
+BatchT = TypeVar("BatchT", bound=StorageBatch)
+
+
+class Storage(Protocol[BatchT]):
+    """An ordered map from bytes to bytes on one disk: what a tablet stands on.
+
+    Used from one event loop; only the disk's part of `write` may run elsewhere.
+    """
+
+    failures: tuple[type[Exception], ...]
+    """What any method or cursor raises when the disk fails or the stored data is damaged."""
+
+    def fault(self, error: Exception) -> StoreFault:
+        """What one of the `failures` means."""
+        ...
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def cursor(self) -> Cursor: ...
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The entries with start <= key < stop of this instant, in order. Exhaust it soon."""
+        ...
+
+    def batch(self) -> BatchT:
+        """An empty batch for this storage."""
+        ...
+
+    async def write(self, batch: BatchT) -> None:
+        """Writes all or nothing, and returns when it is durable.
+
+        Until then neither `get` nor any cursor shows any of it. After a failure it may or may not
+        be there once the storage is opened again, and nothing else may be written before that.
+        One write at a time.
+        """
+        ...
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        """The size on disk of a range of keys; what was written lately may be missing."""
+        ...
+
+    async def close(self) -> None:
+        """Makes opening it again cheap, and lets go of it. Closes open cursors."""
+        ...
 
 
 class MachineClock:
