@@ -1,0 +1,89 @@
+"""Calls to the lock service: to one address as long as it answers, else to the next.
+
+A session is known to the service that opened it, so everybody stays at one address and moves on
+only when it does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from percolator.errors import ExecutionUnknown, NotReady, Unavailable
+from percolator.v1 import lockservice_pb2 as wire
+from percolator.wire import methods
+from percolator.world import Network, RequestT, ResponseT, UnaryCall
+
+
+@dataclass(frozen=True)
+class LockServiceStub:
+    """The procedures of the lock service at one address."""
+
+    open_session: UnaryCall[wire.OpenSessionRequest, wire.OpenSessionResponse]
+    renew_session: UnaryCall[wire.RenewSessionRequest, wire.RenewSessionResponse]
+    end_session: UnaryCall[wire.EndSessionRequest, wire.EndSessionResponse]
+    check_sessions: UnaryCall[wire.CheckSessionsRequest, wire.CheckSessionsResponse]
+
+
+Procedure = Callable[[LockServiceStub], UnaryCall[RequestT, ResponseT]]
+
+
+class LockServiceCalls:
+    """`addresses` is asked before every call: it may change as the cluster does."""
+
+    def __init__(self, network: Network, addresses: Callable[[], Sequence[str]]) -> None:
+        self._network = network
+        self._addresses = addresses
+        self._turn = 0
+        self._stubs: dict[str, LockServiceStub] = {}
+
+    async def call(
+        self,
+        procedure: Procedure[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> ResponseT:
+        """Calls the present address. If it does not answer, the next call goes to the next one."""
+        try:
+            return await procedure(self._stub())(request, timeout)
+        except (ExecutionUnknown, NotReady):
+            self._turn += 1
+            raise
+
+    async def call_any(
+        self,
+        procedure: Procedure[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> ResponseT:
+        """Calls one address after the other until one answers, each at most once.
+
+        The time-out is for all of them together.
+        """
+        addresses = len(self._addresses())
+        for _ in range(addresses - 1):
+            try:
+                return await self.call(procedure, request, timeout / addresses)
+            except (ExecutionUnknown, NotReady):
+                continue
+        return await self.call(procedure, request, timeout / max(addresses, 1))
+
+    def _stub(self) -> LockServiceStub:
+        addresses = self._addresses()
+        if not addresses:
+            raise Unavailable("no address of a lock service is known")
+        address = addresses[self._turn % len(addresses)]
+        stub = self._stubs.get(address)
+        if stub is None:
+            # An address that is no longer among them is not called again.
+            self._stubs = {known: s for known, s in self._stubs.items() if known in addresses}
+            stub = self._stubs[address] = self._connect(address)
+        return stub
+
+    def _connect(self, address: str) -> LockServiceStub:
+        return LockServiceStub(
+            open_session=self._network.unary(address, methods.OPEN_SESSION),
+            renew_session=self._network.unary(address, methods.RENEW_SESSION),
+            end_session=self._network.unary(address, methods.END_SESSION),
+            check_sessions=self._network.unary(address, methods.CHECK_SESSIONS),
+        )

@@ -1,0 +1,159 @@
+"""Advisory locks: who works on what, so that two workers do not do the same at once.
+
+Invariants:
+- A lock is held exactly while its own deadline lies ahead *and* its session lives. So the end of a
+  session frees all its locks at once, however many they are, and costs nothing.
+- Nobody ever waits, and a name at most one session holds.
+- No call shortens the life of a lock that it extends.
+- Memory is bounded by the number of locks and the bytes of their names, whatever is sent. A lock
+  that nobody holds any more is forgotten when its deadline has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from percolator.errors import Overloaded
+from services.lockservice.deadlines import Deadlines
+from services.lockservice.limits import Limits
+from services.lockservice.lived_time import LivedTime, ticks_of
+from services.lockservice.sessions import Session
+
+_RETRY_SECONDS = 1.0
+_EXPIRE_AT_MOST = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class _Lock:
+    name: bytes
+    session: Session
+    deadline: int
+
+
+@dataclass(slots=True)
+class LockCounts:
+    """What happened since the start."""
+
+    acquired: int = 0
+    extended: int = 0
+    contended: int = 0
+    unlocked: int = 0
+    expired: int = 0
+    refused_full: int = 0
+
+
+class AdvisoryLocks:
+    """All locks of one lock service. The sessions that are passed in are alive."""
+
+    def __init__(self, time: LivedTime, limits: Limits) -> None:
+        self._time = time
+        self._limits = limits
+        self._by_name: dict[bytes, _Lock] = {}
+        self._deadlines: Deadlines[_Lock] = Deadlines()
+        self.name_bytes = 0
+        """The bytes of all names that are remembered."""
+        self.counts = LockCounts()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def try_lock(
+        self, session: Session, names: Sequence[bytes], ttl_milliseconds: int
+    ) -> list[bool]:
+        """Takes each name that nobody else holds; what the session held already is extended.
+
+        Says for each whether the session holds it now. All or none if there is no room for all.
+        """
+        self._check_room(names)
+        now = self._time.tick()
+        deadline = now + ticks_of(ttl_milliseconds)
+        held: list[bool] = []
+        for name in names:
+            lock = self._by_name.get(name)
+            if lock is None:
+                self._add(name, session, deadline)
+            elif lock.deadline <= now or lock.session.deadline <= now:
+                self._hand_over(lock, session, deadline)
+            elif lock.session is session:
+                self._extend(lock, deadline)
+            else:
+                self.counts.contended += 1
+                held.append(False)
+                continue
+            held.append(True)
+        return held
+
+    def renew(self, session: Session, names: Sequence[bytes], ttl_milliseconds: int) -> list[bool]:
+        """Extends what the session still holds, and takes nothing."""
+        now = self._time.tick()
+        deadline = now + ticks_of(ttl_milliseconds)
+        held: list[bool] = []
+        for name in names:
+            lock = self._by_name.get(name)
+            holds = lock is not None and lock.session is session and lock.deadline > now
+            if lock is not None and holds:
+                self._extend(lock, deadline)
+            held.append(holds)
+        return held
+
+    def unlock(self, session: Session, names: Sequence[bytes]) -> None:
+        """Lets go of what the session holds, and leaves alone what it does not."""
+        for name in names:
+            lock = self._by_name.get(name)
+            if lock is not None and lock.session is session:
+                self._deadlines.remove(lock, lock.deadline)
+                self._forget(lock)
+                self.counts.unlocked += 1
+
+    def expire(self, at_most: int) -> int:
+        """Forgets locks whose deadline has passed, but `at_most` of them; says how many."""
+        due = self._deadlines.take_due(self._time.tick(), at_most)
+        for lock in due:
+            self._forget(lock)
+        self.counts.expired += len(due)
+        return len(due)
+
+    def _add(self, name: bytes, session: Session, deadline: int) -> None:
+        lock = _Lock(name, session, deadline)
+        self._by_name[name] = lock
+        self._deadlines.at(deadline).add(lock)
+        self.name_bytes += len(name)
+        session.locks += 1
+        self.counts.acquired += 1
+
+    def _hand_over(self, lock: _Lock, session: Session, deadline: int) -> None:
+        self._deadlines.move(lock, lock.deadline, deadline)
+        lock.session.locks -= 1
+        session.locks += 1
+        lock.session = session
+        lock.deadline = deadline
+        self.counts.acquired += 1
+
+    def _extend(self, lock: _Lock, deadline: int) -> None:
+        if deadline > lock.deadline:
+            self._deadlines.move(lock, lock.deadline, deadline)
+            lock.deadline = deadline
+        self.counts.extended += 1
+
+    def _forget(self, lock: _Lock) -> None:
+        del self._by_name[lock.name]
+        self.name_bytes -= len(lock.name)
+        lock.session.locks -= 1
+
+    def _check_room(self, names: Sequence[bytes]) -> None:
+        while not self._has_room(names):
+            if not self.expire(_EXPIRE_AT_MOST):
+                self.counts.refused_full += 1
+                raise Overloaded(
+                    f"there are {len(self)} locks with {self.name_bytes} bytes of names already",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+
+    def _has_room(self, names: Sequence[bytes]) -> bool:
+        locks_left = self._limits.locks_max - len(self._by_name)
+        bytes_left = self._limits.lock_name_bytes_total_max - self.name_bytes
+        if len(names) <= locks_left and sum(map(len, names)) <= bytes_left:
+            return True
+        fresh = [name for name in names if name not in self._by_name]
+        return len(fresh) <= locks_left and sum(map(len, fresh)) <= bytes_left

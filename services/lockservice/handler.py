@@ -1,0 +1,136 @@
+"""The lock service's remote procedures: checks requests, then asks the cores.
+
+It knows nothing of sockets, so a simulation calls the same object. `expire_forever` has to run
+beside it: it is what makes time go on (see `LivedTime`) and what forgets the dead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from percolator.errors import InvalidArgument
+from percolator.v1 import lockservice_pb2 as wire
+from percolator.world import Clock, Random
+from services.lockservice.advisory_locks import AdvisoryLocks
+from services.lockservice.limits import Limits, check_session_id
+from services.lockservice.lived_time import LivedTime
+from services.lockservice.sessions import Session, SessionInfo, Sessions
+
+EXPIRY_INTERVAL_SECONDS: Final = 0.05
+_EXPIRE_AT_MOST: Final = 5_000
+"""In one go, a few milliseconds long: requests get their turn between two of them."""
+_INCARNATION_BYTES: Final = 8
+_NUMBER_BYTES: Final = 8
+
+
+class LockServiceHandler:
+    """`percolator.v1.LockService`."""
+
+    def __init__(self, clock: Clock, random: Random, limits: Limits) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._incarnation = random.randbytes(_INCARNATION_BYTES)
+        time = LivedTime(clock)
+        self.sessions = Sessions(time, random, limits)
+        self.locks = AdvisoryLocks(time, limits)
+
+    async def open_session(self, request: wire.OpenSessionRequest) -> wire.OpenSessionResponse:
+        info = self._info(request.HasField("info"), request.info)
+        return wire.OpenSessionResponse(session_id=self.sessions.open(info).session_id)
+
+    async def renew_session(self, request: wire.RenewSessionRequest) -> wire.RenewSessionResponse:
+        check_session_id("session_id", request.session_id)
+        info = self._info(request.HasField("info"), request.info)
+        taken_over = self.sessions.renew(request.session_id, info)
+        return wire.RenewSessionResponse(taken_over=taken_over)
+
+    async def end_session(self, request: wire.EndSessionRequest) -> wire.EndSessionResponse:
+        check_session_id("session_id", request.session_id)
+        self.sessions.end(request.session_id)
+        return wire.EndSessionResponse()
+
+    async def check_sessions(
+        self, request: wire.CheckSessionsRequest
+    ) -> wire.CheckSessionsResponse:
+        self._limits.check_session_ids(request.session_ids)
+        liveness = [self.sessions.liveness(i).value for i in request.session_ids]
+        return wire.CheckSessionsResponse(liveness=liveness)
+
+    async def list_sessions(self, request: wire.ListSessionsRequest) -> wire.ListSessionsResponse:
+        limit = self._limits.page_sessions_max
+        size = min(request.page_size or limit, limit)
+        sessions, more = self.sessions.page(self._number_of_token(request.page_token), size)
+        return wire.ListSessionsResponse(
+            sessions=map(self._describe, sessions),
+            next_page_token=self._token(sessions[-1].number) if more else b"",
+        )
+
+    async def try_lock(self, request: wire.TryLockRequest) -> wire.TryLockResponse:
+        session = self._check_lock_request(request)
+        held = self.locks.try_lock(session, request.names, request.ttl_milliseconds)
+        return wire.TryLockResponse(held=held)
+
+    async def renew_locks(self, request: wire.RenewLocksRequest) -> wire.RenewLocksResponse:
+        session = self._check_lock_request(request)
+        held = self.locks.renew(session, request.names, request.ttl_milliseconds)
+        return wire.RenewLocksResponse(held=held)
+
+    async def unlock(self, request: wire.UnlockRequest) -> wire.UnlockResponse:
+        check_session_id("session_id", request.session_id)
+        self._limits.check_names(request.names)
+        self.locks.unlock(self.sessions.find(request.session_id), request.names)
+        return wire.UnlockResponse()
+
+    async def expire_forever(self) -> None:
+        """Lets time pass and forgets what is over, in slices, until cancelled."""
+        while True:
+            forgotten = self.sessions.expire(_EXPIRE_AT_MOST) + self.locks.expire(_EXPIRE_AT_MOST)
+            await self._clock.sleep(0.0 if forgotten else EXPIRY_INTERVAL_SECONDS)
+
+    def _info(self, present: bool, info: wire.SessionInfo) -> SessionInfo:
+        if not present:
+            raise InvalidArgument("info", "is missing")
+        self._limits.check_description("info.description", info.description)
+        self._limits.check_ttl("info.ttl_milliseconds", info.ttl_milliseconds)
+        if info.pin and not info.oldest_start_timestamp:
+            raise InvalidArgument("info.oldest_start_timestamp", "is 0; a pin needs one")
+        return SessionInfo(
+            description=info.description,
+            ttl_milliseconds=info.ttl_milliseconds,
+            oldest_start_timestamp=info.oldest_start_timestamp,
+            pin=info.pin,
+        )
+
+    def _check_lock_request(self, request: wire.TryLockRequest | wire.RenewLocksRequest) -> Session:
+        check_session_id("session_id", request.session_id)
+        self._limits.check_names(request.names)
+        self._limits.check_ttl("ttl_milliseconds", request.ttl_milliseconds)
+        return self.sessions.find(request.session_id)
+
+    def _describe(self, session: Session) -> wire.Session:
+        return wire.Session(
+            session_id=session.session_id,
+            info=wire.SessionInfo(
+                description=session.info.description,
+                ttl_milliseconds=session.info.ttl_milliseconds,
+                oldest_start_timestamp=session.info.oldest_start_timestamp,
+                pin=session.info.pin,
+            ),
+            age_milliseconds=self.sessions.age_milliseconds(session),
+            remaining_milliseconds=self.sessions.remaining_milliseconds(session),
+            locks=session.locks,
+        )
+
+    def _token(self, number: int) -> bytes:
+        return self._incarnation + number.to_bytes(_NUMBER_BYTES, "big")
+
+    def _number_of_token(self, token: bytes) -> int:
+        """Sessions are numbered anew after a restart, so an older token would skip some."""
+        if not token:
+            return 0
+        incarnation, number = token[:_INCARNATION_BYTES], token[_INCARNATION_BYTES:]
+        if incarnation != self._incarnation or len(number) != _NUMBER_BYTES:
+            raise InvalidArgument(
+                "page_token", "was not given by this run of the service; begin with the first page"
+            )
+        return int.from_bytes(number, "big")

@@ -1,0 +1,82 @@
+"""What a request to the lock service may contain, and how much the service remembers in all.
+
+Every check here comes before anything is changed, so a refused request has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from percolator.errors import InvalidArgument
+from percolator.wire.liveness import SESSION_ID_BYTES
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of one lock service. Together they bound its memory."""
+
+    ttl_milliseconds_min: int = 500
+    ttl_milliseconds_max: int = 60_000
+    sessions_max: int = 100_000
+    locks_max: int = 1_000_000
+    lock_name_bytes_total_max: int = 256 * 1024 * 1024
+    lock_name_bytes_max: int = 1_024
+    description_bytes_max: int = 256
+    request_items_max: int = 4_096
+    """Lock names, or session ids, in one request."""
+    page_sessions_max: int = 1_000
+
+    def check_ttl(self, field: str, milliseconds: int) -> None:
+        """Too short a life ends before its renewal can arrive; too long a one outlives crashes."""
+        if not self.ttl_milliseconds_min <= milliseconds <= self.ttl_milliseconds_max:
+            raise InvalidArgument(
+                field,
+                f"{milliseconds} is outside {self.ttl_milliseconds_min} to "
+                f"{self.ttl_milliseconds_max}",
+            )
+
+    def check_description(self, field: str, description: str) -> None:
+        size = len(description.encode())
+        if size > self.description_bytes_max:
+            raise InvalidArgument(
+                field, f"has {size} bytes; at most {self.description_bytes_max} are allowed"
+            )
+
+    def check_names(self, names: Sequence[bytes]) -> None:
+        """Lock names: some, not too many, none empty, none too long, none twice."""
+        self._check_count("names", len(names))
+        for index, name in enumerate(names):
+            if not 0 < len(name) <= self.lock_name_bytes_max:
+                raise InvalidArgument(
+                    f"names[{index}]",
+                    f"has {len(name)} bytes; expected 1 to {self.lock_name_bytes_max}",
+                )
+        if len(set(names)) != len(names):
+            raise InvalidArgument(f"names[{_first_repetition(names)}]", "stands there twice")
+
+    def check_session_ids(self, session_ids: Sequence[bytes]) -> None:
+        """Ids to ask about. Asking twice is harmless, so it is allowed."""
+        self._check_count("session_ids", len(session_ids))
+        for index, session_id in enumerate(session_ids):
+            check_session_id(f"session_ids[{index}]", session_id)
+
+    def _check_count(self, field: str, count: int) -> None:
+        if not 0 < count <= self.request_items_max:
+            raise InvalidArgument(
+                field, f"has {count} entries; expected 1 to {self.request_items_max}"
+            )
+
+
+def check_session_id(field: str, session_id: bytes) -> None:
+    if len(session_id) != SESSION_ID_BYTES:
+        raise InvalidArgument(field, f"has {len(session_id)} bytes; expected {SESSION_ID_BYTES}")
+
+
+def _first_repetition(names: Sequence[bytes]) -> int:
+    seen: set[bytes] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            return index
+        seen.add(name)
+    return len(names)

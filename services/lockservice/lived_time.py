@@ -1,0 +1,41 @@
+"""Time as the lock service lived it: what it slept through does not count.
+
+While this process is stopped nobody can renew anything. If that time counted, the first thing that
+it would do on waking is to declare every session dead at once. So `tick` is to be asked often (the
+handler does, many times a second), and a longer gap between two questions counts only as far as
+`GAP_SECONDS_MAX`. The wall clock plays no part: it jumps.
+"""
+
+from __future__ import annotations
+
+from percolator.world import Clock
+
+TICK_MILLISECONDS = 10
+GAP_SECONDS_MAX = 0.25
+"""Half of the shortest time to live: one unnoticed stop uses up no session's whole life."""
+
+
+class LivedTime:
+    """Counts ticks of 10 ms since it was made; never goes back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._asked_at = clock.monotonic_seconds()
+        self._lived_seconds = 0.0
+
+    def tick(self) -> int:
+        """The present tick."""
+        now = self._clock.monotonic_seconds()
+        self._lived_seconds += min(max(now - self._asked_at, 0.0), GAP_SECONDS_MAX)
+        self._asked_at = now
+        return int(self._lived_seconds * (1000 / TICK_MILLISECONDS))
+
+
+def ticks_of(milliseconds: int) -> int:
+    """As many ticks as surely last `milliseconds`, though the present tick is partly over."""
+    return -(-milliseconds // TICK_MILLISECONDS) + 1
+
+
+def milliseconds_between(earlier: int, later: int) -> int:
+    """From one tick to another; 0 if that was before."""
+    return max(later - earlier, 0) * TICK_MILLISECONDS

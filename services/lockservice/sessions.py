@@ -1,0 +1,232 @@
+"""Sessions: who is alive, as far as this service can tell.
+
+Invariants:
+- A session lives at least its time to live after its last renewal, and at most two ticks longer.
+- An id that ended or expired here is never alive again, not even in the grace after a restart.
+- Nobody is declared dead before any session of the previous incarnation would have expired: for
+  one largest time to live after the start, an id unknown here is *undecided*.
+- An unknown id is taken over while less time has passed since the start than the time to live that
+  its renewal carries. A session that would be dead without the restart is dead with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sortedcontainers import SortedDict
+
+from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired
+from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
+from percolator.world import Random
+from services.lockservice.deadlines import Deadlines
+from services.lockservice.limits import Limits
+from services.lockservice.lived_time import LivedTime, milliseconds_between, ticks_of
+
+_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What a session tells about itself with every renewal."""
+
+    description: str
+    ttl_milliseconds: int
+    oldest_start_timestamp: int
+    pin: bool
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One living session. Once it is over its deadline is 0, which lets go of its locks."""
+
+    session_id: bytes
+    number: int
+    """Sessions are numbered in the order of their opening."""
+    info: SessionInfo
+    opened: int
+    deadline: int
+    locks: int = 0
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What happened since the start."""
+
+    opened: int = 0
+    renewed: int = 0
+    ended: int = 0
+    expired: int = 0
+    taken_over: int = 0
+    refused_expired: int = 0
+    refused_full: int = 0
+
+
+class Sessions:
+    """The living sessions of one lock service."""
+
+    def __init__(self, time: LivedTime, random: Random, limits: Limits) -> None:
+        self._time = time
+        self._random = random
+        self._limits = limits
+        self._started = time.tick()
+        self._by_id: dict[bytes, Session] = {}
+        self._by_number: SortedDict[int, Session] = SortedDict()
+        self._deadlines: Deadlines[Session] = Deadlines()
+        self._last_number = 0
+        # Ids that ended or expired here, remembered while a takeover could revive them.
+        self._buried: set[bytes] = set()
+        self.counts = SessionCounts()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def open(self, info: SessionInfo) -> Session:
+        """A new session under a fresh id."""
+        self._check_room()
+        session_id = self._random.randbytes(SESSION_ID_BYTES)
+        while session_id in self._by_id or session_id in self._buried:
+            session_id = self._random.randbytes(SESSION_ID_BYTES)
+        self.counts.opened += 1
+        return self._add(session_id, info)
+
+    def renew(self, session_id: bytes, info: SessionInfo) -> bool:
+        """Keeps a session alive. True if it was taken over from before the restart."""
+        session = self._living(session_id)
+        if session is None:
+            self._take_over(session_id, info)
+            return True
+        _check_pin_unchanged(session.info, info)
+        session.info = info
+        deadline = self._time.tick() + ticks_of(info.ttl_milliseconds)
+        self._deadlines.move(session, session.deadline, deadline)
+        session.deadline = deadline
+        self.counts.renewed += 1
+        return False
+
+    def end(self, session_id: bytes) -> None:
+        """Ends a session. That it was not there is no error, but it will not be taken over."""
+        session = self._by_id.get(session_id)
+        if session is None:
+            self._bury(session_id)
+            return
+        self._deadlines.remove(session, session.deadline)
+        self._forget(session)
+        self.counts.ended += 1
+
+    def find(self, session_id: bytes) -> Session:
+        """The living session of this id, for whoever acts in its name."""
+        session = self._living(session_id)
+        if session is not None:
+            return session
+        if self._may_report(session_id, self._limits.ttl_milliseconds_max):
+            raise NotReady(
+                "the lock service restarted and has not heard from this session yet; renew it",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        raise self._expired(session_id)
+
+    def liveness(self, session_id: bytes) -> Liveness:
+        if self._living(session_id) is not None:
+            return Liveness.ALIVE
+        if session_id in self._by_id or session_id in self._buried or not self._is_in_grace():
+            return Liveness.DEAD
+        return Liveness.UNDECIDED
+
+    def page(self, after_number: int, at_most: int) -> tuple[list[Session], bool]:
+        """Living sessions numbered above `after_number`, oldest first; whether more follow."""
+        now = self._time.tick()
+        found: list[Session] = []
+        for number in self._by_number.irange(after_number, None, inclusive=(False, True)):
+            session = self._by_number[number]
+            if session.deadline <= now:
+                continue
+            if len(found) == at_most:
+                return found, True
+            found.append(session)
+        return found, False
+
+    def age_milliseconds(self, session: Session) -> int:
+        return milliseconds_between(session.opened, self._time.tick())
+
+    def remaining_milliseconds(self, session: Session) -> int:
+        return milliseconds_between(self._time.tick(), session.deadline)
+
+    def expire(self, at_most: int) -> int:
+        """Forgets sessions whose time is over, but `at_most` of them; says how many."""
+        due = self._deadlines.take_due(self._time.tick(), at_most)
+        for session in due:
+            self._forget(session)
+        self.counts.expired += len(due)
+        if self._buried and not self._is_in_grace():
+            self._buried.clear()
+        return len(due)
+
+    def _living(self, session_id: bytes) -> Session | None:
+        session = self._by_id.get(session_id)
+        if session is None or session.deadline <= self._time.tick():
+            return None
+        return session
+
+    def _take_over(self, session_id: bytes, info: SessionInfo) -> None:
+        if not self._may_report(session_id, info.ttl_milliseconds):
+            raise self._expired(session_id)
+        self._check_room()
+        self._add(session_id, info)
+        self.counts.taken_over += 1
+
+    def _may_report(self, session_id: bytes, ttl_milliseconds: int) -> bool:
+        """Whether a session of the previous incarnation may still appear under this id."""
+        if session_id in self._by_id or session_id in self._buried:
+            return False
+        # A full memory of the buried could revive one of them: then nobody is taken over.
+        if len(self._buried) >= self._limits.sessions_max:
+            return False
+        return self._time.tick() < self._started + ticks_of(ttl_milliseconds)
+
+    def _is_in_grace(self) -> bool:
+        return self._time.tick() < self._started + ticks_of(self._limits.ttl_milliseconds_max)
+
+    def _add(self, session_id: bytes, info: SessionInfo) -> Session:
+        self._last_number += 1
+        now = self._time.tick()
+        deadline = now + ticks_of(info.ttl_milliseconds)
+        session = Session(session_id, self._last_number, info, now, deadline)
+        self._by_id[session_id] = session
+        self._by_number[session.number] = session
+        self._deadlines.at(deadline).add(session)
+        return session
+
+    def _forget(self, session: Session) -> None:
+        session.deadline = 0
+        del self._by_id[session.session_id]
+        del self._by_number[session.number]
+        self._bury(session.session_id)
+
+    def _bury(self, session_id: bytes) -> None:
+        if self._is_in_grace() and len(self._buried) < self._limits.sessions_max:
+            self._buried.add(session_id)
+
+    def _check_room(self) -> None:
+        limit = self._limits.sessions_max
+        if len(self._by_id) >= limit and not self.expire(at_most=1):
+            self.counts.refused_full += 1
+            raise Overloaded(
+                f"there are {limit} sessions already", retry_after_seconds=_RETRY_SECONDS
+            )
+
+    def _expired(self, session_id: bytes) -> SessionExpired:
+        self.counts.refused_expired += 1
+        return SessionExpired(
+            f"session {session_id.hex()} ended or was not renewed in time", session_id=session_id
+        )
+
+
+def _check_pin_unchanged(old: SessionInfo, new: SessionInfo) -> None:
+    """A pin that moved would give up history that its owner relies on."""
+    if old.pin != new.pin:
+        raise InvalidArgument("info.pin", f"was {old.pin} when the session was opened")
+    if new.pin and old.oldest_start_timestamp != new.oldest_start_timestamp:
+        raise InvalidArgument(
+            "info.oldest_start_timestamp",
+            f"is {new.oldest_start_timestamp}; the pin was set at {old.oldest_start_timestamp}",
+        )
