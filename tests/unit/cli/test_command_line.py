@@ -1,0 +1,64 @@
+"""The command line, as far as it needs no cluster."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from percolator.cli.app import app
+
+run = CliRunner()
+
+
+def test_a_timestamp_is_decoded_to_its_time_and_sequence() -> None:
+    result = run.invoke(app, ["--json", "timestamp", "decode", str((1_800_000_000_000 << 18) | 7)])
+    assert result.exit_code == 0
+    assert json.loads(result.output) == {
+        "timestamp": (1_800_000_000_000 << 18) | 7,
+        "time": "2027-01-15T08:00:00+00:00",
+        "physical_milliseconds": 1_800_000_000_000,
+        "sequence": 7,
+    }
+
+
+def test_a_moment_is_turned_into_its_first_timestamp() -> None:
+    result = run.invoke(app, ["--json", "timestamp", "decode", "2027-01-15T08:00:00Z"])
+    assert json.loads(result.output)["timestamp"] == 1_800_000_000_000 << 18
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--address", "", "status"], "--address"),
+        (["--address", "nowhere", "status"], "--address"),
+        (["--address", "host:0", "status"], "--address"),
+        (["--address", "host:7100,,host:7101", "status"], "--address"),
+        (["timestamp", "--count", "0"], "--count"),
+        (["timestamp", "--count", "-1"], "--count"),
+        (["timestamp", "--count", "1000001"], "--count"),
+        (["timestamp", "decode", "soon"], "timestamp"),
+        (["timestamp", "decode", "2027-01-15T08:00:00"], "time zone"),
+        (["timestamp", "decode", str(1 << 64)], "timestamp"),
+    ],
+)
+def test_bad_input_names_the_field_and_exits_with_2(arguments: list[str], named: str) -> None:
+    result = run.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERCOLATOR_ADDRESS", "host;7100")
+    result = run.invoke(app, ["status"])
+    assert result.exit_code == 2
+    assert "PERCOLATOR_ADDRESS" in result.output
+
+
+def test_every_command_explains_itself() -> None:
+    for command in ([], ["status"], ["sessions"], ["timestamp"], ["timestamp", "decode"]):
+        result = run.invoke(app, [*command, "--help"])
+        assert result.exit_code == 0
+        assert "Usage:" in result.output
