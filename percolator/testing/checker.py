@@ -1,0 +1,48 @@
+"""Decides whether a run kept snapshot isolation, external consistency and the observers' promise.
+
+    report = check(history, resolve=store.commit_timestamp)
+    assert report, str(report)
+
+Exact with respect to the timestamps that the transactions used, which for this store is what is
+wanted: timestamps are the specification. Write skew is allowed; snapshot isolation allows it.
+Takes seconds for a hundred thousand transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from percolator.testing.history import History
+from percolator.testing.isolation.observer_runs import WatchedColumns, check_observer_runs
+from percolator.testing.isolation.outcomes import Resolver, settled
+from percolator.testing.isolation.replay import replay
+from percolator.testing.isolation.timestamps import (
+    check_real_time,
+    check_sessions,
+    check_uniqueness,
+)
+from percolator.testing.isolation.violations import Report, Violation, ViolationKind
+
+__all__ = ["Report", "Resolver", "Violation", "ViolationKind", "WatchedColumns", "check"]
+
+
+def check(
+    history: History,
+    *,
+    resolve: Resolver | None = None,
+    observers: Iterable[WatchedColumns] = (),
+    violations_max: int = 100,
+) -> Report:
+    """Checks a whole run.
+
+    `resolve` is asked how each transaction of unknown outcome ended; pass `observers` only when
+    they had the time to finish. The report explains at most `violations_max` violations.
+    """
+    final = settled(history, resolve)
+    report = Report(violations_max=violations_max, transactions=len(final))
+    check_uniqueness(final, report)
+    check_sessions(final, report)
+    check_real_time(final, report)
+    replay(final, report)
+    check_observer_runs(final, observers, report)
+    return report
