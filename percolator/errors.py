@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, NamedTuple
 
 
 class Retry(Enum):
@@ -45,7 +45,8 @@ class Retry(Enum):
 class PercolatorError(Exception):
     """The base of every error that this library raises on purpose."""
 
-    retry: ClassVar[Retry] = Retry.USELESS
+    retry: Retry = Retry.USELESS
+    """Of the kind of error, unless more is known about this one."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(message)
@@ -55,6 +56,29 @@ class PercolatorError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} [{self.where}]" if self.where else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with all its attributes: errors travel from Spark's executors to the driver."""
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(
+    kind: type[PercolatorError], args: tuple[object, ...], state: dict[str, object]
+) -> PercolatorError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class CellAddress(NamedTuple):
+    """A cell anywhere in the cluster. Ordered as primaries are chosen: table, row, column."""
+
+    table_id: int
+    row: bytes
+    column: bytes
+
+    def __str__(self) -> str:
+        return f"{self.row!r}, {self.column!r} of table {self.table_id}"
 
 
 class TransactionError(PercolatorError):
@@ -69,14 +93,48 @@ class ConflictError(TransactionError):
 
     retry = Retry.SAFE
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        cell: CellAddress | None = None,
+        start_timestamp: int = 0,
+        other_start_timestamp: int = 0,
+        other_commit_timestamp: int = 0,
+        where: str = "",
+    ) -> None:
+        super().__init__(message, where=where)
+        self.cell = cell
+        """Where the two met."""
+        self.start_timestamp = start_timestamp
+        """Of the transaction that lost."""
+        self.other_start_timestamp = other_start_timestamp
+        """Of the one that it met; 0 when it is not known."""
+        self.other_commit_timestamp = other_commit_timestamp
+        """0 when the other one had not committed."""
+
 
 class OutcomeUnknown(TransactionError):
     """The commit was sent and its fate could not be learned in time.
 
-    Never run the transaction again blindly: it may be committed.
+    Never run the transaction again blindly: it may be committed. The transaction's `resolve()`, or
+    the database's with this error, finds out.
     """
 
     retry = Retry.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        start_timestamp: int = 0,
+        primary: CellAddress | None = None,
+        where: str = "",
+    ) -> None:
+        super().__init__(message, where=where)
+        self.start_timestamp = start_timestamp
+        self.primary = primary
+        """The cell that decides."""
 
 
 class SnapshotTooOld(TransactionError):

@@ -21,7 +21,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from percolator.errors import InvariantViolation
+from percolator.errors import CellAddress, InvariantViolation
 
 
 class RecordKind(IntEnum):
@@ -62,15 +62,6 @@ _COLUMN_LENGTH = struct.Struct(">H")
 def timestamp_bytes(timestamp: int) -> bytes:
     """A timestamp as the records and the conditions on their prefixes have it."""
     return timestamp.to_bytes(8, "big")
-
-
-@dataclass(frozen=True, slots=True)
-class CellAddress:
-    """A cell anywhere in the cluster. Ordered as primaries are chosen: table, row, column."""
-
-    table_id: int
-    row: bytes
-    column: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ RETRY_SAFETY_USELESS: RetrySafety
 RETRY_SAFETY_UNKNOWN: RetrySafety
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated")
+    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class ErrorDetail(_message.Message):
     WRONG_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
     INVARIANT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
+    CONFLICT_FIELD_NUMBER: _ClassVar[int]
     message: str
     where: str
     retry: RetrySafety
@@ -48,7 +49,8 @@ class ErrorDetail(_message.Message):
     wrong_cluster: WrongCluster
     not_ready: NotReady
     invariant_violated: InvariantViolated
-    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ...) -> None: ...
+    conflict: Conflict
+    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("field", "reason")
@@ -129,8 +131,34 @@ class StoreUnusable(_message.Message):
     def __init__(self, reason: _Optional[_Union[StoreUnusable.Reason, str]] = ...) -> None: ...
 
 class OutcomeUnknown(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("start_timestamp", "primary")
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    start_timestamp: int
+    primary: CellAddress
+    def __init__(self, start_timestamp: _Optional[int] = ..., primary: _Optional[_Union[CellAddress, _Mapping]] = ...) -> None: ...
+
+class CellAddress(_message.Message):
+    __slots__ = ("table_id", "row", "column")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    row: bytes
+    column: bytes
+    def __init__(self, table_id: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ...) -> None: ...
+
+class Conflict(_message.Message):
+    __slots__ = ("cell", "start_timestamp", "other_start_timestamp", "other_commit_timestamp")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    OTHER_START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    OTHER_COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    cell: CellAddress
+    start_timestamp: int
+    other_start_timestamp: int
+    other_commit_timestamp: int
+    def __init__(self, cell: _Optional[_Union[CellAddress, _Mapping]] = ..., start_timestamp: _Optional[int] = ..., other_start_timestamp: _Optional[int] = ..., other_commit_timestamp: _Optional[int] = ...) -> None: ...
 
 class WrongCluster(_message.Message):
     __slots__ = ("expected", "found")

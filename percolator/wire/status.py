@@ -23,6 +23,8 @@ _RETRY_TO_WIRE = {
     errors.Retry.UNKNOWN: errors_pb2.RETRY_SAFETY_UNKNOWN,
 }
 
+_RETRY_FROM_WIRE = {wire: retry for retry, wire in _RETRY_TO_WIRE.items()}
+
 _FAULT_TO_WIRE = {
     errors.StoreFault.DISK_FULL: errors_pb2.StoreUnusable.REASON_DISK_FULL,
     errors.StoreFault.INPUT_OUTPUT: errors_pb2.StoreUnusable.REASON_INPUT_OUTPUT,
@@ -83,8 +85,18 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
             detail.wrong_cluster.found = error.found
         case errors.NotReady():
             detail.not_ready.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
-        case errors.OutcomeUnknown() | errors.ExecutionUnknown():
+        case errors.OutcomeUnknown():
+            detail.outcome_unknown.start_timestamp = error.start_timestamp
+            if error.primary is not None:
+                detail.outcome_unknown.primary.CopyFrom(_address_to_wire(error.primary))
+        case errors.ExecutionUnknown():
             detail.outcome_unknown.SetInParent()
+        case errors.ConflictError():
+            if error.cell is not None:
+                detail.conflict.cell.CopyFrom(_address_to_wire(error.cell))
+            detail.conflict.start_timestamp = error.start_timestamp
+            detail.conflict.other_start_timestamp = error.other_start_timestamp
+            detail.conflict.other_commit_timestamp = error.other_commit_timestamp
         case errors.InvariantViolation():
             detail.invariant_violated.rule = error.message
     return detail
@@ -102,7 +114,9 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     """The error that `to_detail` was given. Causes of a newer version keep their retry safety."""
     build = _BUILDERS.get(detail.WhichOneof("cause") or "")
     if build is not None:
-        return build(detail)
+        error = build(detail)
+        error.retry = _RETRY_FROM_WIRE.get(detail.retry, error.retry)
+        return error
     kind: type[errors.PercolatorError] = errors.PercolatorError
     if detail.retry == errors_pb2.RETRY_SAFETY_SAFE:
         kind = errors.NotExecuted
@@ -142,6 +156,14 @@ def _unpack(trailer: bytes) -> errors_pb2.ErrorDetail | None:
     except DecodeError:
         return None
     return None
+
+
+def _address_to_wire(address: errors.CellAddress) -> errors_pb2.CellAddress:
+    return errors_pb2.CellAddress(table_id=address.table_id, row=address.row, column=address.column)
+
+
+def _address_from_wire(address: errors_pb2.CellAddress) -> errors.CellAddress:
+    return errors.CellAddress(address.table_id, address.row, address.column)
 
 
 def _location_to_wire(location: errors.TabletLocation) -> errors_pb2.TabletLocation:
@@ -236,7 +258,27 @@ def _wrong_cluster(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
 
 
 def _outcome_unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.ExecutionUnknown(detail.message, where=detail.where)
+    cause = detail.outcome_unknown
+    if not cause.start_timestamp:
+        return errors.ExecutionUnknown(detail.message, where=detail.where)
+    return errors.OutcomeUnknown(
+        detail.message,
+        start_timestamp=cause.start_timestamp,
+        primary=_address_from_wire(cause.primary),
+        where=detail.where,
+    )
+
+
+def _conflict(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.conflict
+    return errors.ConflictError(
+        detail.message,
+        cell=_address_from_wire(cause.cell) if cause.HasField("cell") else None,
+        start_timestamp=cause.start_timestamp,
+        other_start_timestamp=cause.other_start_timestamp,
+        other_commit_timestamp=cause.other_commit_timestamp,
+        where=detail.where,
+    )
 
 
 def _invariant_violated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
@@ -255,4 +297,5 @@ _BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]]
     "wrong_cluster": _wrong_cluster,
     "outcome_unknown": _outcome_unknown,
     "invariant_violated": _invariant_violated,
+    "conflict": _conflict,
 }
