@@ -1,0 +1,161 @@
+"""Belonging to a cluster: finding its master, keeping its id, announcing this process.
+
+A process belongs to one cluster for its whole life. The id is learned from the first master that
+answers, before anything is announced; another id, at any time, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from percolator.errors import PercolatorError, WrongCluster
+from percolator.v1 import cluster_pb2 as cluster
+from percolator.wire.methods import DESCRIBE, REGISTER
+from percolator.world import World
+
+_CALL_SECONDS = 2.0
+_WAIT_SECONDS = 0.25
+"""Between two attempts to reach a master for the first time."""
+_REPEAT_LOG_SECONDS = 5.0
+_INTERVAL_SECONDS_MIN = 0.1
+_INTERVAL_SECONDS_MAX = 60.0
+
+_log = structlog.get_logger("percolator.membership")
+
+
+class Membership:
+    """This process's place in its cluster."""
+
+    def __init__(self, world: World, masters: tuple[str, ...]) -> None:
+        self._world = world
+        self._masters = masters
+        self.cluster_id = ""
+        """Empty until a master told it."""
+
+    async def find_cluster(self) -> None:
+        """Returns when a master has told the cluster's id; says meanwhile what it waits for."""
+        if not self._masters:
+            return
+        clock = self._world.clock
+        started = said = clock.monotonic_seconds()
+        for attempt in itertools.count():
+            address = self._masters[attempt % len(self._masters)]
+            try:
+                described = await self._world.network.unary(address, DESCRIBE)(
+                    cluster.DescribeRequest(), _CALL_SECONDS
+                )
+                self._keep(described.cluster_id, address)
+            except WrongCluster:
+                raise
+            except PercolatorError as error:
+                now = clock.monotonic_seconds()
+                if attempt == 0 or now - said >= _REPEAT_LOG_SECONDS:
+                    said = now
+                    _log.info(
+                        "waiting for a master",
+                        masters=",".join(self._masters),
+                        waited_seconds=round(now - started, 1),
+                        last_error=str(error),
+                    )
+                await clock.sleep(_WAIT_SECONDS)
+            else:
+                _log.info("found the cluster", cluster_id=self.cluster_id, master=address)
+                return
+
+    async def register(self, server: cluster.Server) -> float:
+        """Announces this process to the first master that answers; returns seconds to the next."""
+        started = self._world.clock.monotonic_seconds()
+        last: PercolatorError | None = None
+        for address in self._masters:
+            request = cluster.RegisterRequest(cluster_id=self.cluster_id, server=server)
+            try:
+                answer = await self._world.network.unary(address, REGISTER)(request, _CALL_SECONDS)
+            except WrongCluster:
+                raise
+            except PercolatorError as error:
+                last = error
+                continue
+            self._keep(answer.cluster_id, address)
+            # From here on this one is asked first: the others are perhaps down.
+            self._masters = (address, *(other for other in self._masters if other != address))
+            spent = self._world.clock.monotonic_seconds() - started
+            wanted = answer.interval_milliseconds / 1000 - spent
+            return min(max(wanted, _INTERVAL_SECONDS_MIN), _INTERVAL_SECONDS_MAX)
+        if last is not None:
+            raise last
+        return _INTERVAL_SECONDS_MAX
+
+    def _keep(self, cluster_id: str, address: str) -> None:
+        if self.cluster_id and cluster_id != self.cluster_id:
+            raise WrongCluster(
+                f"the master at {address} is of cluster {cluster_id!r}, this process of "
+                f"{self.cluster_id!r}",
+                expected=self.cluster_id,
+                found=cluster_id,
+            )
+        self.cluster_id = cluster_id
+
+
+class Registration:
+    """Keeps the masters told that this process is there, until cancelled."""
+
+    def __init__(
+        self,
+        world: World,
+        membership: Membership,
+        belonging: Callable[[WrongCluster | None], Awaitable[None]],
+    ) -> None:
+        """`belonging` is told when the masters are another cluster's, and when no longer."""
+        self._world = world
+        self._membership = membership
+        self._belonging = belonging
+        self._refused = False
+        self.first = asyncio.Event()
+        """Set when a master has accepted this process."""
+
+    async def accepted(self, keeping: asyncio.Task[None]) -> None:
+        """Returns when a master has accepted this process, or raises what ended `keeping`."""
+        first = asyncio.ensure_future(self.first.wait())
+        try:
+            await asyncio.wait({first, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done():
+                await keeping
+        finally:
+            first.cancel()
+
+    async def keep(self, server: cluster.Server) -> None:
+        """Never returns. `server` is sent with its uptime brought up to date."""
+        clock = self._world.clock
+        started = clock.monotonic_seconds()
+        failing = False
+        while True:
+            server.uptime_milliseconds = int((clock.monotonic_seconds() - started) * 1000)
+            pause = 1.0
+            try:
+                pause = await self._membership.register(server)
+            except WrongCluster as error:
+                if not self.first.is_set():
+                    raise
+                # A master started on another store, perhaps by mistake: mixing would be worse.
+                if not self._refused:
+                    _log.error("refusing to serve", error=str(error))
+                self._refused = True
+                await self._belonging(error)
+            except PercolatorError as error:
+                if not failing:
+                    _log.warning("not registered: no master answers", error=str(error))
+                failing = True
+            else:
+                if failing:
+                    _log.info("registered again")
+                failing = False
+                if self._refused:
+                    _log.info("serving again")
+                    await self._belonging(None)
+                self._refused = False
+                self.first.set()
+            await clock.sleep(pause)

@@ -1,0 +1,49 @@
+"""The ready file: how whoever started a process on free ports learns where it listens."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from percolator.v1 import cluster_pb2 as cluster
+
+
+class ReadyFile:
+    """There is one exactly while the process is ready; one left over by a crash is removed first.
+
+    JSON: {"address", "metrics_address", "server_id", "pid"}.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+
+    def write(self, server: cluster.Server) -> None:
+        """Appears at once with its whole content."""
+        if self._path is None:
+            return
+        content = {
+            "address": server.address,
+            "metrics_address": server.metrics_address,
+            "server_id": server.server_id,
+            "pid": os.getpid(),
+        }
+        temporary = self._path.with_name(self._path.name + ".new")
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        temporary.replace(self._path)
+
+    def __enter__(self) -> Self:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,261 @@
+"""The gRPC edge: plain objects on one side, bytes on the wire on the other.
+
+A handler is an object with one method per RPC, in snake_case; it knows messages and
+`PercolatorError`s, and nothing of gRPC, so that a simulation calls the very same object. Here a
+call is counted and timed, held against the limits, decoded, and its error mapped.
+
+A method may be cancelled at any `await`, when its caller gives up: what must not be torn belongs
+into a task of the service's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+)
+from percolator.wire.status import DETAILS_TRAILER, status_code, to_status
+from percolator.world import Clock
+from services.chassis.metrics import MethodMetrics, RpcMetrics
+
+_OVERLOADED_RETRY_SECONDS = 0.1
+_STARTING_RETRY_SECONDS = 0.25
+_OWN_PACKAGE = "/percolator."
+_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
+
+_remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
+
+_log = structlog.get_logger("percolator.rpc")
+
+
+def remaining_seconds() -> float | None:
+    """How long the caller of the current RPC still waits; None when it set no deadline."""
+    remaining = _remaining.get()
+    return None if remaining is None else remaining()
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """A service of the wire API, and the object that answers it.
+
+    `descriptor` is such as `oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]`. A unary
+    method is `async def get_timestamps(self, request) -> response`; one that streams its answer is
+    an asynchronous generator.
+    """
+
+    descriptor: ServiceDescriptor
+    handler: object
+
+    def __post_init__(self) -> None:
+        for method in self.descriptor.methods:
+            if not callable(getattr(self.handler, method_name(method.name), None)):
+                raise InvariantViolation(
+                    f"{type(self.handler).__name__} has no {method_name(method.name)}(), "
+                    f"which {self.descriptor.full_name} needs"
+                )
+
+
+def method_name(rpc: str) -> str:
+    """ "GetTimestamps" → "get_timestamps"."""
+    return _WORD_START.sub("_", rpc).lower()
+
+
+class Gate:
+    """What every call passes: the limit of calls at once, and whether this server answers at all.
+
+    Lives on the event loop. `idle` is set while no admitted call is in progress.
+    """
+
+    def __init__(self, concurrency_max: int) -> None:
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._concurrency_max = concurrency_max
+        self._refusal: PercolatorError | None = None
+        self._closed = False
+
+    def refuse(self, error: PercolatorError | None) -> None:
+        """From now on every new call gets this error; None lets them in again."""
+        if not self._closed:
+            self._refusal = error
+
+    def close(self, error: PercolatorError) -> None:
+        """Refuses every new call for good."""
+        self.refuse(error)
+        self._closed = True
+
+    def enter(self) -> None:
+        """Admits a call, or raises. Who was admitted must `leave`."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self.in_flight >= self._concurrency_max:
+            raise Overloaded(
+                f"{self._concurrency_max} calls are in progress, the limit of this server",
+                retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
+            )
+        self.in_flight += 1
+        if self.in_flight == 1:
+            self.idle.clear()
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.idle.set()
+
+
+class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Answers the calls to the services that were exposed; until then, says to come back."""
+
+    def __init__(self, gate: Gate, metrics: RpcMetrics, clock: Clock) -> None:
+        self._gate = gate
+        self._metrics = metrics
+        self._clock = clock
+        self._methods: dict[str, grpc.RpcMethodHandler] = {}
+        self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
+            _refuse_starting
+        )
+
+    def expose(self, services: list[Exposed]) -> None:
+        """Once: from now on these are answered, and every other method does not exist."""
+        for exposed in services:
+            for method in exposed.descriptor.methods:
+                path = f"/{exposed.descriptor.full_name}/{method.name}"
+                self._methods[path] = self._handler(exposed, method, path)
+        self._starting = None
+
+    def mount(self, path: str, handler: grpc.RpcMethodHandler) -> None:
+        """Adds a method that is none of the service's own: not counted, not limited."""
+        self._methods[path] = handler
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Called by gRPC for every call."""
+        path: str = details.method
+        handler = self._methods.get(path)
+        if handler is None and path.startswith(_OWN_PACKAGE):
+            return self._starting
+        return handler
+
+    def _handler(
+        self, exposed: Exposed, method: MethodDescriptor, path: str
+    ) -> grpc.RpcMethodHandler:
+        if method.client_streaming:
+            raise InvariantViolation(f"{path} streams its requests, which nothing needs")
+        call = _Call(
+            path=path,
+            parse=GetMessageClass(method.input_type).FromString,
+            handle=getattr(exposed.handler, method_name(method.name)),
+            gate=self._gate,
+            metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
+            now=self._clock.monotonic_seconds,
+        )
+        # Bytes in, bytes out: decoding is done here, where its failure gets a typed error.
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(call.stream)
+        return grpc.unary_unary_rpc_method_handler(call.unary)
+
+
+async def _refuse_starting(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    error = NotReady("the service is starting", retry_after_seconds=_STARTING_RETRY_SECONDS)
+    await _abort(error, context)
+    raise error
+
+
+async def _abort(error: PercolatorError, context: grpc.aio.ServicerContext) -> None:
+    """Ends the call by raising gRPC's own exception."""
+    status, details = to_status(error)
+    await context.abort(status, str(error), ((DETAILS_TRAILER, details),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One method of one service; its two coroutines are what grpc.aio calls."""
+
+    path: str
+    parse: Callable[[bytes], Message]
+    handle: Callable[[Message], Any]
+    gate: Gate
+    metrics: MethodMetrics
+    now: Callable[[], float]
+
+    async def unary(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        started = self.now()
+        self.metrics.in_flight += 1
+        admitted = False
+        code = "CANCELLED"
+        try:
+            self.gate.enter()
+            admitted = True
+            _remaining.set(context.time_remaining)
+            answer: Awaitable[Message] = self.handle(self._decode(raw))
+            encoded = (await answer).SerializeToString()
+            code = "OK"
+        except Exception as error:
+            known = self._known(error)
+            code = status_code(known).name
+            await _abort(known, context)
+            raise
+        else:
+            return encoded
+        finally:
+            if admitted:
+                self.gate.leave()
+            self.metrics.finished(code, self.now() - started)
+
+    async def stream(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        started = self.now()
+        self.metrics.in_flight += 1
+        admitted = False
+        code = "CANCELLED"
+        try:
+            self.gate.enter()
+            admitted = True
+            _remaining.set(context.time_remaining)
+            # Closed at once when the caller goes away, not whenever it is collected.
+            async with aclosing(self.handle(self._decode(raw))) as messages:
+                async for message in messages:
+                    yield message.SerializeToString()
+            code = "OK"
+        except Exception as error:
+            known = self._known(error)
+            code = status_code(known).name
+            await _abort(known, context)
+            raise
+        finally:
+            if admitted:
+                self.gate.leave()
+            self.metrics.finished(code, self.now() - started)
+
+    def _decode(self, raw: bytes) -> Message:
+        try:
+            return self.parse(raw)
+        except DecodeError as error:
+            raise InvalidArgument("request", f"is not a message of its type: {error}") from None
+
+    def _known(self, error: Exception) -> PercolatorError:
+        if isinstance(error, PercolatorError):
+            if isinstance(error, InvariantViolation):
+                _log.error("an invariant is violated", rpc=self.path, error=str(error))
+            return error
+        _log.error("a call failed unexpectedly", rpc=self.path, exc_info=error)
+        # The text of a foreign exception may hold stored values: it goes to the log only.
+        return InvariantViolation(
+            f"failed unexpectedly ({type(error).__name__}); the server's log says more",
+            where=self.path,
+        )

@@ -1,0 +1,152 @@
+"""The listening sockets of a service: gRPC with health and reflection, and the metrics endpoint.
+
+The port is taken, and calls are answered (with `NotReady`), from the start of the process on: a
+port in use is told at once, and callers need not wait for a time-out to learn that a service is
+still starting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from prometheus_client import CollectorRegistry
+
+from percolator.world import Clock
+from services.chassis import metrics
+from services.chassis.addresses import HostPort
+from services.chassis.rpc import Exposed, Gate, RpcEdge
+from services.chassis.service_settings import ServiceSettings
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+_REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+
+
+class CannotListen(Exception):
+    """An address cannot be listened on; the text says which setting, which address and why."""
+
+
+class Server:
+    """The gRPC server of one process."""
+
+    def __init__(
+        self, settings: ServiceSettings, gate: Gate, registry: CollectorRegistry, clock: Clock
+    ) -> None:
+        self._listen = settings.listen_address
+        calls = metrics.RpcMetrics()
+        registry.register(calls)
+        self._edge = RpcEdge(gate, calls, clock)
+        self._health = health.aio.HealthServicer()
+        self._names = [""]
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", settings.request_bytes_max),
+                ("grpc.max_send_message_length", -1),  # answers have limits of their own
+                # Otherwise a second process could take the same port, and half of the calls.
+                ("grpc.so_reuseport", 0),
+                # Clients look for dead connections every 10 s (percolator/wire/channels.py).
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self._edge,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    async def start(self) -> HostPort:
+        """Listens; returns the address with the port that was taken."""
+        await self._health.set("", _NOT_SERVING)
+        check_free(self._listen, "listen")
+        try:
+            port = self._server.add_insecure_port(str(self._listen))
+        except RuntimeError as error:
+            raise CannotListen(f"listen {self._listen}: {error}") from None
+        await self._server.start()
+        return self._listen.with_port(port)
+
+    async def expose(self, services: list[Exposed]) -> None:
+        """The service is built: from now on its calls are answered."""
+        names = [exposed.descriptor.full_name for exposed in services]
+        for name in names:
+            await self._health.set(name, _NOT_SERVING)
+        self._names = ["", *names]
+        listed = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._edge.mount(_REFLECTION_PATH, _reflection_handler(listed))
+        self._edge.expose(services)
+
+    async def set_serving(self) -> None:
+        for name in self._names:
+            await self._health.set(name, _SERVING)
+
+    async def set_not_serving(self) -> None:
+        for name in self._names:
+            await self._health.set(name, _NOT_SERVING)
+
+    async def set_draining(self) -> None:
+        """Not serving, for good: the process is on its way out."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Hangs up; calls still in progress after the grace are cancelled."""
+        await self._server.stop(grace_seconds)
+
+
+def _reflection_handler(names: list[str]) -> grpc.RpcMethodHandler:
+    """Mounted when the names are known; gRPC's own way takes them only before the start."""
+    return grpc.stream_stream_rpc_method_handler(
+        reflection.aio.ReflectionServicer(names).ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+
+
+@contextmanager
+def listening_metrics(
+    registry: CollectorRegistry, settings: ServiceSettings
+) -> Iterator[HostPort | None]:
+    """Serves the metrics; tells the address with the port that was taken, or None."""
+    listen = settings.metrics_address
+    if listen is not None:
+        check_free(listen, "metrics_listen")
+    with metrics.served(registry, listen) as bound:
+        yield bound
+
+
+def check_free(address: HostPort, field: str) -> None:
+    """Raises `CannotListen` with the system's own reason, which gRPC and others do not tell."""
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise CannotListen(f"{field} {address}: {error.strerror}") from None
+    failures = [reason for reason in map(_bind_error, found) if reason]
+    # A name may stand for an address of a family that this machine does not have.
+    if len(failures) == len(found) or errno.EADDRINUSE in failures:
+        raise CannotListen(f"{field} {address}: {os.strerror(failures[0]).lower()}")
+
+
+def _bind_error(
+    found: tuple[
+        int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+    ],
+) -> int:
+    family, kind, protocol, _, where = found
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: connections of a former process that linger are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(where)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
