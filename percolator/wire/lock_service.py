@@ -29,9 +29,9 @@ Procedure = Callable[[LockServiceStub], UnaryCall[RequestT, ResponseT]]
 
 
 class LockServiceCalls:
-    """`addresses` is asked before every call: it may change as the cluster does."""
+    """`addresses` is read before every call: its owner may change it as the cluster changes."""
 
-    def __init__(self, network: Network, addresses: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, network: Network, addresses: Sequence[str]) -> None:
         self._network = network
         self._addresses = addresses
         self._turn = 0
@@ -60,7 +60,7 @@ class LockServiceCalls:
 
         The time-out is for all of them together.
         """
-        addresses = len(self._addresses())
+        addresses = len(self._addresses)
         for _ in range(addresses - 1):
             try:
                 return await self.call(procedure, request, timeout / addresses)
@@ -69,7 +69,7 @@ class LockServiceCalls:
         return await self.call(procedure, request, timeout / max(addresses, 1))
 
     def _stub(self) -> LockServiceStub:
-        addresses = self._addresses()
+        addresses = self._addresses
         if not addresses:
             raise Unavailable("no address of a lock service is known")
         address = addresses[self._turn % len(addresses)]

@@ -52,15 +52,15 @@ class Sessions:
     def __init__(
         self,
         world: World,
-        addresses: Callable[[], Sequence[str]],
+        addresses: Sequence[str],
         settings: SessionSettings,
         *,
         oldest_start: Callable[[], int] = lambda: 0,
         on_expired: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`addresses` and `oldest_start` (the smallest start timestamp among what is open, 0 for
-        none) are asked whenever they are needed. `on_expired` is told the id of a session that was
-        lost: whoever held advisory locks in its name holds them no more.
+        """`addresses` is read, and `oldest_start` (the smallest start timestamp among what is
+        open, 0 for none) called, whenever they are needed. `on_expired` is told the id of a session
+        that was lost: whoever held advisory locks in its name holds them no more.
         """
         self._world = world
         self._settings = settings

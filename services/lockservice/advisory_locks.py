@@ -117,7 +117,7 @@ class AdvisoryLocks:
     def _add(self, name: bytes, session: Session, deadline: int) -> None:
         lock = _Lock(name, session, deadline)
         self._by_name[name] = lock
-        self._deadlines.at(deadline).add(lock)
+        self._deadlines.add(lock, deadline)
         self.name_bytes += len(name)
         session.locks += 1
         self.counts.acquired += 1

@@ -2,6 +2,8 @@
 
 One bucket per tick: adding, moving and removing cost the same however many things there are. A
 thing stands in exactly one bucket, so memory is bounded by the number of things, not of renewals.
+What is over at the same tick comes out in an order that the calls decide (buckets are dictionaries,
+not sets), so that a simulation runs the same way every time.
 """
 
 from __future__ import annotations
@@ -16,25 +18,24 @@ class Deadlines(Generic[T]):
     """Things by the tick at which they are over."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, set[T]] = {}
+        self._buckets: dict[int, dict[T, None]] = {}
         # Every bucket's tick once. A bucket that was emptied stays until its tick is past, or it
         # would be pushed here again and again.
         self._ticks: list[int] = []
 
-    def at(self, tick: int) -> set[T]:
-        """The things that are over at `tick`, to add to and to remove from."""
+    def add(self, thing: T, tick: int) -> None:
         bucket = self._buckets.get(tick)
         if bucket is None:
-            bucket = self._buckets[tick] = set()
+            bucket = self._buckets[tick] = {}
             heapq.heappush(self._ticks, tick)
-        return bucket
+        bucket[thing] = None
 
     def move(self, thing: T, old: int, new: int) -> None:
-        self._buckets[old].remove(thing)
-        self.at(new).add(thing)
+        self.remove(thing, old)
+        self.add(thing, new)
 
     def remove(self, thing: T, tick: int) -> None:
-        self._buckets[tick].remove(thing)
+        del self._buckets[tick][thing]
 
     def take_due(self, now: int, at_most: int) -> list[T]:
         """Takes out things that are over at `now`, earliest first, but `at_most` of them."""
@@ -44,6 +45,6 @@ class Deadlines(Generic[T]):
             while bucket:
                 if len(due) >= at_most:
                     return due
-                due.append(bucket.pop())
+                due.append(bucket.popitem()[0])
             del self._buckets[heapq.heappop(self._ticks)]
         return due

@@ -193,7 +193,7 @@ class Sessions:
         session = Session(session_id, self._last_number, info, now, deadline)
         self._by_id[session_id] = session
         self._by_number[session.number] = session
-        self._deadlines.at(deadline).add(session)
+        self._deadlines.add(session, deadline)
         return session
 
     def _forget(self, session: Session) -> None:

@@ -1,0 +1,241 @@
+"""The lock service against a model that fits on a page, on a clock that the test moves.
+
+Lives last an odd half of 100 ms and time moves in whole 100 ms, so that the ticks in which the
+service counts never decide anything here.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from percolator.errors import NotReady, Overloaded, SessionExpired
+from percolator.wire.liveness import Liveness
+from services.lockservice.advisory_locks import AdvisoryLocks
+from services.lockservice.limits import Limits
+from services.lockservice.lived_time import GAP_SECONDS_MAX, LivedTime
+from services.lockservice.sessions import SessionInfo, Sessions
+
+LIMITS = Limits(ttl_milliseconds_min=450, ttl_milliseconds_max=2_050, sessions_max=5, locks_max=6)
+TTLS = st.sampled_from([450, 1_050, 2_050])
+NAMES = st.lists(
+    st.sampled_from([bytes([letter]) for letter in b"abcdefgh"]),
+    min_size=1,
+    max_size=5,
+    unique=True,
+)
+
+
+class HandMovedClock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def wall_milliseconds(self) -> int:
+        raise AssertionError("the lock service must not look at the wall clock")
+
+    def monotonic_seconds(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("the cores never wait")
+
+
+@dataclass
+class ModelLock:
+    session_id: bytes
+    deadline: int
+
+
+class LockServiceMachine(RuleBasedStateMachine):
+    ids = Bundle("ids")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = HandMovedClock()
+        self.random = random.Random(7)
+        self.now = 0
+        self.seen: list[bytes] = [b"never seen here!"]
+        self.start()
+
+    def start(self) -> None:
+        time = LivedTime(self.clock)
+        self.sessions = Sessions(time, self.random, LIMITS)
+        self.locks = AdvisoryLocks(time, LIMITS)
+        self.started = self.now
+        self.alive: dict[bytes, int] = {}
+        self.buried: set[bytes] = set()
+        self.held: dict[bytes, ModelLock] = {}
+
+    # What is expected
+
+    def in_grace(self, ttl: int) -> bool:
+        return self.now < self.started + ttl
+
+    def bury(self, session_id: bytes) -> None:
+        self.alive.pop(session_id, None)
+        if self.in_grace(LIMITS.ttl_milliseconds_max) and len(self.buried) < LIMITS.sessions_max:
+            self.buried.add(session_id)
+
+    def may_report(self, session_id: bytes, ttl: int) -> bool:
+        if session_id in self.buried or len(self.buried) >= LIMITS.sessions_max:
+            return False
+        return self.in_grace(ttl)
+
+    def holder(self, name: bytes) -> bytes | None:
+        lock = self.held.get(name)
+        return lock.session_id if lock is not None and lock.session_id in self.alive else None
+
+    def expected_refusal(self, session_id: bytes) -> type[Exception]:
+        reports = self.may_report(session_id, LIMITS.ttl_milliseconds_max)
+        return NotReady if reports else SessionExpired
+
+    # What happens
+
+    @rule(target=ids, ttl=TTLS)
+    def open(self, ttl: int) -> bytes:
+        info = SessionInfo("", ttl, 0, pin=False)
+        if len(self.alive) >= LIMITS.sessions_max:
+            with pytest.raises(Overloaded):
+                self.sessions.open(info)
+            return self.seen[0]
+        session_id = self.sessions.open(info).session_id
+        assert session_id not in self.seen
+        self.seen.append(session_id)
+        self.alive[session_id] = self.now + ttl
+        return session_id
+
+    @rule(session_id=ids, ttl=TTLS)
+    def renew(self, session_id: bytes, ttl: int) -> None:
+        info = SessionInfo("", ttl, 0, pin=False)
+        if session_id in self.alive:
+            assert not self.sessions.renew(session_id, info)
+        elif not self.may_report(session_id, ttl):
+            with pytest.raises(SessionExpired):
+                self.sessions.renew(session_id, info)
+            return
+        elif len(self.alive) >= LIMITS.sessions_max:
+            with pytest.raises(Overloaded):
+                self.sessions.renew(session_id, info)
+            return
+        else:
+            assert self.sessions.renew(session_id, info)
+        self.alive.pop(session_id, None)
+        self.alive[session_id] = self.now + ttl
+
+    @rule(session_id=ids)
+    def end(self, session_id: bytes) -> None:
+        self.sessions.end(session_id)
+        self.bury(session_id)
+
+    @rule(session_id=ids, names=NAMES, ttl=TTLS)
+    def try_lock(self, session_id: bytes, names: list[bytes], ttl: int) -> None:
+        if session_id not in self.alive:
+            with pytest.raises(self.expected_refusal(session_id)):
+                self.sessions.find(session_id)
+            return
+        session = self.sessions.find(session_id)
+        fresh = [name for name in names if name not in self.held]
+        if len(self.held) + len(fresh) > LIMITS.locks_max:
+            with pytest.raises(Overloaded):
+                self.locks.try_lock(session, names, ttl)
+            return
+        expected = [self.holder(name) in (None, session_id) for name in names]
+        for name, gets in zip(names, expected, strict=True):
+            if gets:
+                extended = self.holder(name) == session_id
+                floor = self.held[name].deadline if extended else 0
+                self.held[name] = ModelLock(session_id, max(self.now + ttl, floor))
+        assert self.locks.try_lock(session, names, ttl) == expected
+
+    @rule(session_id=ids, names=NAMES, ttl=TTLS)
+    def renew_locks(self, session_id: bytes, names: list[bytes], ttl: int) -> None:
+        if session_id not in self.alive:
+            return
+        expected = [self.holder(name) == session_id for name in names]
+        for name, holds in zip(names, expected, strict=True):
+            if holds:
+                self.held[name].deadline = max(self.held[name].deadline, self.now + ttl)
+        assert self.locks.renew(self.sessions.find(session_id), names, ttl) == expected
+
+    @rule(session_id=ids, names=NAMES)
+    def unlock(self, session_id: bytes, names: list[bytes]) -> None:
+        if session_id not in self.alive:
+            return
+        for name in names:
+            if self.holder(name) == session_id:
+                del self.held[name]
+        self.locks.unlock(self.sessions.find(session_id), names)
+
+    @rule(steps=st.integers(1, 12))
+    def advance(self, steps: int) -> None:
+        for _ in range(steps * 2):
+            self.clock.now += 0.05
+            self.pass_time(50)
+
+    @rule(seconds=st.floats(1.0, 3_600.0))
+    def stop_for_a_while(self, seconds: float) -> None:
+        """The process is paused: what it slept through does not count against anybody."""
+        self.clock.now += seconds
+        self.pass_time(round(GAP_SECONDS_MAX * 1000))
+        self.clock.now += 0.05
+        self.pass_time(50)
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.now += milliseconds
+        self.sessions.expire(1_000)
+        self.locks.expire(1_000)
+        # Of those that are over at the same instant the one that was renewed last comes first.
+        over = [i for i, deadline in reversed(self.alive.items()) if deadline <= self.now]
+        for session_id in sorted(over, key=self.alive.__getitem__):
+            self.bury(session_id)
+        self.held = {name: lock for name, lock in self.held.items() if lock.deadline > self.now}
+
+    @rule()
+    def restart(self) -> None:
+        self.start()
+
+    # What always holds
+
+    @invariant()
+    def liveness_is_as_expected(self) -> None:
+        for session_id in self.seen:
+            expected = Liveness.DEAD
+            if session_id in self.alive:
+                expected = Liveness.ALIVE
+            elif session_id not in self.buried and self.in_grace(LIMITS.ttl_milliseconds_max):
+                expected = Liveness.UNDECIDED
+            assert self.sessions.liveness(session_id) is expected
+
+    @invariant()
+    def exactly_the_living_are_listed(self) -> None:
+        listed: list[bytes] = []
+        number, more = 0, True
+        while more:
+            page, more = self.sessions.page(number, 2)
+            listed += [session.session_id for session in page]
+            number = page[-1].number if page else 0
+        assert sorted(listed) == sorted(self.alive)
+
+    @invariant()
+    def a_session_counts_its_locks(self) -> None:
+        for session_id in self.alive:
+            mine = [lock for lock in self.held.values() if lock.session_id == session_id]
+            assert self.sessions.find(session_id).locks == len(mine)
+
+    @invariant()
+    def memory_is_bounded_and_accounted_for(self) -> None:
+        assert len(self.sessions) == len(self.alive) <= LIMITS.sessions_max
+        assert len(self.locks) == len(self.held) <= LIMITS.locks_max
+        assert self.locks.name_bytes == sum(map(len, self.held))
+
+
+TestLockServiceModel: Any = LockServiceMachine.TestCase
+TestLockServiceModel.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True
+)
