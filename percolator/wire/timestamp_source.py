@@ -1,0 +1,251 @@
+"""Timestamps for everybody in this process, many to a request.
+
+At most one request is in flight. Whoever asks meanwhile shares the *next* one, never the one in
+flight: that one's timestamps may have been allocated before the question was asked, and a
+transaction would miss what was committed before it began. Without load a question is one round
+trip; under load a request carries hundreds, and no timer delays anybody.
+
+Invariants:
+- A timestamp is allocated after it was asked for.
+- Each request's timestamps lie above those of every request that was finished before. If they do
+  not, the oracle went back: everything asked for now and ever after fails with
+  `TimestampRegression`, because an outage can be repaired and corrupted data cannot.
+- Asking again is always safe: timestamps that nobody received are only numbers.
+- Nobody waits beyond the own deadline, whatever the network does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from percolator import errors
+from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.methods import GET_TIMESTAMPS
+from percolator.world import UnaryCall, World
+
+WAITERS_MAX = 100_000
+"""Questions waiting at one time; a program that asks more of them is told so at once."""
+
+ATTEMPT_SECONDS_MAX = 2.0
+"""A silent oracle (paused, cut off) is given up after this, and the next address is asked."""
+
+BACKOFF_SECONDS_MIN = 0.02
+BACKOFF_SECONDS_MAX = 0.5
+"""The pause after every address was tried in vain: doubled each time, half of it by chance."""
+
+_Waiter = tuple["asyncio.Future[int]", int, float]
+"""Who waits, for how many timestamps, until when (in the event loop's time)."""
+
+_WORTH_ANOTHER_TRY = (errors.NotExecuted, errors.ExecutionUnknown)
+
+
+class TimestampSource:
+    """Asks the oracles at `addresses` for timestamps. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        world: World,
+        addresses: Sequence[str],
+        *,
+        timeout_seconds: float = 10.0,
+        count_max: int = TIMESTAMPS_PER_REQUEST_MAX,
+    ) -> None:
+        if not addresses:
+            raise errors.InvalidArgument("addresses", "is empty; expected the oracle's host:port")
+        self._clock = world.clock
+        self._random = world.random
+        self._calls: list[UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = [
+            world.network.unary(address, GET_TIMESTAMPS) for address in addresses
+        ]
+        self._timeout_seconds = timeout_seconds
+        self._count_max = count_max
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._now = loop.time
+        self._create_future = loop.create_future
+        self._waiting: list[_Waiter] = []
+        self._waiting_count = 0
+        self._in_flight: list[_Waiter] = []
+        self._dispatcher: asyncio.Task[None] | None = None
+        self._reaper: asyncio.TimerHandle | None = None
+        self._reap_at = math.inf
+        self._largest = 0
+        self._last_failure = ""
+        self._ended: tuple[type[errors.PercolatorError], str] | None = None
+        self.requests_answered = 0
+
+    async def get(self, count: int = 1, timeout_seconds: float | None = None) -> int:
+        """A timestamp larger than every one that was received before the call.
+
+        With a `count`, the first of so many consecutive ones. Raises `DeadlineExceeded` when no
+        oracle answered in time; the call may be repeated.
+        """
+        # Hundreds of thousands of calls a second come by here: each line costs.
+        if not 0 < count <= self._count_max:
+            raise errors.InvalidArgument("count", f"{count} is outside 1 .. {self._count_max}")
+        if self._ended is not None:
+            kind, message = self._ended
+            raise kind(message)
+        waiting = self._waiting
+        if len(waiting) >= WAITERS_MAX:
+            raise errors.Overloaded(
+                f"{WAITERS_MAX} questions for timestamps are waiting already",
+                retry_after_seconds=BACKOFF_SECONDS_MAX,
+            )
+        deadline = self._now() + (
+            self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        )
+        future: asyncio.Future[int] = self._create_future()
+        waiting.append((future, count, deadline))
+        self._waiting_count += count
+        if deadline < self._reap_at:
+            self._reap_no_later_than(deadline)
+        if self._dispatcher is None:
+            # The task starts after everybody who is asking at this very moment has asked.
+            self._dispatcher = self._loop.create_task(self._dispatch())
+        return await future
+
+    async def close(self) -> None:
+        """Gives up whatever is waited for. Closing twice is harmless."""
+        if self._ended is None:
+            self._ended = (errors.UsageError, "the source of timestamps is closed")
+        self._fail_everybody()
+        if self._reaper is not None:
+            self._reaper.cancel()
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.cancel()
+            await asyncio.wait([dispatcher])
+
+    async def _dispatch(self) -> None:
+        """Sends requests, one at a time, until nobody waits."""
+        tries_in_vain = 0
+        try:
+            while self._waiting:
+                batch, count = self._take()
+                self._in_flight = batch
+                try:
+                    response = await self._calls[0](
+                        GetTimestampsRequest(count=count), ATTEMPT_SECONDS_MAX
+                    )
+                except _WORTH_ANOTHER_TRY as error:
+                    tries_in_vain += 1
+                    self._put_back(batch, str(error))
+                    await self._turn_to_the_next(tries_in_vain, error)
+                except errors.PercolatorError as error:
+                    _fail(batch, error)
+                else:
+                    tries_in_vain = 0
+                    self._distribute(batch, count, response)
+        except Exception as error:
+            self._ended = (errors.InvariantViolation, f"asking for timestamps broke: {error!r}")
+            self._fail_everybody()
+            raise
+        finally:
+            self._in_flight = []
+            self._dispatcher = None
+
+    def _take(self) -> tuple[list[_Waiter], int]:
+        """Those who share the next request, and how many timestamps they want together."""
+        waiting, count = self._waiting, self._waiting_count
+        self._waiting, self._waiting_count = [], 0
+        if count <= self._count_max:
+            return waiting, count
+        batch_count = 0
+        for taken, (_, wanted, _) in enumerate(waiting):
+            if batch_count + wanted > self._count_max:
+                self._waiting, self._waiting_count = waiting[taken:], count - batch_count
+                return waiting[:taken], batch_count
+            batch_count += wanted
+        raise errors.InvariantViolation(f"{count} timestamps are wanted, but only {batch_count}")
+
+    def _distribute(
+        self, batch: list[_Waiter], count: int, response: GetTimestampsResponse
+    ) -> None:
+        first = response.first
+        if first <= self._largest or response.count != count:
+            self._refuse_for_ever(first, count, response.count)
+            return
+        self._largest = first + count - 1
+        self._last_failure = ""
+        self.requests_answered += 1
+        for future, wanted, _ in batch:
+            # Whoever was cancelled or came to the deadline meanwhile leaves a gap.
+            if not future.done():
+                future.set_result(first)
+            first += wanted
+
+    def _refuse_for_ever(self, first: int, asked: int, received: int) -> None:
+        if received != asked:
+            self._ended = (
+                errors.InvariantViolation,
+                f"the oracle was asked for {asked} timestamps and answered with {received}",
+            )
+        else:
+            self._ended = (
+                errors.TimestampRegression,
+                f"the oracle went back: it answered {first} after {self._largest} had been "
+                "received; nothing may go on",
+            )
+        self._fail_everybody()
+
+    def _put_back(self, batch: list[_Waiter], failure: str) -> None:
+        """Those who still wait go first into the next request."""
+        self._last_failure = failure
+        self._in_flight = []
+        self._waiting[:0] = [waiter for waiter in batch if not waiter[0].done()]
+        self._waiting_count = sum(count for _, count, _ in self._waiting)
+
+    async def _turn_to_the_next(self, tries_in_vain: int, error: errors.PercolatorError) -> None:
+        """Makes the next address the preferred one; pauses when all have been tried."""
+        self._calls.append(self._calls.pop(0))
+        rounds, rest = divmod(tries_in_vain, len(self._calls))
+        if rest:
+            return
+        seconds = min(BACKOFF_SECONDS_MIN * 2 ** min(rounds - 1, 10), BACKOFF_SECONDS_MAX)
+        if isinstance(error, errors.Overloaded):
+            seconds = max(seconds, error.retry_after_seconds)
+        await self._clock.sleep(seconds * (0.5 + self._random.random() / 2))
+
+    def _reap_no_later_than(self, deadline: float) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+        self._reap_at = deadline
+        self._reaper = self._loop.call_at(deadline, self._reap)
+
+    def _reap(self) -> None:
+        """Ends the waiting of those whose deadline has come.
+
+        One timer serves all: it is set to the earliest deadline of those who asked since it was
+        last set, so it fires once per time-out at most, not once per question.
+        """
+        now = self._now()
+        earliest = math.inf
+        for future, _, deadline in (*self._in_flight, *self._waiting):
+            if future.done():
+                continue
+            if deadline <= now:
+                reason = self._last_failure or "no answer yet"
+                future.set_exception(
+                    errors.DeadlineExceeded(f"no timestamp in time; last seen: {reason}")
+                )
+            else:
+                earliest = min(earliest, deadline)
+        self._reaper, self._reap_at = None, math.inf
+        if earliest < math.inf:
+            self._reap_no_later_than(earliest)
+
+    def _fail_everybody(self) -> None:
+        if self._ended is not None:
+            kind, message = self._ended
+            _fail([*self._in_flight, *self._waiting], kind(message))
+        self._waiting, self._waiting_count = [], 0
+
+
+def _fail(waiters: Sequence[_Waiter], error: errors.PercolatorError) -> None:
+    for future, _, _ in waiters:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,48 @@
+"""python -m services.oracle: hands out the cluster's timestamps."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from percolator.v1 import oracle_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
+from services.chassis.lifecycle import Host, run
+from services.chassis.rpc import Exposed
+from services.chassis.settings import load
+from services.oracle.handler import OracleHandler
+from services.oracle.ledger import Ledger
+from services.oracle.metrics import OracleMetrics
+from services.oracle.oracle import Oracle
+from services.oracle.settings import OracleSettings
+
+
+@asynccontextmanager
+async def build(host: Host[OracleSettings]) -> AsyncIterator[list[Exposed]]:
+    """An oracle on its store, able to serve."""
+    ledger = await Ledger.open(
+        host.files,
+        Path(host.settings.store),
+        holder=f"process {os.getpid()} on {socket.gethostname()}",
+        cluster_id=host.cluster_id,
+    )
+    try:
+        oracle = Oracle(host.world.clock, ledger, ledger.is_still_ours, host.settings.limits())
+        await oracle.extend()
+        host.metrics_registry.register(OracleMetrics(oracle, ledger))
+        extending = host.background("extend the mark", oracle.keep_extended())
+        try:
+            service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
+            yield [Exposed(service, OracleHandler(oracle))]
+        finally:
+            extending.cancel()
+    finally:
+        await ledger.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run(load(OracleSettings), ServiceKind.SERVICE_KIND_ORACLE, build))

@@ -1,0 +1,64 @@
+"""The bytes of the mark: the one thing that an oracle must not lose. docs/formats.md shows them."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+
+from percolator.errors import StoreFault, StoreUnusable, WrongCluster
+from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX
+
+FORMAT = 1
+
+_FIRST_LINE = re.compile(rb"percolator-oracle-mark ([0-9]{1,9})\n")
+_FORMAT_1 = re.compile(
+    rb"(percolator-oracle-mark 1\n"
+    rb"cluster=([\x21-\x7e]{0,128})\n"
+    rb"milliseconds=([0-9]{1,14})\n)"
+    rb"crc32=([0-9a-f]{8})\n"
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Every timestamp that was ever handed out has a physical part below `milliseconds`."""
+
+    milliseconds: int
+    cluster_id: str
+    """Whose timestamps; empty for an oracle that served without a master."""
+
+    def encode(self) -> bytes:
+        body = (
+            f"percolator-oracle-mark {FORMAT}\n"
+            f"cluster={self.cluster_id}\n"
+            f"milliseconds={self.milliseconds}\n"
+        ).encode("ascii")
+        return body + f"crc32={zlib.crc32(body):08x}\n".encode("ascii")
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Mark:
+        """Refuses whatever `encode` of this version cannot have written."""
+        first_line = _FIRST_LINE.match(data)
+        if first_line is not None and int(first_line[1]) > FORMAT:
+            raise WrongCluster(
+                f"{where} was written by a newer version: format {int(first_line[1])}, "
+                f"this one knows {FORMAT}",
+                expected=f"format {FORMAT}",
+                found=f"format {int(first_line[1])}",
+            )
+        whole = _FORMAT_1.fullmatch(data)
+        if whole is None or zlib.crc32(whole[1]) != int(whole[4], 16):
+            raise _damaged(where)
+        milliseconds = int(whole[3])
+        if milliseconds > PHYSICAL_MILLISECONDS_MAX:
+            raise _damaged(where)
+        return cls(milliseconds, whole[2].decode("ascii"))
+
+
+def _damaged(where: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"{where} is damaged: timestamps that were handed out could be handed out again; "
+        "restore it, see docs/formats.md",
+        fault=StoreFault.DAMAGED,
+    )

@@ -1,0 +1,270 @@
+"""The oracle: strictly increasing timestamps, whatever happens to process, disk or clock.
+
+Timestamps are handed out from a *window* that ends at the mark. The mark is durable before anything
+of the window is served, and a new oracle starts at the mark of the old one, so no restart meets a
+number that was used. A task extends the window before it is used up, so that nobody waits for the
+disk in normal use: with windows of 2.9 s it writes every 2 s.
+
+Invariants:
+- What is handed out lies below a mark that was durable before, and above all that was handed out.
+- Nothing leaves without a look, *after* it was allocated, at whether this process may still answer:
+  if it was paused in between, it may have a successor by now.
+- While the mark cannot be made durable, what is left of the window is served, then nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    StoreFault,
+    StoreUnusable,
+    UsageError,
+)
+from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
+from percolator.world import Clock
+from services.oracle.allocator import Allocator
+from services.oracle.physical_time import PhysicalTime
+
+WINDOW_LEFT_AT_EXTENSION = 0.3
+"""The part of the window that is left when its extension begins. One costs two fsyncs, of which
+there is to be at most one a second, and the window has to be shorter than 3 s (`OracleLimits`); so
+0.7 of it are used first, and 0.87 s are left for the disk."""
+
+LEAD_PART_OF_WINDOW = 0.15
+"""How far a burst may run ahead of the time: half of what is left when an extension begins."""
+
+_RETRY_SECONDS = 0.25
+_START_JUMP_DAYS_MAX = 366
+_MILLISECONDS_PER_DAY = 86_400_000
+_LAG_WORTH_A_WARNING_SECONDS = 10.0
+
+_FAULTS = {
+    errno.ENOSPC: StoreFault.DISK_FULL,
+    errno.EDQUOT: StoreFault.DISK_FULL,
+    errno.EROFS: StoreFault.READ_ONLY,
+    errno.EACCES: StoreFault.READ_ONLY,
+    errno.EPERM: StoreFault.READ_ONLY,
+}
+
+_log = structlog.get_logger("percolator.oracle")
+
+
+class DurableMark(Protocol):
+    """Where the mark is kept: above the physical part of everything that was ever handed out."""
+
+    @property
+    def mark_milliseconds(self) -> int: ...
+
+    async def write(self, milliseconds: int) -> None:
+        """Returns when it is durable; an `OSError` means that it may or may not be."""
+        ...
+
+
+@dataclass(frozen=True)
+class OracleLimits:
+    """The bounds of one oracle."""
+
+    window_seconds: float = 2.9
+    """How far ahead the mark is set. A crash makes time jump that far at most; that is less than a
+    lock's time to live (3 s), so a restart alone makes no fresh lock expire."""
+
+    count_max: int = TIMESTAMPS_PER_REQUEST_MAX
+    """Timestamps in one request."""
+
+    wait_seconds_max: float = 2.0
+    """How long a request waits for the disk."""
+
+    jump_seconds_max: float = 60.0
+    """A wall clock that jumps further forward is not followed."""
+
+    follow_jumps: bool = False
+    """Follow it however far it jumps."""
+
+
+@dataclass(slots=True)
+class OracleCounts:
+    """What happened since the start."""
+
+    timestamps: int = 0
+    extensions: int = 0
+    extension_failures: int = 0
+    waits: int = 0
+    """Requests that had to wait for the disk."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """By the name of the error."""
+
+
+class Oracle:
+    """Hands out timestamps once `extend` has succeeded; `keep_extended` has to run beside it."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        mark: DurableMark,
+        may_answer: Callable[[], bool],
+        limits: OracleLimits,
+    ) -> None:
+        self._clock = clock
+        self._mark = mark
+        self._may_answer = may_answer
+        self._limits = limits
+        self._window_milliseconds = int(limits.window_seconds * 1000)
+        _check_start(clock.wall_milliseconds(), mark.mark_milliseconds, limits)
+        self._time = PhysicalTime(
+            clock,
+            not_before_milliseconds=mark.mark_milliseconds,
+            jump_seconds_max=limits.jump_seconds_max,
+            follow_jumps=limits.follow_jumps,
+        )
+        self._allocator = Allocator(
+            mark.mark_milliseconds,
+            lead_milliseconds_max=int(self._window_milliseconds * LEAD_PART_OF_WINDOW),
+        )
+        self._is_deposed = False
+        self._failure: OSError | None = None
+        self._extension_wanted = asyncio.Event()
+        self._extension_ended = asyncio.Event()
+        self._clock_complaint = ""
+        self.counts = OracleCounts()
+
+    async def get_timestamps(self, count: int) -> int:
+        """The first of `count` consecutive timestamps that nobody else has or will have."""
+        try:
+            if not 0 < count <= self._limits.count_max:
+                raise InvalidArgument("count", f"{count} is outside 1 .. {self._limits.count_max}")
+            first = self._allocator.allocate(count, self._time.now_milliseconds())
+            if first is None:
+                first = await self._allocate_when_extended(count)
+            # Nothing may be awaited between this look and the answer.
+            self._check_may_answer()
+        except PercolatorError as error:
+            self.counts.refused[type(error).__name__] += 1
+            raise
+        self.counts.timestamps += count
+        return first
+
+    async def extend(self) -> None:
+        """Makes a further mark durable and opens the window up to it, or raises `StoreUnusable`."""
+        self._check_may_answer()
+        milliseconds = self._time.now_milliseconds() + self._window_milliseconds
+        try:
+            await self._mark.write(milliseconds)
+        except OSError as error:
+            self._failed(error)
+            raise self._unusable(error) from error
+        else:
+            self._allocator.extend(milliseconds)
+            self._succeeded()
+        finally:
+            # Whoever waits looks again, whatever the outcome, and asks again if need be.
+            self._extension_wanted.clear()
+            self._extension_ended.set()
+            self._extension_ended = asyncio.Event()
+
+    async def keep_extended(self) -> None:
+        """Extends the window whenever little of it is left. Ends only with an error."""
+        while True:
+            await self._until_extension_is_due()
+            try:
+                await self.extend()
+            except StoreUnusable:
+                # It is counted, logged, and told to whoever asks for timestamps meanwhile.
+                await self._clock.sleep(_RETRY_SECONDS)
+            self._watch_clock()
+
+    @property
+    def wall_lead_seconds(self) -> float:
+        """How far the wall clock is ahead of the timestamps; negative while it lags."""
+        return self._time.wall_lead_seconds
+
+    @property
+    def mark_milliseconds(self) -> int:
+        """The durable mark, below which everything that was handed out lies."""
+        return self._allocator.limit_milliseconds
+
+    async def _allocate_when_extended(self, count: int) -> int:
+        self.counts.waits += 1
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds_max):
+                while True:
+                    if self._failure is not None:
+                        raise self._unusable(self._failure)
+                    self._extension_wanted.set()
+                    await self._extension_ended.wait()
+                    first = self._allocator.allocate(count, self._time.now_milliseconds())
+                    if first is not None:
+                        return first
+        except TimeoutError:
+            raise NotReady(
+                f"the disk took longer than {self._limits.wait_seconds_max:g} s to extend the mark"
+            ) from None
+
+    async def _until_extension_is_due(self) -> None:
+        left = self._allocator.limit_milliseconds - self._time.now_milliseconds()
+        unused = left - self._window_milliseconds * WINDOW_LEFT_AT_EXTENSION
+        if unused > 0:
+            # A clock that jumps uses the window up before this time-out: then somebody wants it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(unused / 1000):
+                    await self._extension_wanted.wait()
+
+    def _check_may_answer(self) -> None:
+        if self._is_deposed or not self._may_answer():
+            self._is_deposed = True
+            raise NotReady("this oracle has lost its store, or another one has taken its place")
+
+    def _failed(self, error: OSError) -> None:
+        self.counts.extension_failures += 1
+        if self._failure is None:
+            _log.error("the mark cannot be made durable", error=str(error))
+        self._failure = error
+
+    def _succeeded(self) -> None:
+        self.counts.extensions += 1
+        if self._failure is not None:
+            _log.info("the mark is durable again")
+        self._failure = None
+
+    def _unusable(self, error: OSError) -> StoreUnusable:
+        return StoreUnusable(
+            f"the mark cannot be made durable: {error}",
+            fault=_FAULTS.get(error.errno or 0, StoreFault.INPUT_OUTPUT),
+        )
+
+    def _watch_clock(self) -> None:
+        """Warns when the wall clock begins to disagree, and tells when it agrees again."""
+        lead = self._time.wall_lead_seconds
+        complaint = ""
+        if self._time.is_ignoring_a_jump:
+            complaint = "the wall clock jumped forward and is not followed"
+        elif lead < -_LAG_WORTH_A_WARNING_SECONDS:
+            complaint = "the wall clock lags behind the timestamps"
+        if complaint == self._clock_complaint:
+            return
+        self._clock_complaint = complaint
+        if complaint:
+            _log.warning(complaint, wall_lead_seconds=round(lead, 3))
+        else:
+            _log.info("the wall clock agrees with the timestamps again")
+
+
+def _check_start(wall_milliseconds: int, mark_milliseconds: int, limits: OracleLimits) -> None:
+    """A long stop looks like a jump of the clock; only an absurd one is refused."""
+    days = (wall_milliseconds - mark_milliseconds) / _MILLISECONDS_PER_DAY
+    if mark_milliseconds and days > _START_JUMP_DAYS_MAX and not limits.follow_jumps:
+        raise UsageError(
+            f"the wall clock is {days:.0f} days above the persisted mark; if it is right, start "
+            "once with --follow-clock-jumps"
+        )
