@@ -61,6 +61,8 @@ class Host(Generic[SettingsT]):
     """Random, new with every start of the process."""
     cluster_id: str
     """As a master told it; empty when the settings name no masters."""
+    announced: cluster.Server
+    """How this process is announced to its cluster."""
     log: structlog.stdlib.BoundLogger
     metrics_registry: CollectorRegistry
     failed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -194,12 +196,20 @@ class _Process(Generic[SettingsT]):
 
         membership = Membership(world, settings.masters)
         await self._unless_stopped(membership.find_cluster())
+        announced = cluster.Server(
+            kind=self._kind,
+            server_id=f"{world.random.getrandbits(128):032x}",
+            address=str(settings.advertised(bound)),
+            metrics_address=str(metrics_bound.dialable()) if metrics_bound else "",
+            version=version(),
+        )
         host = Host(
             settings=settings,
             world=world,
             files=files,
-            server_id=f"{world.random.getrandbits(128):032x}",
+            server_id=announced.server_id,
             cluster_id=membership.cluster_id,
+            announced=announced,
             log=self._log,
             metrics_registry=registry,
         )
@@ -208,13 +218,6 @@ class _Process(Generic[SettingsT]):
         exposed = await self._unless_stopped(stack.enter_async_context(self._build(host)))
         await server.expose(exposed)
 
-        announced = cluster.Server(
-            kind=self._kind,
-            server_id=host.server_id,
-            address=str(settings.advertised(bound)),
-            metrics_address=str(metrics_bound.dialable()) if metrics_bound else "",
-            version=version(),
-        )
         if settings.masters:
             registration = Registration(world, membership, self._belonging(server))
             keeping = host.background("registration", registration.keep(announced))
