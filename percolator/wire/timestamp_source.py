@@ -36,10 +36,57 @@ BACKOFF_SECONDS_MIN = 0.02
 BACKOFF_SECONDS_MAX = 0.5
 """The pause after every address was tried in vain: doubled each time, half of it by chance."""
 
-_Waiter = tuple["asyncio.Future[int]", int, float]
-"""Who waits, for how many timestamps, until when (in the event loop's time)."""
-
 _WORTH_ANOTHER_TRY = (errors.NotExecuted, errors.ExecutionUnknown)
+
+
+class _Batch:
+    """Those who share a request, in the order in which they asked.
+
+    Three lists instead of one of tuples: nothing that the garbage collector would have to look at
+    is made per question besides its future.
+    """
+
+    __slots__ = ("count", "counts", "deadlines", "futures")
+
+    def __init__(self) -> None:
+        self.futures: list[asyncio.Future[int]] = []
+        self.counts: list[int] = []
+        self.deadlines: list[float] = []
+        """In the event loop's time."""
+        self.count = 0
+        """The sum of the counts."""
+
+    def split(self, count_max: int) -> _Batch:
+        """Keeps the first ones, who want `count_max` together at most; returns the rest."""
+        kept, count = 0, 0
+        while count + self.counts[kept] <= count_max:
+            count += self.counts[kept]
+            kept += 1
+        rest = _Batch()
+        rest.futures, self.futures = self.futures[kept:], self.futures[:kept]
+        rest.counts, self.counts = self.counts[kept:], self.counts[:kept]
+        rest.deadlines, self.deadlines = self.deadlines[kept:], self.deadlines[:kept]
+        rest.count, self.count = self.count - count, count
+        return rest
+
+    def take_over(self, later: _Batch) -> None:
+        """Drops those who wait no more, and lets those of `later` follow."""
+        both = zip(
+            self.futures + later.futures,
+            self.counts + later.counts,
+            self.deadlines + later.deadlines,
+            strict=True,
+        )
+        waiting = [entry for entry in both if not entry[0].done()]
+        self.futures = [future for future, _, _ in waiting]
+        self.counts = [count for _, count, _ in waiting]
+        self.deadlines = [deadline for _, _, deadline in waiting]
+        self.count = sum(self.counts)
+
+    def fail(self, error: errors.PercolatorError) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
 
 
 class TimestampSource:
@@ -66,9 +113,8 @@ class TimestampSource:
         self._loop = loop
         self._now = loop.time
         self._create_future = loop.create_future
-        self._waiting: list[_Waiter] = []
-        self._waiting_count = 0
-        self._in_flight: list[_Waiter] = []
+        self._waiting = _Batch()
+        self._in_flight = _Batch()
         self._dispatcher: asyncio.Task[None] | None = None
         self._reaper: asyncio.TimerHandle | None = None
         self._reap_at = math.inf
@@ -77,36 +123,39 @@ class TimestampSource:
         self._ended: tuple[type[errors.PercolatorError], str] | None = None
         self.requests_answered = 0
 
-    async def get(self, count: int = 1, timeout_seconds: float | None = None) -> int:
-        """A timestamp larger than every one that was received before the call.
+    def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
+        """A timestamp larger than every one that was received before the call: await it.
 
-        With a `count`, the first of so many consecutive ones. Raises `DeadlineExceeded` when no
+        With a `count`, the first of so many consecutive ones. `DeadlineExceeded` means that no
         oracle answered in time; the call may be repeated.
         """
-        # Hundreds of thousands of calls a second come by here: each line costs.
+        # Hundreds of thousands of calls a second come by here, so that each line costs: this is no
+        # coroutine, which would be one object and one frame more.
         if not 0 < count <= self._count_max:
             raise errors.InvalidArgument("count", f"{count} is outside 1 .. {self._count_max}")
         if self._ended is not None:
             kind, message = self._ended
             raise kind(message)
+        deadline = self._now() + (
+            self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        )
         waiting = self._waiting
-        if len(waiting) >= WAITERS_MAX:
+        if len(waiting.futures) >= WAITERS_MAX:
             raise errors.Overloaded(
                 f"{WAITERS_MAX} questions for timestamps are waiting already",
                 retry_after_seconds=BACKOFF_SECONDS_MAX,
             )
-        deadline = self._now() + (
-            self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        )
-        future: asyncio.Future[int] = self._create_future()
-        waiting.append((future, count, deadline))
-        self._waiting_count += count
+        future = self._create_future()
+        waiting.futures.append(future)
+        waiting.counts.append(count)
+        waiting.deadlines.append(deadline)
+        waiting.count += count
         if deadline < self._reap_at:
             self._reap_no_later_than(deadline)
         if self._dispatcher is None:
             # The task starts after everybody who is asking at this very moment has asked.
             self._dispatcher = self._loop.create_task(self._dispatch())
-        return await future
+        return future
 
     async def close(self) -> None:
         """Gives up whatever is waited for. Closing twice is harmless."""
@@ -124,59 +173,47 @@ class TimestampSource:
         """Sends requests, one at a time, until nobody waits."""
         tries_in_vain = 0
         try:
-            while self._waiting:
-                batch, count = self._take()
-                self._in_flight = batch
+            while self._waiting.futures:
+                batch = self._in_flight = self._waiting
+                self._waiting = _Batch()
+                if batch.count > self._count_max:
+                    self._waiting = batch.split(self._count_max)
                 try:
                     response = await self._calls[0](
-                        GetTimestampsRequest(count=count), ATTEMPT_SECONDS_MAX
+                        GetTimestampsRequest(count=batch.count), ATTEMPT_SECONDS_MAX
                     )
                 except _WORTH_ANOTHER_TRY as error:
                     tries_in_vain += 1
-                    self._put_back(batch, str(error))
+                    self._last_failure = str(error)
+                    batch.take_over(self._waiting)
+                    self._waiting, self._in_flight = batch, _Batch()
                     await self._turn_to_the_next(tries_in_vain, error)
                 except errors.PercolatorError as error:
-                    _fail(batch, error)
+                    batch.fail(error)
                 else:
                     tries_in_vain = 0
-                    self._distribute(batch, count, response)
+                    self._distribute(batch, response)
         except Exception as error:
             self._ended = (errors.InvariantViolation, f"asking for timestamps broke: {error!r}")
             self._fail_everybody()
             raise
         finally:
-            self._in_flight = []
+            self._in_flight = _Batch()
             self._dispatcher = None
 
-    def _take(self) -> tuple[list[_Waiter], int]:
-        """Those who share the next request, and how many timestamps they want together."""
-        waiting, count = self._waiting, self._waiting_count
-        self._waiting, self._waiting_count = [], 0
-        if count <= self._count_max:
-            return waiting, count
-        batch_count = 0
-        for taken, (_, wanted, _) in enumerate(waiting):
-            if batch_count + wanted > self._count_max:
-                self._waiting, self._waiting_count = waiting[taken:], count - batch_count
-                return waiting[:taken], batch_count
-            batch_count += wanted
-        raise errors.InvariantViolation(f"{count} timestamps are wanted, but only {batch_count}")
-
-    def _distribute(
-        self, batch: list[_Waiter], count: int, response: GetTimestampsResponse
-    ) -> None:
+    def _distribute(self, batch: _Batch, response: GetTimestampsResponse) -> None:
         first = response.first
-        if first <= self._largest or response.count != count:
-            self._refuse_for_ever(first, count, response.count)
+        if first <= self._largest or response.count != batch.count:
+            self._refuse_for_ever(first, batch.count, response.count)
             return
-        self._largest = first + count - 1
+        self._largest = first + batch.count - 1
         self._last_failure = ""
         self.requests_answered += 1
-        for future, wanted, _ in batch:
+        for future, count in zip(batch.futures, batch.counts, strict=True):
             # Whoever was cancelled or came to the deadline meanwhile leaves a gap.
             if not future.done():
                 future.set_result(first)
-            first += wanted
+            first += count
 
     def _refuse_for_ever(self, first: int, asked: int, received: int) -> None:
         if received != asked:
@@ -191,13 +228,6 @@ class TimestampSource:
                 "received; nothing may go on",
             )
         self._fail_everybody()
-
-    def _put_back(self, batch: list[_Waiter], failure: str) -> None:
-        """Those who still wait go first into the next request."""
-        self._last_failure = failure
-        self._in_flight = []
-        self._waiting[:0] = [waiter for waiter in batch if not waiter[0].done()]
-        self._waiting_count = sum(count for _, count, _ in self._waiting)
 
     async def _turn_to_the_next(self, tries_in_vain: int, error: errors.PercolatorError) -> None:
         """Makes the next address the preferred one; pauses when all have been tried."""
@@ -224,16 +254,17 @@ class TimestampSource:
         """
         now = self._now()
         earliest = math.inf
-        for future, _, deadline in (*self._in_flight, *self._waiting):
-            if future.done():
-                continue
-            if deadline <= now:
-                reason = self._last_failure or "no answer yet"
-                future.set_exception(
-                    errors.DeadlineExceeded(f"no timestamp in time; last seen: {reason}")
-                )
-            else:
-                earliest = min(earliest, deadline)
+        for batch in (self._in_flight, self._waiting):
+            for future, deadline in zip(batch.futures, batch.deadlines, strict=True):
+                if future.done():
+                    continue
+                if deadline <= now:
+                    reason = self._last_failure or "no answer yet"
+                    future.set_exception(
+                        errors.DeadlineExceeded(f"no timestamp in time; last seen: {reason}")
+                    )
+                else:
+                    earliest = min(earliest, deadline)
         self._reaper, self._reap_at = None, math.inf
         if earliest < math.inf:
             self._reap_no_later_than(earliest)
@@ -241,11 +272,6 @@ class TimestampSource:
     def _fail_everybody(self) -> None:
         if self._ended is not None:
             kind, message = self._ended
-            _fail([*self._in_flight, *self._waiting], kind(message))
-        self._waiting, self._waiting_count = [], 0
-
-
-def _fail(waiters: Sequence[_Waiter], error: errors.PercolatorError) -> None:
-    for future, _, _ in waiters:
-        if not future.done():
-            future.set_exception(error)
+            self._in_flight.fail(kind(message))
+            self._waiting.fail(kind(message))
+        self._waiting = _Batch()
