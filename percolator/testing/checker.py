@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from percolator.errors import InvalidArgument
 from percolator.testing.history import History
 from percolator.testing.isolation.observer_runs import WatchedColumns, check_observer_runs
 from percolator.testing.isolation.outcomes import Resolver, settled
@@ -38,6 +39,7 @@ def check(
     `resolve` is asked how each transaction of unknown outcome ended; pass `observers` only when
     they had the time to finish. The report explains at most `violations_max` violations.
     """
+    _refuse_namesakes(history)
     final = settled(history, resolve)
     report = Report(violations_max=violations_max, transactions=len(final))
     check_uniqueness(final, report)
@@ -46,3 +48,15 @@ def check(
     replay(final, report)
     check_observer_runs(final, observers, report)
     return report
+
+
+def _refuse_namesakes(history: History) -> None:
+    """Two processes that call their sessions alike would be judged as one session."""
+    named: set[tuple[str, int]] = set()
+    for record in history:
+        name = record.session, record.number
+        if name in named:
+            raise InvalidArgument(
+                "history", f"two transactions are #{name[1]} of session {name[0]}"
+            )
+        named.add(name)

@@ -1,8 +1,11 @@
-"""Unknown outcomes, resolved before anything is checked.
+"""Outcomes, settled before anything is checked.
 
 A transaction whose client was not told how it ended is either committed at a timestamp that the
 store knows, or it never happened. Both are allowed; what is not allowed is that some readers see
 it one way and some the other, which the replay finds once the answer is fixed.
+
+A transaction that wrote nothing commits nothing: whatever its client reported as its commit
+timestamp was never handed out for it.
 """
 
 from __future__ import annotations
@@ -18,16 +21,18 @@ Resolver = Callable[[TransactionRecord], int | None]
 
 
 def settled(history: History, resolve: Resolver | None) -> History:
-    """The history with every unknown transaction either found committed or aborted."""
+    """The history with every transaction either aborted, or committed at a timestamp of its own."""
     return History([_settled(record, resolve) for record in history], history.initial)
 
 
 def _settled(record: TransactionRecord, resolve: Resolver | None) -> TransactionRecord:
+    if not record.locked():
+        ended = Outcome.ABORTED if record.outcome is Outcome.UNKNOWN else record.outcome
+        if ended is record.outcome and not record.commit_ts:
+            return record
+        return replace(record, outcome=ended, commit_ts=0)
     if record.outcome is not Outcome.UNKNOWN:
         return record
-    if not record.locked():
-        # It wrote nothing, so there is nothing to ask the store about; its reads still count.
-        return replace(record, outcome=Outcome.ABORTED)
     if resolve is None:
         raise UsageError(f"{record} ended unknown: pass a resolver to find out how")
     commit_ts = resolve(record)
