@@ -39,7 +39,6 @@ class FileStatus:
     device: int
     is_directory: bool
     size_bytes: int
-    links: int
 
 
 class OpenFile(Protocol):
@@ -93,6 +92,10 @@ class Files(Protocol):
     async def unlink(self, path: Path) -> None: ...
 
     async def stat(self, path: Path) -> FileStatus: ...
+
+    def stat_now(self, path: Path) -> FileStatus:
+        """The same, for the one look between work that is done and the answer that leaves."""
+        ...
 
     async def list(self, path: Path) -> list[str]:
         """The names in a directory, sorted."""
@@ -161,13 +164,15 @@ class RealFiles:
         await self._waiting(os.unlink, path)
 
     async def stat(self, path: Path) -> FileStatus:
+        return self.stat_now(path)
+
+    def stat_now(self, path: Path) -> FileStatus:
         found = os.stat(path)
         return FileStatus(
             inode=found.st_ino,
             device=found.st_dev,
             is_directory=stat.S_ISDIR(found.st_mode),
             size_bytes=found.st_size,
-            links=found.st_nlink,
         )
 
     async def list(self, path: Path) -> list[str]:

@@ -1,0 +1,181 @@
+"""A disk in memory that forgets, when the power fails, what nobody made durable.
+
+Content is durable after `fsync` of the file, names after `fsync` of their directory; a directory's
+names become durable in the order of their changes, several files' contents in any order. A content
+that was being written may be torn anywhere, and may end in zeros where data never arrived. After a
+failed fsync the content written before it never becomes durable, although it can still be read and
+a later fsync succeeds: so do Linux file systems, and it has lost other databases their data.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from percolator.world import Random
+
+
+class File:
+    """An inode with content."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.content = b""
+        self.locked = False
+        self._durable = b""
+        self._lost = False
+
+    def truncate(self) -> None:
+        self.content = b""
+        self._lost = False
+
+    def append(self, data: bytes) -> None:
+        self.content += data
+
+    def fsync(self) -> None:
+        if not self._lost:
+            self._durable = self.content
+
+    def fail_fsync(self) -> None:
+        """The pages are dropped as clean: no later fsync writes them."""
+        self._lost = self.content != self._durable
+
+    def lose_power(self, random: Random | None) -> None:
+        self.content = self._durable if random is None else self._torn(random)
+        self._durable = self.content
+        self.locked = False
+        self._lost = False
+
+    def _torn(self, random: Random) -> bytes:
+        extended = self.content.startswith(self._durable)
+        if not extended and random.random() < 0.5:
+            return self._durable
+        certain = len(self._durable) if extended else 0
+        length = random.randint(certain, len(self.content))
+        arrived = random.choice((length, random.randint(certain, length)))
+        return self.content[:arrived] + bytes(length - arrived)
+
+
+@dataclass
+class Directory:
+    """An inode with names."""
+
+    number: int
+    names: dict[str, File | Directory] = field(default_factory=dict)
+    _durable: dict[str, File | Directory] = field(default_factory=dict)
+    _pending: list[dict[str, File | Directory | None]] = field(default_factory=list)
+
+    def change(self, names: dict[str, File | Directory | None]) -> None:
+        """Sets and (None) removes names, all in one step."""
+        self._apply(self.names, names)
+        self._pending.append(names)
+
+    def fsync(self) -> None:
+        self._keep(len(self._pending))
+
+    def lose_power(self, random: Random | None) -> None:
+        self._keep(0 if random is None else random.randint(0, len(self._pending)))
+        self.names = dict(self._durable)
+
+    def everything(self) -> list[File | Directory]:
+        """What has a name here, or had one that a power cut may bring back."""
+        changed = [node for names in self._pending for node in names.values() if node is not None]
+        return [*self.names.values(), *self._durable.values(), *changed]
+
+    def _keep(self, steps: int) -> None:
+        for names in self._pending[:steps]:
+            self._apply(self._durable, names)
+        self._pending.clear()
+
+    @staticmethod
+    def _apply(to: dict[str, File | Directory], names: dict[str, File | Directory | None]) -> None:
+        for name, node in names.items():
+            if node is None:
+                to.pop(name, None)
+            else:
+                to[name] = node
+
+
+class MemoryDisk:
+    """What is stored; the processes that see it are `MemoryFiles`."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(2)
+        self.root = Directory(1)
+        self._generation = 0
+
+    @property
+    def generation(self) -> int:
+        """How often the power has failed: processes of an earlier one are no more."""
+        return self._generation
+
+    def make_durable_directory(self, path: Path) -> None:
+        """Makes a directory and its parents, as an operator would before anything starts."""
+        directory = self.root
+        for name in path.parts[1:]:
+            found = directory.names.get(name)
+            if found is None:
+                found = self.new_directory()
+                directory.change({name: found})
+                directory.fsync()
+            if isinstance(found, File):
+                raise fault(errno.ENOTDIR, path)
+            directory = found
+
+    def cut_power(self, random: Random | None = None) -> None:
+        """Everything that was not made durable is lost; with `random`, some of it survives."""
+        self._generation += 1
+        # In the order of their numbers: the same seed must lose the same things.
+        for _, node in sorted(self._all().items()):
+            node.lose_power(random)
+
+    def new_file(self) -> File:
+        return File(next(self._numbers))
+
+    def new_directory(self) -> Directory:
+        return Directory(next(self._numbers))
+
+    def find(self, path: Path) -> File | Directory:
+        """What has this name now."""
+        if not path.is_absolute():
+            raise fault(errno.EINVAL, path)
+        node: File | Directory = self.root
+        for name in path.parts[1:]:
+            if isinstance(node, File):
+                raise fault(errno.ENOTDIR, path)
+            found = node.names.get(name)
+            if found is None:
+                raise fault(errno.ENOENT, path)
+            node = found
+        return node
+
+    def find_file(self, path: Path) -> File:
+        node = self.find(path)
+        if isinstance(node, Directory):
+            raise fault(errno.EISDIR, path)
+        return node
+
+    def find_directory(self, path: Path) -> Directory:
+        node = self.find(path)
+        if isinstance(node, File):
+            raise fault(errno.ENOTDIR, path)
+        return node
+
+    def _all(self) -> dict[int, File | Directory]:
+        found: dict[int, File | Directory] = {}
+        waiting: list[File | Directory] = [self.root]
+        while waiting:
+            node = waiting.pop()
+            if node.number not in found:
+                found[node.number] = node
+                if isinstance(node, Directory):
+                    waiting.extend(node.everything())
+        return found
+
+
+def fault(number: int, path: Path) -> OSError:
+    """The `OSError`, of its proper subclass, that the operating system would raise."""
+    return OSError(number, os.strerror(number), str(path))

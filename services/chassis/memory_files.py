@@ -1,0 +1,284 @@
+"""`Files` on a `MemoryDisk`: one process's view, which can be made to fail and to die.
+
+Before each system call, `faults` is asked: it may raise the error that the call shall fail with,
+or kill the process. A killed process does nothing more: its next call never returns (whoever runs
+it cancels its tasks), and its locks are free. What it had written stays, until the power fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from services.chassis.files import FileLock, FileStatus, OpenFile
+from services.chassis.memory_disk import Directory, File, MemoryDisk, fault
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Failure:
+    operation: str
+    number: int
+    calls_before: int
+    calls_failing: int
+
+
+class Faults:
+    """Which system calls of one process fail, and when it dies."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """System calls made so far: the n of `kill_at`."""
+        self._failures: list[_Failure] = []
+        self._kill_at: int | None = None
+
+    def fail(
+        self, operation: str, *, nth: int = 1, times: int = 1, number: int = errno.EIO
+    ) -> None:
+        """The `nth` call of `operation` ("fsync", "append", …) from now on fails, and the next
+        `times - 1` too, with this errno."""
+        self._failures.append(_Failure(operation, number, nth - 1, times))
+
+    def kill_at(self, call: int) -> None:
+        """The process dies before its system call of this number (from 0) is made."""
+        self._kill_at = call
+
+    def strike(self, operation: str, path: Path) -> bool:
+        """Counts one call. True: the process dies now. Raises what the call fails with."""
+        if self.calls == self._kill_at:
+            return True
+        self.calls += 1
+        for failure in self._failures:
+            if failure.operation == operation and failure.calls_failing > 0:
+                if failure.calls_before > 0:
+                    failure.calls_before -= 1
+                else:
+                    failure.calls_failing -= 1
+                    raise fault(failure.number, path)
+        return False
+
+
+class MemoryFiles:
+    """The file system in memory, as one process sees it."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.disk = disk
+        self.faults = Faults()
+        self.killed = asyncio.Event()
+        self._generation = disk.generation
+        self._locked: set[File] = set()
+
+    def kill(self) -> None:
+        """As kill -9: nothing more happens, nothing is tidied up, the locks are free."""
+        self.killed.set()
+        self.close()
+
+    def close(self) -> None:
+        for file in self._locked:
+            file.locked = False
+        self._locked.clear()
+
+    async def make_directory(self, path: Path) -> None:
+        await self.step("make_directory", path)
+        parent = self._parent_without(path)
+        parent.change({path.name: self.disk.new_directory()})
+
+    async def remove_directory(self, path: Path) -> None:
+        await self.step("remove_directory", path)
+        if self.disk.find_directory(path).names:
+            raise fault(errno.ENOTEMPTY, path)
+        self._parent(path).change({path.name: None})
+
+    async def rename(self, source: Path, target: Path) -> None:
+        await self.step("rename", source)
+        if source.parent != target.parent:
+            raise fault(errno.EXDEV, target)
+        node = self.disk.find(source)
+        parent = self._parent(source)
+        replaced = parent.names.get(target.name)
+        if replaced is node:
+            return
+        if isinstance(node, File) and isinstance(replaced, Directory):
+            raise fault(errno.EISDIR, target)
+        if isinstance(node, Directory) and isinstance(replaced, File):
+            raise fault(errno.ENOTDIR, target)
+        if isinstance(replaced, Directory) and replaced.names:
+            raise fault(errno.ENOTEMPTY, target)
+        parent.change({source.name: None, target.name: node})
+
+    async def link(self, source: Path, target: Path) -> None:
+        await self.step("link", source)
+        node = self.disk.find(source)
+        parent = self._parent_without(target)
+        if isinstance(node, Directory):
+            raise fault(errno.EPERM, source)
+        parent.change({target.name: node})
+
+    async def unlink(self, path: Path) -> None:
+        await self.step("unlink", path)
+        self.disk.find_file(path)
+        self._parent(path).change({path.name: None})
+
+    async def stat(self, path: Path) -> FileStatus:
+        await self.step("stat", path)
+        return self._status(path)
+
+    def stat_now(self, path: Path) -> FileStatus:
+        """A process that is killed here sees the answer, and gets no further than its next call."""
+        if self._alive() and self.faults.strike("stat", path):
+            self.kill()
+        return self._status(path)
+
+    def _status(self, path: Path) -> FileStatus:
+        node = self.disk.find(path)
+        is_directory = isinstance(node, Directory)
+        size = 0 if isinstance(node, Directory) else len(node.content)
+        return FileStatus(node.number, device=1, is_directory=is_directory, size_bytes=size)
+
+    async def list(self, path: Path) -> list[str]:
+        await self.step("list", path)
+        return sorted(self.disk.find_directory(path).names)
+
+    async def read(self, path: Path, *, bytes_max: int) -> bytes:
+        await self.step("read", path)
+        content = self.disk.find_file(path).content
+        if len(content) > bytes_max:
+            raise fault(errno.EFBIG, path)
+        return content
+
+    async def create(self, path: Path, *, exclusive: bool = True) -> OpenFile:
+        await self.step("create", path)
+        return MemoryOpenFile(self, path, self._created(path, exclusive=exclusive))
+
+    async def open_to_append(self, path: Path) -> OpenFile:
+        await self.step("open_to_append", path)
+        return MemoryOpenFile(self, path, self.disk.find_file(path))
+
+    async def fsync_directory(self, path: Path) -> None:
+        await self.step("fsync_directory", path)
+        self.disk.find_directory(path).fsync()
+
+    async def lock(self, path: Path) -> FileLock:
+        await self.step("lock", path)
+        parent = self._parent(path)
+        if path.name in parent.names:
+            file = self.disk.find_file(path)
+        else:
+            file = self._created(path, exclusive=True)
+        if file.locked:
+            raise fault(errno.EAGAIN, path)
+        file.locked = True
+        self._locked.add(file)
+        return MemoryFileLock(self, file)
+
+    def unlock(self, file: File) -> None:
+        """Only what this process holds: after its death another one may hold it."""
+        if file in self._locked:
+            self._locked.remove(file)
+            file.locked = False
+
+    async def step(self, operation: str, path: Path) -> None:
+        """One system call is about to happen, unless it fails or the process is dead."""
+        if self._alive() and self.faults.strike(operation, path):
+            self.kill()
+        if not self._alive():
+            await asyncio.get_running_loop().create_future()
+
+    def _alive(self) -> bool:
+        if self._generation != self.disk.generation:
+            self.killed.set()
+        return not self.killed.is_set()
+
+    def _parent(self, path: Path) -> Directory:
+        return self.disk.find_directory(path.parent)
+
+    def _parent_without(self, path: Path) -> Directory:
+        parent = self._parent(path)
+        if path.name in parent.names:
+            raise fault(errno.EEXIST, path)
+        return parent
+
+    def _created(self, path: Path, *, exclusive: bool) -> File:
+        parent = self._parent(path)
+        if path.name in parent.names:
+            if exclusive:
+                raise fault(errno.EEXIST, path)
+            file = self.disk.find_file(path)
+            file.truncate()
+            return file
+        file = self.disk.new_file()
+        parent.change({path.name: file})
+        return file
+
+
+class MemoryOpenFile:
+    """An open file of `MemoryFiles`."""
+
+    def __init__(self, files: MemoryFiles, path: Path, file: File) -> None:
+        self._files = files
+        self._path = path
+        self._file = file
+
+    async def append(self, data: bytes) -> None:
+        try:
+            await self._files.step("append", self._path)
+        except OSError:
+            # A disk that is full takes what still fits.
+            self._file.append(data[: len(data) // 2])
+            raise
+        self._file.append(data)
+
+    async def fsync(self) -> None:
+        try:
+            await self._files.step("fsync", self._path)
+        except OSError:
+            self._file.fail_fsync()
+            raise
+        self._file.fsync()
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class MemoryFileLock:
+    """A lock of `MemoryFiles`."""
+
+    def __init__(self, files: MemoryFiles, file: File) -> None:
+        self._files = files
+        self._file: File | None = file
+
+    def release(self) -> None:
+        # Once only: by a second time somebody else may have locked the file.
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.unlock(file)
+
+
+async def run_until_killed(files: MemoryFiles, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the process of `files` died first."""
+    working = asyncio.ensure_future(work)
+    dying = asyncio.ensure_future(files.killed.wait())
+    try:
+        await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, dying):
+            task.cancel()
+        await asyncio.gather(working, dying, return_exceptions=True)
