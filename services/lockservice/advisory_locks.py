@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from percolator.errors import Overloaded
+from services.chassis.lived_time import LivedTime, ticks_of
 from services.lockservice.deadlines import Deadlines
 from services.lockservice.limits import Limits
-from services.lockservice.lived_time import LivedTime, ticks_of
 from services.lockservice.sessions import Session
 
 _RETRY_SECONDS = 1.0

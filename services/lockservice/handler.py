@@ -11,9 +11,9 @@ from typing import Final
 from percolator.errors import InvalidArgument
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.world import Clock, Random
+from services.chassis.lived_time import LivedTime
 from services.lockservice.advisory_locks import AdvisoryLocks
 from services.lockservice.limits import Limits, check_session_id
-from services.lockservice.lived_time import LivedTime
 from services.lockservice.sessions import Session, SessionInfo, Sessions
 
 EXPIRY_INTERVAL_SECONDS: Final = 0.05

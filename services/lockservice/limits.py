@@ -19,6 +19,8 @@ class Limits:
     ttl_milliseconds_min: int = 500
     ttl_milliseconds_max: int = 60_000
     sessions_max: int = 100_000
+    buried_max: int = 100_000
+    """Ids that ended in the grace after a restart, remembered because they must not be revived."""
     locks_max: int = 1_000_000
     lock_name_bytes_total_max: int = 256 * 1024 * 1024
     lock_name_bytes_max: int = 1_024

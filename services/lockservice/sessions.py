@@ -18,9 +18,9 @@ from sortedcontainers import SortedDict
 from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
 from percolator.world import Random
+from services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
 from services.lockservice.deadlines import Deadlines
 from services.lockservice.limits import Limits
-from services.lockservice.lived_time import LivedTime, milliseconds_between, ticks_of
 
 _RETRY_SECONDS = 1.0
 
@@ -179,7 +179,7 @@ class Sessions:
         if session_id in self._by_id or session_id in self._buried:
             return False
         # A full memory of the buried could revive one of them: then nobody is taken over.
-        if len(self._buried) >= self._limits.sessions_max:
+        if len(self._buried) >= self._limits.buried_max:
             return False
         return self._time.tick() < self._started + ticks_of(ttl_milliseconds)
 
@@ -203,7 +203,7 @@ class Sessions:
         self._bury(session.session_id)
 
     def _bury(self, session_id: bytes) -> None:
-        if self._is_in_grace() and len(self._buried) < self._limits.sessions_max:
+        if self._is_in_grace() and len(self._buried) < self._limits.buried_max:
             self._buried.add(session_id)
 
     def _check_room(self) -> None:

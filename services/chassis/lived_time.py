@@ -1,9 +1,9 @@
-"""Time as the lock service lived it: what it slept through does not count.
+"""Time as this process lived it: what it slept through does not count.
 
-While this process is stopped nobody can renew anything. If that time counted, the first thing that
-it would do on waking is to declare every session dead at once. So `tick` is to be asked often (the
-handler does, many times a second), and a longer gap between two questions counts only as far as
-`GAP_SECONDS_MAX`. The wall clock plays no part: it jumps.
+While a process is stopped nobody can report to it. If that time counted, the first thing that it
+would do on waking is to declare everybody dead at once. So `tick` is to be asked often (many times
+a second, by a task that does nothing else), and a longer gap between two questions counts only as
+far as `GAP_SECONDS_MAX`. The wall clock plays no part: it jumps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from percolator.world import Clock
 
 TICK_MILLISECONDS = 10
 GAP_SECONDS_MAX = 0.25
-"""Half of the shortest time to live: one unnoticed stop uses up no session's whole life."""
+"""Far above the intervals in which a healthy process asks, far below any time to live."""
 
 
 class LivedTime:
