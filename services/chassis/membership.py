@@ -6,7 +6,6 @@ answers, before anything is announced; another id, at any time, is refused.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 
@@ -19,7 +18,7 @@ from percolator.world import World
 
 _CALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.25
-"""Between two attempts to reach a master for the first time."""
+"""Between two attempts while no master answers."""
 _REPEAT_LOG_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
 _INTERVAL_SECONDS_MAX = 60.0
@@ -101,61 +100,65 @@ class Membership:
 
 
 class Registration:
-    """Keeps the masters told that this process is there, until cancelled."""
+    """Keeps the masters told that this process is there."""
 
     def __init__(
         self,
         world: World,
         membership: Membership,
+        server: cluster.Server,
         belonging: Callable[[WrongCluster | None], Awaitable[None]],
     ) -> None:
         """`belonging` is told when the masters are another cluster's, and when no longer."""
-        self._world = world
+        self._clock = world.clock
         self._membership = membership
+        self._server = server
         self._belonging = belonging
+        self._started = world.clock.monotonic_seconds()
+        self._interval_seconds = _WAIT_SECONDS
+        self._trouble = ""
         self._refused = False
-        self.first = asyncio.Event()
-        """Set when a master has accepted this process."""
 
-    async def accepted(self, keeping: asyncio.Task[None]) -> None:
-        """Returns when a master has accepted this process, or raises what ended `keeping`."""
-        first = asyncio.ensure_future(self.first.wait())
-        try:
-            await asyncio.wait({first, keeping}, return_when=asyncio.FIRST_COMPLETED)
-            if keeping.done():
-                await keeping
-        finally:
-            first.cancel()
+    async def until_accepted(self) -> None:
+        """Returns when a master has accepted this process; `WrongCluster` when it refuses to."""
+        while not await self._once():
+            await self._clock.sleep(_WAIT_SECONDS)
 
-    async def keep(self, server: cluster.Server) -> None:
-        """Never returns. `server` is sent with its uptime brought up to date."""
-        clock = self._world.clock
-        started = clock.monotonic_seconds()
-        failing = False
+    async def keep(self) -> None:
+        """Never returns: registers again and again, and refuses to serve another cluster."""
         while True:
-            server.uptime_milliseconds = int((clock.monotonic_seconds() - started) * 1000)
-            pause = 1.0
+            await self._clock.sleep(self._interval_seconds)
             try:
-                pause = await self._membership.register(server)
+                registered = await self._once()
             except WrongCluster as error:
-                if not self.first.is_set():
-                    raise
-                # A master started on another store, perhaps by mistake: mixing would be worse.
-                if not self._refused:
-                    _log.error("refusing to serve", error=str(error))
+                # A master on another store, perhaps by mistake: mixing would be worse than an
+                # outage, and is over as soon as the right one is back.
+                self._say(f"refusing to serve: {error}")
                 self._refused = True
                 await self._belonging(error)
-            except PercolatorError as error:
-                if not failing:
-                    _log.warning("not registered: no master answers", error=str(error))
-                failing = True
-            else:
-                if failing:
-                    _log.info("registered again")
-                failing = False
-                if self._refused:
-                    _log.info("serving again")
-                    await self._belonging(None)
+                continue
+            if registered and self._refused:
                 self._refused = False
-                self.first.set()
-            await clock.sleep(pause)
+                await self._belonging(None)
+
+    async def _once(self) -> bool:
+        uptime_seconds = self._clock.monotonic_seconds() - self._started
+        self._server.uptime_milliseconds = int(uptime_seconds * 1000)
+        try:
+            self._interval_seconds = await self._membership.register(self._server)
+        except WrongCluster:
+            raise
+        except PercolatorError as error:
+            self._interval_seconds = _WAIT_SECONDS
+            self._say(f"no master takes the registration: {error}")
+            return False
+        if self._trouble:
+            self._trouble = ""
+            _log.info("registered again")
+        return True
+
+    def _say(self, trouble: str) -> None:
+        """Once per trouble: it comes again every second."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("not registered", reason=trouble)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from percolator.v1 import cluster_pb2 as cluster
 
 
 class ReadyFile:
-    """There is one exactly while the process is ready; one left over by a crash is removed first.
+    """There is one exactly while the process is ready; one left over is removed at start.
 
     JSON: {"address", "metrics_address", "server_id", "pid"}.
     """
@@ -34,16 +32,7 @@ class ReadyFile:
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
         temporary.replace(self._path)
 
-    def __enter__(self) -> Self:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def remove(self) -> None:
+        """The process is not ready, or no longer."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
