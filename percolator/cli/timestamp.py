@@ -8,13 +8,13 @@ import typer
 from rich.table import Table
 
 from percolator.cli.connection import connection, fail
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable
+from percolator.errors import InvalidArgument, Unavailable
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX, Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.addresses import addresses_of
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.methods import GET_TIMESTAMPS
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import MachineClock, World, machine_random
 
 app = typer.Typer(rich_markup_mode=None, help="Get timestamps from the oracle, or decode one.")
 
@@ -31,22 +31,20 @@ def timestamp(
         fail(InvalidArgument("--count", f"expected 1 to {TIMESTAMPS_PER_REQUEST_MAX}, got {count}"))
     here = connection(context)
 
-    async def ask(network: GrpcNetwork) -> GetTimestampsResponse:
+    async def ask(network: GrpcNetwork) -> int:
         oracles = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_ORACLE)
-        problems = []
-        for address in oracles:
-            try:
-                call = network.unary(address, GET_TIMESTAMPS)
-                return await call(GetTimestampsRequest(count=count), here.timeout_seconds)
-            except InvalidArgument:
-                raise
-            except PercolatorError as error:
-                problems.append(f"{address}: {error.message}")
-        raise Unavailable("; ".join(problems) or "no oracle is registered with the cluster")
+        if not oracles:
+            raise Unavailable("no oracle is registered with the cluster")
+        world = World(MachineClock(), network, machine_random())
+        source = TimestampSource(world, oracles, timeout_seconds=here.timeout_seconds)
+        try:
+            return await source.get(count)
+        finally:
+            await source.close()
 
-    block = here.run(ask)
-    numbers = range(block.first, block.first + block.count)
-    here.show(list(numbers), "\n".join(str(number) for number in numbers))
+    first = here.run(ask)
+    numbers = range(first, first + count)
+    here.show(list(numbers), "\n".join(map(str, numbers)))
 
 
 @app.command()
