@@ -1,0 +1,255 @@
+"""The oracle on virtual time: its window, a slow or failing disk, a jumping clock."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    StoreFault,
+    StoreUnusable,
+    UsageError,
+)
+from percolator.limits import Limits
+from percolator.testing.virtual_time import VirtualClock
+from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
+from services.oracle.oracle import Oracle, OracleLimits
+from tests.unit.oracle.memory_files import MemoryFiles
+
+HOUR = 3_600_000
+LIMITS = OracleLimits()
+
+
+class Bench:
+    """One oracle, its disk and its clock."""
+
+    def __init__(self, clock: VirtualClock, files: MemoryFiles, ledger: Ledger) -> None:
+        self.clock = clock
+        self.files = files
+        self.ledger = ledger
+        self.may_answer = True
+        self.oracle = Oracle(clock, ledger, lambda: self.may_answer, LIMITS)
+        self.highest = 0
+
+    async def ask(self, count: int = 1) -> int:
+        first = await self.oracle.get_timestamps(count)
+        assert first > self.highest
+        self.highest = first + count - 1
+        return first
+
+    async def ask_for(self, seconds: float, *, every: float = 0.01) -> None:
+        for _ in range(round(seconds / every)):
+            await self.ask()
+            await asyncio.sleep(every)
+
+    def fail(self, number: int | None) -> None:
+        self.files.fail = lambda call: (
+            OSError(number, "injected") if number is not None and call == "fsync" else None
+        )
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    files = MemoryFiles()
+    ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
+    made = Bench(clock, files, ledger)
+    await made.oracle.extend()
+    extending = asyncio.ensure_future(made.oracle.keep_extended())
+    yield made
+    extending.cancel()
+    await asyncio.wait([extending])
+
+
+def fsyncs(files: MemoryFiles) -> int:
+    return sum(call.startswith("fsync") for call in files.calls)
+
+
+async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
+    files = MemoryFiles()
+    ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
+    clock = VirtualClock(asyncio.get_running_loop())
+    oracle = Oracle(clock, ledger, lambda: True, LIMITS)
+    asked = asyncio.ensure_future(oracle.get_timestamps(1))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+    await oracle.extend()
+    assert await asked == clock.wall_milliseconds() << 18
+
+
+async def test_it_waits_for_the_disk_at_most_once_a_second_and_nobody_waits_for_it() -> None:
+    async with bench() as at:
+        before = fsyncs(at.files)
+        await at.ask_for(100)
+        assert 0 < fsyncs(at.files) - before <= 100
+        assert at.oracle.counts.waits == 0
+        assert at.oracle.counts.timestamps == 10_000
+        assert at.ledger.writes == at.oracle.counts.extensions
+        assert fsyncs(at.files) - 2 == at.ledger.writes * FSYNCS_PER_WRITE  # 2 directories
+
+
+async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked() -> None:
+    async with bench() as at:
+        await asyncio.sleep(1000)
+        started = at.clock.monotonic_seconds()
+        assert await at.ask() == at.clock.wall_milliseconds() << 18
+        assert at.clock.monotonic_seconds() == started
+
+
+async def test_nobody_waits_for_a_disk_that_takes_most_of_a_second() -> None:
+    async with bench() as at:
+        at.files.fsync_seconds = 0.8
+        await at.ask_for(60)
+        assert at.oracle.counts.waits == 0
+
+
+async def test_a_disk_that_is_slower_still_makes_requests_wait_but_not_fail() -> None:
+    async with bench() as at:
+        at.files.fsync_seconds = 1.8
+        await at.ask_for(60)
+        assert at.oracle.counts.waits > 0
+        assert not at.oracle.counts.refused
+
+
+async def test_a_disk_that_hangs_gets_requests_refused_in_time() -> None:
+    async with bench() as at:
+        at.files.fsync_seconds = 10**6
+        await asyncio.sleep(5)
+        started = at.clock.monotonic_seconds()
+        with pytest.raises(NotReady, match="longer than 2 s"):
+            await at.ask()
+        assert at.clock.monotonic_seconds() - started == pytest.approx(2)
+
+
+async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> None:
+    """The rest of the window may be served; then nothing, until a mark is durable again."""
+    async with bench() as at:
+        await at.ask_for(3)
+        at.fail(errno.ENOSPC)
+        mark = at.oracle.mark_milliseconds
+        while at.clock.wall_milliseconds() < mark:
+            await at.ask_for(0.01)
+        for _ in range(100):
+            with pytest.raises(StoreUnusable) as refused:
+                await at.ask()
+            assert refused.value.fault is StoreFault.DISK_FULL
+            await asyncio.sleep(0.1)
+        assert at.highest < mark << 18
+        assert at.oracle.counts.refused == {"StoreUnusable": 100}
+        assert at.oracle.counts.extension_failures > 0
+        at.fail(None)
+        await asyncio.sleep(0.3)
+        await at.ask_for(10)
+
+
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (errno.EROFS, StoreFault.READ_ONLY),
+        (errno.EIO, StoreFault.INPUT_OUTPUT),
+        (errno.EDQUOT, StoreFault.DISK_FULL),
+    ],
+)
+async def test_the_refusal_names_what_is_the_matter(number: int, fault: StoreFault) -> None:
+    async with bench() as at:
+        at.fail(number)
+        await asyncio.sleep(10)
+        with pytest.raises(StoreUnusable) as refused:
+            await at.ask()
+        assert refused.value.fault is fault
+
+
+async def test_a_burst_is_bounded_by_the_time_and_delays_nobody_for_long() -> None:
+    async with bench() as at:
+        await at.ask_for(1)
+        retry_after_seconds = 0.0
+        for _ in range(1000):
+            try:
+                await at.ask(1_000_000)
+            except Overloaded as refused:
+                retry_after_seconds = refused.retry_after_seconds
+        assert retry_after_seconds > 0
+        lead = (at.highest >> 18) - at.clock.wall_milliseconds()
+        assert 0 < lead <= 0.15 * LIMITS.window_seconds * 1000
+        await asyncio.sleep(retry_after_seconds)
+        await at.ask(1_000_000)
+        assert at.oracle.counts.waits == 0
+
+
+@pytest.mark.parametrize("count", [0, -1, 1_000_001, 2**32])
+async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
+    async with bench() as at:
+        with pytest.raises(InvalidArgument) as refused:
+            await at.oracle.get_timestamps(count)
+        assert refused.value.field == "count"
+        assert await at.ask() == at.clock.wall_milliseconds() << 18
+
+
+async def test_timestamps_increase_while_the_wall_clock_is_set_back_an_hour() -> None:
+    async with bench() as at:
+        await at.ask_for(5)
+        before = at.highest >> 18
+        at.clock.set_wall_back(HOUR)
+        await at.ask_for(10)
+        assert 9_800 <= (at.highest >> 18) - before <= 10_000
+        assert at.oracle.wall_lead_seconds < -3_500
+
+
+async def test_a_small_jump_forward_is_followed_after_one_wait_for_the_disk() -> None:
+    async with bench() as at:
+        at.clock.set_wall_back(-59_000)
+        assert await at.ask() >= at.clock.wall_milliseconds() << 18
+        assert at.oracle.counts.waits == 1
+        await at.ask_for(10)
+        assert at.oracle.counts.waits == 1
+
+
+async def test_a_jump_of_an_hour_is_not_followed() -> None:
+    async with bench() as at:
+        await at.ask_for(1)
+        before = at.highest >> 18
+        at.clock.set_wall_back(-HOUR)
+        await at.ask_for(10)
+        assert (at.highest >> 18) - before <= 10_010
+        assert at.oracle.wall_lead_seconds > 3_500
+
+
+async def test_an_oracle_that_was_deposed_answers_nobody_any_more() -> None:
+    """Not even what it allocated before: it may have been paused since."""
+    async with bench() as at:
+        await at.ask()
+        at.may_answer = False
+        with pytest.raises(NotReady):
+            await at.ask()
+        at.may_answer = True
+        with pytest.raises(NotReady):
+            await at.ask()
+        writes = at.ledger.writes
+        with pytest.raises(NotReady):
+            await at.oracle.keep_extended()
+        assert at.ledger.writes == writes
+
+
+async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() -> None:
+    files = MemoryFiles()
+    ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
+    clock = VirtualClock(asyncio.get_running_loop())
+    await Oracle(clock, ledger, lambda: True, LIMITS).extend()
+    clock.set_wall_back(-400 * 24 * HOUR)
+    with pytest.raises(UsageError, match=r"400 days above .* --follow-clock-jumps"):
+        Oracle(clock, ledger, lambda: True, LIMITS)
+    await Oracle(clock, ledger, lambda: True, OracleLimits(follow_jumps=True)).extend()
+    assert ledger.mark_milliseconds >= clock.wall_milliseconds()
+
+
+def test_a_crash_makes_no_fresh_lock_expire() -> None:
+    """Time may jump by a window at a crash; a lock lives longer than that."""
+    assert LIMITS.window_seconds < Limits().lock_ttl_seconds
