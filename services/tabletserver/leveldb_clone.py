@@ -56,6 +56,14 @@ def plan_clone(names: Iterable[str]) -> ClonePlan:
     )
 
 
+def lacks_current(names: Iterable[str]) -> bool:
+    """Whether data is there that LevelDB would not find: damage, never a crash at creation."""
+    present = set(names)
+    return "CURRENT" not in present and any(
+        _LOG.fullmatch(name) or _TABLE.fullmatch(name) for name in present
+    )
+
+
 async def clone_leveldb(files: Files, source: Path, target: Path) -> None:
     """Clones `source` into the empty directory `target`, with every copy durable.
 

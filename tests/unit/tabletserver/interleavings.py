@@ -239,7 +239,7 @@ def _execute(state: State, process: int, call: Call) -> State:
 
 
 def _status(inode: int) -> FileStatus:
-    return FileStatus(inode=inode, device=1, is_directory=True, size_bytes=0, links=2)
+    return FileStatus(inode=inode, device=1, is_directory=True, size_bytes=0)
 
 
 def _absent() -> Result:

@@ -1,0 +1,215 @@
+"""TabletServerService: requests in, tablets asked, answers out.
+
+Every batch of a request is answered by itself: one tablet that moved, is full or damaged says
+nothing about the others. Knows messages and `PercolatorError`s, and nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from structlog.stdlib import BoundLogger
+
+from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.tablet.tablet import TabletIdentity
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.errors_pb2 import ErrorDetail
+from percolator.wire.status import to_detail
+from percolator.world import Clock
+from services.chassis.rpc import remaining_seconds
+from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.tablets import Tablets
+
+OVERLOAD_RETRY_SECONDS = 0.1
+
+BatchT = TypeVar("BatchT", wire.MutationBatch, wire.ReadBatch)
+ResultT = TypeVar("ResultT", wire.MutationBatchResult, wire.ReadBatchResult)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request may hold, and all of them together."""
+
+    rows_max: int = 10_000
+    queue_bytes_max: int = 64 << 20
+    request_seconds_max: float = 60.0
+    slow_request_seconds: float = 1.0
+
+
+@dataclass
+class RequestCounts:
+    """What was asked since the start."""
+
+    pages: int = 0
+    slow: int = 0
+    queue_bytes: int = 0
+    """Of mutations in progress, now."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Batches refused as a whole, by error."""
+
+
+class TabletServerHandler:
+    """Answers the RPCs of one tablet server."""
+
+    def __init__(
+        self,
+        tablets: Tablets,
+        disk: DiskSpace,
+        clock: Clock,
+        log: BoundLogger,
+        limits: RequestLimits = RequestLimits(),
+    ) -> None:
+        self._tablets = tablets
+        self._disk = disk
+        self._now = clock.monotonic_seconds
+        self._log = log
+        self._limits = limits
+        self.counts = RequestCounts()
+
+    # ---------------------------------------------------------------------------- rows
+
+    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+        started = self._now()
+        remaining = remaining_seconds()
+        seconds = self._limits.request_seconds_max if remaining is None else remaining
+        deadline = started + seconds
+        batches = request.batches
+        self._check_rows(sum(len(batch.mutations) for batch in batches))
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            results = await _each(batches, lambda i, batch: self._mutated(i, batch, deadline))
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("Mutate", started, batches)
+        return wire.MutateResponse(batches=results)
+
+    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+        started = self._now()
+        batches = request.batches
+        self._check_rows(sum(len(batch.reads) for batch in batches))
+        results = await _each(batches, self._read)
+        self._note_slow("Read", started, batches)
+        return wire.ReadResponse(batches=results)
+
+    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+        try:
+            async for page in self._tablets.serving(request.target).scan(request):
+                self.counts.pages += 1
+                yield page
+        except PercolatorError as error:
+            yield wire.ScanResponse(error=self._refusal(error, request.target))
+
+    async def scan_cells(
+        self, request: wire.ScanCellsRequest
+    ) -> AsyncIterator[wire.ScanCellsResponse]:
+        try:
+            async for page in self._tablets.serving(request.target).scan_cells(request):
+                self.counts.pages += 1
+                yield page
+        except PercolatorError as error:
+            yield wire.ScanCellsResponse(error=self._refusal(error, request.target))
+
+    # ------------------------------------------------------------------------- tablets
+
+    async def describe_tablets(
+        self, request: wire.DescribeTabletsRequest
+    ) -> wire.DescribeTabletsResponse:
+        return wire.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
+
+    async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
+        row = await self._tablets.serving(request.target).propose_split()
+        return wire.ProposeSplitResponse(row=row)
+
+    async def open_tablet(self, request: wire.OpenTabletRequest) -> wire.OpenTabletResponse:
+        identity = TabletIdentity(
+            table_id=request.table_id,
+            tablet_id=request.tablet_id,
+            epoch=request.epoch,
+            start=request.range.start,
+            end=request.range.end,
+        )
+        served = await self._tablets.open(identity, request.schema_version)
+        return wire.OpenTabletResponse(tablet=served.describe())
+
+    async def close_tablet(self, request: wire.CloseTabletRequest) -> wire.CloseTabletResponse:
+        await self._tablets.close(request.tablet_id, request.epoch)
+        return wire.CloseTabletResponse()
+
+    # ------------------------------------------------------------------------- batches
+
+    async def _mutated(
+        self, index: int, batch: wire.MutationBatch, deadline: float
+    ) -> wire.MutationBatchResult:
+        try:
+            if self._disk.full is not None and any(m.changes for m in batch.mutations):
+                raise self._disk.full.with_traceback(None)
+            if self.counts.queue_bytes > self._limits.queue_bytes_max:
+                raise Overloaded(
+                    f"{self.counts.queue_bytes >> 20} MiB of mutations are in progress",
+                    retry_after_seconds=OVERLOAD_RETRY_SECONDS,
+                )
+            tablet = self._tablets.serving(batch.target)
+            result = await tablet.mutate(batch, deadline_seconds=deadline)
+        except PercolatorError as error:
+            return wire.MutationBatchResult(error=self._batch_refusal(error, index, batch.target))
+        return result
+
+    async def _read(self, index: int, batch: wire.ReadBatch) -> wire.ReadBatchResult:
+        try:
+            result = await self._tablets.serving(batch.target).read(batch)
+        except PercolatorError as error:
+            return wire.ReadBatchResult(error=self._batch_refusal(error, index, batch.target))
+        return result
+
+    def _check_rows(self, rows: int) -> None:
+        if rows > self._limits.rows_max:
+            raise InvalidArgument(
+                "batches", f"expected at most {self._limits.rows_max} rows, found {rows}"
+            )
+
+    def _refusal(self, error: PercolatorError, target: wire.TabletTarget) -> ErrorDetail:
+        """The error as a message. The error itself may be shared by many requests: not touched."""
+        kind = type(error).__name__
+        self.counts.refused[kind] = self.counts.refused.get(kind, 0) + 1
+        detail = to_detail(error)
+        detail.where = detail.where or f"tablet {target.tablet_id}"
+        return detail
+
+    def _batch_refusal(
+        self, error: PercolatorError, index: int, target: wire.TabletTarget
+    ) -> ErrorDetail:
+        detail = self._refusal(error, target)
+        if isinstance(error, InvalidArgument):
+            detail.invalid_argument.field = f"batches[{index}].{error.field}"
+        return detail
+
+    def _note_slow(
+        self,
+        method: str,
+        started: float,
+        batches: Sequence[wire.MutationBatch] | Sequence[wire.ReadBatch],
+    ) -> None:
+        seconds = self._now() - started
+        if seconds < self._limits.slow_request_seconds:
+            return
+        self.counts.slow += 1
+        self._log.warning(
+            "slow request",
+            method=method,
+            seconds=round(seconds, 3),
+            tablets=[batch.target.tablet_id for batch in batches][:8],
+            batches=len(batches),
+        )
+
+
+async def _each(
+    batches: Sequence[BatchT], answer: Callable[[int, BatchT], Awaitable[ResultT]]
+) -> list[ResultT]:
+    """Every batch at once: what waits for one tablet's disk does not hold up the others."""
+    if len(batches) == 1:
+        return [await answer(0, batches[0])]
+    return await asyncio.gather(*(answer(i, batch) for i, batch in enumerate(batches)))

@@ -1,0 +1,100 @@
+"""What the tablet server tells Prometheus: read when asked, nothing on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from percolator.v1.tabletserver_pb2 import TabletDescription, TabletStatistics
+from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.handler import RequestCounts
+from services.tabletserver.tablets import Tablets
+
+_PREFIX = "percolator_tabletserver_"
+
+_PER_TABLET: list[
+    tuple[
+        type[GaugeMetricFamily] | type[CounterMetricFamily],
+        str,
+        str,
+        Callable[[TabletStatistics], float],
+    ]
+] = [
+    (GaugeMetricFamily, "cells", "Stored cells, estimated.", lambda s: s.cells),
+    (GaugeMetricFamily, "bytes", "Stored bytes, estimated.", lambda s: s.bytes),
+    (GaugeMetricFamily, "locks", "Locks held by transactions.", lambda s: s.locks),
+    (GaugeMetricFamily, "notifications", "Live notifications.", lambda s: s.notifications),
+    (GaugeMetricFamily, "queue_bytes", "Mutations waiting.", lambda s: s.queue_bytes),
+    (
+        CounterMetricFamily,
+        "mutations_applied",
+        "Mutations made durable.",
+        lambda s: s.mutations_applied,
+    ),
+    (
+        CounterMetricFamily,
+        "mutations_refused",
+        "Mutations of which a condition failed.",
+        lambda s: s.mutations_refused,
+    ),
+    (CounterMetricFamily, "reads", "Rows read.", lambda s: s.reads),
+    (CounterMetricFamily, "rows_scanned", "Rows scanned.", lambda s: s.rows_scanned),
+    (
+        CounterMetricFamily,
+        "versions_skipped",
+        "Versions stepped over by reads and scans.",
+        lambda s: s.versions_skipped,
+    ),
+    (CounterMetricFamily, "batches_synced", "Group commits.", lambda s: s.batches_synced),
+]
+
+
+class TabletServerMetrics(Collector):
+    """Collects `percolator_tabletserver_*`."""
+
+    def __init__(self, tablets: Tablets, disk: DiskSpace, counts: RequestCounts) -> None:
+        self._tablets = tablets
+        self._disk = disk
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        descriptions = self._tablets.describe(())
+        yield from _of_tablets(descriptions)
+        failed = sum(description.HasField("error") for description in descriptions)
+        yield _gauge("tablets", "Tablets of this server.", len(descriptions))
+        yield _gauge("tablets_failed", "Tablets that cannot be served.", failed)
+        yield _counter("tablets_reopened", "Reopened after errors.", self._reopened())
+        yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
+        yield _gauge("disk_free_bytes", "Room below the store root.", self._disk.bytes_free)
+        yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
+        yield _counter("scan_pages", "Pages of scans.", self._counts.pages)
+        yield _counter("slow_requests", "Requests over the limit.", self._counts.slow)
+        refused = CounterMetricFamily(
+            _PREFIX + "batches_refused", "Batches refused as a whole, by error.", labels=["error"]
+        )
+        for error, count in tuple(self._counts.refused.items()):
+            refused.add_metric([error], count)
+        yield refused
+
+    def _reopened(self) -> int:
+        return sum(served.reopened for served in self._tablets.all())
+
+
+def _of_tablets(descriptions: list[TabletDescription]) -> Iterator[Metric]:
+    for family, name, documentation, value in _PER_TABLET:
+        metric = family(_PREFIX + "tablet_" + name, documentation, labels=["table", "tablet"])
+        for description in descriptions:
+            labels = [str(description.table_id), str(description.tablet_id)]
+            metric.add_metric(labels, value(description.statistics))
+        yield metric
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, documentation, value=float(value))
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, documentation, value=float(value))

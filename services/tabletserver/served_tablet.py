@@ -1,0 +1,204 @@
+"""One tablet on this server, through everything that may happen to it.
+
+It is opened, serves, may fail, and is opened again by itself: after an I/O error nobody knows what
+the last batch left, so that LevelDB is closed and its log decides. A tablet whose directory no
+longer stands is let go. Meanwhile every request gets the error that says which of these it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from structlog.stdlib import BoundLogger
+
+from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.tablet.limits import TabletLimits
+from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.status import to_detail
+from percolator.world import Clock
+from services.tabletserver.tablet_store import Ownership, TabletStore
+
+REOPEN_SECONDS_MIN = 0.05
+REOPEN_SECONDS_MAX = 5.0
+OPENING_RETRY_SECONDS = 0.05
+
+
+class Background(Protocol):
+    """Runs work that nobody waits for; a failure there is not lost."""
+
+    def __call__(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What every tablet of a server shares."""
+
+    store: TabletStore
+    clock: Clock
+    limits: TabletLimits
+    background: Background
+    log: BoundLogger
+    open_tablets: Callable[[], int]
+
+
+class ServedTablet:
+    """Lives on one event loop."""
+
+    def __init__(
+        self,
+        identity: TabletIdentity,
+        schema_version: int,
+        ownership: Ownership,
+        shared: Surroundings,
+        on_lost: Callable[[ServedTablet], None],
+    ) -> None:
+        self.identity = identity
+        self.schema_version = schema_version
+        self.reopened = 0
+        self._ownership = ownership
+        self._shared = shared
+        self._on_lost = on_lost
+        self._log = shared.log.bind(tablet=identity.tablet_id, epoch=identity.epoch)
+        self._tablet: Tablet | None = None
+        self._error: PercolatorError | None = NotReady(
+            f"tablet {identity.tablet_id} is being opened",
+            retry_after_seconds=OPENING_RETRY_SECONDS,
+        )
+        # Opening, reopening and closing exclude each other: LevelDB is open at most once.
+        self._changing = asyncio.Lock()
+        self._closed = False
+        self._reopening: asyncio.Task[Any] | None = None
+
+    def serving(self) -> Tablet:
+        """The open tablet, or the error that says why there is none."""
+        if self._tablet is None:
+            error = self._error or NotReady(f"tablet {self.identity.tablet_id} is closed")
+            # The same object for every request: without this its traceback grows with each.
+            raise error.with_traceback(None)
+        return self._tablet
+
+    @property
+    def error(self) -> PercolatorError | None:
+        """Why it is not served; None while it is."""
+        return None if self._tablet is not None else self._error
+
+    async def open(self) -> None:
+        """Serves from now on; `StoreUnusable` stays the error of every request."""
+        async with self._changing:
+            if self._closed or self._tablet is not None:
+                return
+            try:
+                self._tablet = await self._opened()
+            except StoreUnusable as error:
+                self._error = error
+                raise
+            self._error = None
+
+    async def set_schema_version(self, schema_version: int) -> None:
+        """Judges under this version once it returns; a lower one is ignored."""
+        self.schema_version = max(self.schema_version, schema_version)
+        if self._tablet is not None:
+            await self._tablet.set_schema_version(self.schema_version)
+
+    async def close(self) -> None:
+        """Lets the running batch finish, flushes, and never opens again."""
+        self._closed = True
+        async with self._changing:
+            self._stop_waiting()
+            tablet, self._tablet = self._tablet, None
+            self._error = TabletMoved(
+                f"tablet {self.identity.tablet_id} is not served here any more",
+                tablet_id=self.identity.tablet_id,
+                epoch=self.identity.epoch,
+            )
+            if tablet is not None:
+                await tablet.close()
+
+    def describe(self) -> wire.TabletDescription:
+        """What it is, and how it fares."""
+        if self._tablet is not None:
+            return self._tablet.describe()
+        description = wire.TabletDescription(
+            table_id=self.identity.table_id,
+            tablet_id=self.identity.tablet_id,
+            epoch=self.identity.epoch,
+            schema_version=self.schema_version,
+        )
+        description.range.start = self.identity.start
+        description.range.end = self.identity.end
+        if self._error is not None:
+            description.error.CopyFrom(to_detail(self._error))
+        return description
+
+    async def _opened(self) -> Tablet:
+        started = self._shared.clock.monotonic_seconds()
+        storage = await self._shared.store.open(
+            self._ownership, open_tablets=self._shared.open_tablets()
+        )
+        tablet = Tablet(
+            self.identity,
+            schema_version=self.schema_version,
+            storage=storage,
+            clock=self._shared.clock,
+            still_owner=self._ownership.stands,
+            on_closed=self._stopped_by_itself,
+            limits=self._shared.limits,
+        )
+        try:
+            await tablet.open()
+        except BaseException:
+            await storage.close()
+            raise
+        seconds = self._shared.clock.monotonic_seconds() - started
+        self._log.info("tablet open", seconds=round(seconds, 3))
+        return tablet
+
+    def _stopped_by_itself(self, error: PercolatorError) -> None:
+        failed, self._tablet = self._tablet, None
+        self._error = error
+        if self._closed:
+            return
+        if isinstance(error, StoreUnusable):
+            self._log.error("tablet closed itself, opening it again", error=str(error))
+        else:
+            self._log.warning("tablet lost to a later owner", error=str(error))
+        self._reopening = self._shared.background(
+            f"tablet {self.identity.tablet_id} after {type(error).__name__}",
+            self._after(failed, error),
+        )
+
+    async def _after(self, failed: Tablet | None, error: PercolatorError) -> None:
+        async with self._changing:
+            if failed is not None:
+                await failed.close()
+        if isinstance(error, StoreUnusable) and self._ownership.stands():
+            await self._reopen()
+        else:
+            self._closed = True
+            self._on_lost(self)
+
+    async def _reopen(self) -> None:
+        pause = REOPEN_SECONDS_MIN
+        while not self._closed:
+            try:
+                await self.open()
+            except StoreUnusable as error:
+                if error.fault is StoreFault.DAMAGED:
+                    self._log.error("tablet is damaged and stays closed", error=str(error))
+                    return
+                self._log.warning("tablet cannot be opened yet", error=str(error), pause=pause)
+            else:
+                self.reopened += 1
+                return
+            await self._shared.clock.sleep(pause)
+            pause = min(2 * pause, REOPEN_SECONDS_MAX)
+
+    def _stop_waiting(self) -> None:
+        # Called while nothing else changes this tablet, so that only a pause is cut short.
+        if self._reopening is not None and self._reopening is not asyncio.current_task():
+            self._reopening.cancel()
+            self._reopening = None

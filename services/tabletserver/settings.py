@@ -1,0 +1,100 @@
+"""Settings of the tablet server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from percolator.tablet.limits import TabletLimits
+from services.chassis.settings import ListenAddress, Seconds, ServiceSettings
+from services.tabletserver.handler import RequestLimits
+
+_DEFAULTS = TabletLimits()
+_GIBIBYTE = 1 << 30
+_MEBIBYTE = 1 << 20
+
+
+class TabletServerSettings(ServiceSettings):
+    """What the tablet server can be told."""
+
+    service: ClassVar[str] = "tabletserver"
+
+    listen: ListenAddress = "127.0.0.1:7103"
+    """host:port to serve on; port 0 is any free one."""
+
+    store: Annotated[str, Field(min_length=1)]
+    """The store root: a directory that all tablet servers of the cluster share."""
+
+    store_unsafe: bool = False
+    """Accept a store root on a network file system, whose stale metadata can lose writes that
+    were acknowledged."""
+
+    queue_bytes_max: Annotated[int, Field(ge=_MEBIBYTE, le=16 * _GIBIBYTE)] = 64 * _MEBIBYTE
+    """Mutations in progress in the whole process; above it, Overloaded."""
+
+    tablet_queue_bytes_max: Annotated[int, Field(ge=64 << 10, le=_GIBIBYTE)] = (
+        _DEFAULTS.queue_bytes_max
+    )
+    """Mutations of one tablet waiting for their group commit; above it, Overloaded."""
+
+    row_bytes_max: Annotated[int, Field(ge=1, le=64 << 10)] = _DEFAULTS.row_bytes_max
+    """The longest row."""
+
+    column_bytes_max: Annotated[int, Field(ge=1, le=64 << 10)] = _DEFAULTS.column_bytes_max
+    """The longest column."""
+
+    value_bytes_max: Annotated[int, Field(ge=1, le=_GIBIBYTE)] = _DEFAULTS.value_bytes_max
+    """The longest stored cell: a value of 4 MiB, and what its record has besides."""
+
+    rows_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Mutations or reads in one request."""
+
+    page_rows_max: Annotated[int, Field(ge=1, le=1_000_000)] = _DEFAULTS.page_rows_max
+    """Rows in one page of a scan."""
+
+    page_bytes_max: Annotated[int, Field(ge=1024, le=64 * _MEBIBYTE)] = _DEFAULTS.page_bytes_max
+    """Bytes in one page of a scan."""
+
+    request_seconds_max: Seconds = 60.0
+    """How long a mutation may wait when its caller set no deadline."""
+
+    slow_request_seconds: Seconds = 1.0
+    """Requests that take longer are written to the log."""
+
+    disk_reserve_bytes: Annotated[int, Field(ge=0, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
+    """Below this much free space writes are refused; reads go on."""
+
+    block_caches_bytes: Annotated[int, Field(ge=_MEBIBYTE, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
+    """Memory for blocks read from disk, shared by all tablets: between 1 and 32 MiB for each."""
+
+    write_threads: Annotated[int, Field(ge=1, le=64)] = 4
+    """Synced writes of different tablets at once."""
+
+    tablets_warn: Annotated[int, Field(ge=1, le=100_000)] = 32
+    """More tablets than this are served, with a warning: each costs an fsync per batch."""
+
+    @property
+    def store_root(self) -> Path:
+        return Path(self.store).absolute()
+
+    def limits(self) -> TabletLimits:
+        """The bounds of one tablet."""
+        return TabletLimits(
+            row_bytes_max=self.row_bytes_max,
+            column_bytes_max=self.column_bytes_max,
+            value_bytes_max=self.value_bytes_max,
+            queue_bytes_max=self.tablet_queue_bytes_max,
+            page_rows_max=self.page_rows_max,
+            page_bytes_max=self.page_bytes_max,
+        )
+
+    def request_limits(self) -> RequestLimits:
+        """The bounds of one request, and of all together."""
+        return RequestLimits(
+            rows_max=self.rows_max,
+            queue_bytes_max=self.queue_bytes_max,
+            request_seconds_max=self.request_seconds_max,
+            slow_request_seconds=self.slow_request_seconds,
+        )

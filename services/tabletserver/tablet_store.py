@@ -1,0 +1,134 @@
+"""Where tablets are kept, and how a server comes to own one.
+
+`TabletStore` is what the rest of a tablet server knows; `SharedDirectoryStore` is the one there
+is: LevelDB directories below a store root that every server of the cluster can open, owned by
+epoch (see `epoch_directory`). A store that replicates each tablet's log would be another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from percolator.errors import StoreFault, StoreUnusable
+from percolator.tablet.tablet import TabletIdentity
+from percolator.world import Storage
+from services.chassis.files import Files
+from services.tabletserver.epoch_directory import (
+    EpochDirectory,
+    make_tablet_directory,
+    remove_superseded,
+    take_over,
+)
+from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current
+from services.tabletserver.leveldb_storage import (
+    LevelDBOptions,
+    LevelDBStorage,
+    fault_of,
+    write_buffer_bytes,
+)
+
+MEBIBYTE = 1024 * 1024
+
+
+class Ownership(Protocol):
+    """The right to serve a tablet, for as long as it stands."""
+
+    def stands(self) -> bool:
+        """Asked after the work and before its answer leaves: no later owner had begun by then."""
+        ...
+
+
+class TabletStore(Protocol):
+    """Everything that outlives a tablet server. Raises `StoreUnusable` when the disk fails."""
+
+    async def take_over(self, tablet: TabletIdentity) -> Ownership:
+        """Owns the tablet at its epoch, from now on alone; `TabletMoved` when it is too late."""
+        ...
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> Storage[Any]:
+        """Opens what is owned; memory is shared among so many open tablets."""
+        ...
+
+    async def remove_superseded(self, tablet: TabletIdentity) -> None:
+        """Deletes what former owners left behind and nobody needs. For an owner that serves."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """Memory for LevelDB in the whole process."""
+
+    block_caches_bytes: int = 128 * MEBIBYTE
+
+    def options(self, open_tablets: int) -> LevelDBOptions:
+        """The share of one of so many tablets."""
+        cache = self.block_caches_bytes // max(1, open_tablets)
+        return LevelDBOptions(
+            write_buffer_bytes=write_buffer_bytes(open_tablets),
+            block_cache_bytes=max(1 * MEBIBYTE, min(cache, 32 * MEBIBYTE)),
+        )
+
+
+class SharedDirectoryStore:
+    """One directory per tablet and epoch below a store root. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        files: Files,
+        root: Path,
+        executor: Executor,
+        *,
+        budget: MemoryBudget | None = None,
+        opener: Callable[[Path, Executor, LevelDBOptions], LevelDBStorage] = LevelDBStorage,
+    ) -> None:
+        self._files = files
+        self._root = root
+        self._executor = executor
+        self._budget = budget or MemoryBudget()
+        self._opener = opener
+
+    async def take_over(self, tablet: TabletIdentity) -> EpochDirectory:
+        try:
+            directory = await make_tablet_directory(
+                self._files, self._root, tablet.table_id, tablet.tablet_id
+            )
+            return await take_over(self._files, directory, tablet.epoch, clone_leveldb)
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot take over tablet {tablet.tablet_id} at epoch {tablet.epoch}: {error}",
+                fault=fault_of(error),
+            ) from error
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> LevelDBStorage:
+        if not isinstance(ownership, EpochDirectory):
+            raise TypeError(f"not an ownership of this store: {ownership!r}")
+        try:
+            names = await self._files.list(ownership.path)
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot list {ownership.path}: {error}", fault=fault_of(error)
+            ) from error
+        if lacks_current(names):
+            # LevelDB would take it for a new database, and delete what is there.
+            raise StoreUnusable(
+                f"{ownership.path} has tables or logs, but no CURRENT", fault=StoreFault.DAMAGED
+            )
+        options = self._budget.options(open_tablets)
+        # Replaying a log takes milliseconds per MiB: the event loop goes on meanwhile.
+        return await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._opener, ownership.path, self._executor, options
+        )
+
+    async def remove_superseded(self, tablet: TabletIdentity) -> None:
+        directory = self._root / str(tablet.table_id) / str(tablet.tablet_id)
+        try:
+            await remove_superseded(self._files, directory, tablet.epoch)
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot clear up {directory}: {error}", fault=fault_of(error)
+            ) from error
