@@ -169,6 +169,10 @@ class Sessions:
 
     def _take_over(self, session_id: bytes, info: SessionInfo) -> None:
         if not self._may_report(session_id, info.ttl_milliseconds):
+            if session_id not in self._by_id:
+                # Its owner is told now that it expired: a longer life, asked for later, would
+                # revive it.
+                self._bury(session_id)
             raise self._expired(session_id)
         self._check_room()
         self._add(session_id, info)

@@ -120,6 +120,7 @@ class LockServiceMachine(RuleBasedStateMachine):
         elif not self.may_report(session_id, ttl):
             with pytest.raises(SessionExpired):
                 self.sessions.renew(session_id, info)
+            self.bury(session_id)
             return
         elif len(self.alive) >= LIMITS.sessions_max:
             with pytest.raises(Overloaded):

@@ -1,0 +1,30 @@
+"""python -m services.lockservice: who is alive, and who works on what."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from percolator.v1 import lockservice_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
+from services.chassis.host import Host
+from services.chassis.lifecycle import run
+from services.chassis.rpc import Exposed
+from services.chassis.settings import load
+from services.lockservice.handler import LockServiceHandler
+from services.lockservice.metrics import LockServiceMetrics
+from services.lockservice.settings import LockServiceSettings
+
+
+@asynccontextmanager
+async def build(host: Host[LockServiceSettings]) -> AsyncIterator[list[Exposed]]:
+    """A lock service that knows nobody yet."""
+    handler = LockServiceHandler(host.world.clock, host.world.random, host.settings.limits())
+    host.metrics_registry.register(LockServiceMetrics(handler))
+    host.background("expiry", handler.expire_forever())
+    yield [Exposed(lockservice_pb2.DESCRIPTOR.services_by_name["LockService"], handler)]
+
+
+if __name__ == "__main__":
+    sys.exit(run(load(LockServiceSettings), ServiceKind.SERVICE_KIND_LOCK_SERVICE, build))

@@ -1,0 +1,356 @@
+"""Requests to the lock service, good and bad, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from percolator.errors import InvalidArgument, Overloaded, SessionExpired
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import lockservice_pb2 as wire
+from services.lockservice.handler import LockServiceHandler
+from services.lockservice.limits import Limits
+from tests.unit.lockservice.lock_calls import (
+    NOBODY,
+    info,
+    listed,
+    liveness,
+    lock_service,
+    locked,
+    opened,
+    renewed,
+)
+
+# Sessions
+
+
+async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        for _ in range(10):
+            await asyncio.sleep(2.9)
+            assert not await renewed(handler, session_id)
+        await asyncio.sleep(2.99)
+        assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+        await asyncio.sleep(0.04)
+        assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+        with pytest.raises(SessionExpired) as caught:
+            await renewed(handler, session_id)
+        assert caught.value.session_id == session_id
+
+
+async def test_an_expired_session_is_forgotten_although_nobody_asks() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        await locked(handler, session_id, b"a", b"b")
+        await asyncio.sleep(3.2)
+        assert (len(handler.sessions), len(handler.locks)) == (0, 0)
+
+
+async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    handler = LockServiceHandler(clock, random.Random(1), Limits())
+    living = asyncio.create_task(handler.expire_forever())
+    session_id = await opened(handler)
+    clock.set_wall_back(3_600_000)
+    await asyncio.sleep(2.9)
+    assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+    clock.set_wall_back(-7_200_000)
+    assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+    await asyncio.sleep(0.2)
+    assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+    living.cancel()
+
+
+async def test_ending_twice_and_ending_an_unknown_session_succeed() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        for ended in (session_id, session_id, NOBODY):
+            await handler.end_session(wire.EndSessionRequest(session_id=ended))
+        assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+
+
+async def test_a_renewal_tells_anew_what_the_session_is() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        await renewed(handler, session_id, info(10_000, "renamed", 77))
+        await asyncio.sleep(1)
+        (session,) = await listed(handler)
+        assert session.info == info(10_000, "renamed", 77)
+        assert session.age_milliseconds == 1_000
+        assert 9_000 <= session.remaining_milliseconds <= 9_020
+
+
+async def test_the_place_of_a_pin_never_changes() -> None:
+    async with lock_service() as handler:
+        pin = info(oldest_start_timestamp=42, pin=True)
+        session_id = await opened(handler, pin)
+        for other, field in (
+            (info(oldest_start_timestamp=43, pin=True), "info.oldest_start_timestamp"),
+            (info(oldest_start_timestamp=0, pin=True), "info.oldest_start_timestamp"),
+            (info(oldest_start_timestamp=42, pin=False), "info.pin"),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                await renewed(handler, session_id, other)
+            assert caught.value.field == field
+        assert not await renewed(handler, session_id, pin)
+        assert (await listed(handler))[0].info == pin
+
+
+async def test_sessions_are_listed_by_pages_oldest_first() -> None:
+    async with lock_service() as handler:
+        ids = [await opened(handler, info(description=str(n))) for n in range(7)]
+        await handler.end_session(wire.EndSessionRequest(session_id=ids.pop(3)))
+        for page_size in (0, 1, 2, 6, 7, 1_000_000):
+            assert [s.session_id for s in await listed(handler, page_size)] == ids
+
+
+async def test_a_session_that_ends_between_two_pages_spoils_no_other() -> None:
+    async with lock_service() as handler:
+        ids = [await opened(handler) for _ in range(4)]
+        first = await handler.list_sessions(wire.ListSessionsRequest(page_size=2))
+        await handler.end_session(wire.EndSessionRequest(session_id=ids[1]))
+        rest = await handler.list_sessions(
+            wire.ListSessionsRequest(page_token=first.next_page_token)
+        )
+        assert [session.session_id for session in rest.sessions] == ids[2:]
+
+
+async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
+    async with lock_service(Limits(sessions_max=2)) as handler:
+        session_id = await opened(handler)
+        await opened(handler)
+        with pytest.raises(Overloaded) as caught:
+            await opened(handler)
+        assert caught.value.retry_after_seconds > 0
+        await handler.end_session(wire.EndSessionRequest(session_id=session_id))
+        await opened(handler)
+
+
+# Locks
+
+
+async def test_of_two_sessions_one_gets_the_lock_and_the_other_does_not_wait() -> None:
+    async with lock_service() as handler:
+        one, other = await opened(handler), await opened(handler)
+        assert await locked(handler, one, b"a", b"b") == [True, True]
+        assert await locked(handler, other, b"b", b"c") == [False, True]
+        assert await locked(handler, one, b"a", b"c") == [True, False]
+        assert [session.locks for session in await listed(handler)] == [2, 1]
+
+
+async def test_taking_a_lock_again_extends_it_and_never_shortens_it() -> None:
+    async with lock_service() as handler:
+        one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
+        await locked(handler, one, b"a", ttl_milliseconds=2_000)
+        await asyncio.sleep(1)
+        await locked(handler, one, b"a", ttl_milliseconds=2_000)
+        await asyncio.sleep(1.5)
+        assert await locked(handler, other, b"a") == [False]
+        await locked(handler, one, b"a", ttl_milliseconds=5_000)
+        await locked(handler, one, b"a", ttl_milliseconds=500)
+        await asyncio.sleep(4.9)
+        assert await locked(handler, other, b"a") == [False]
+        await asyncio.sleep(0.2)
+        assert await locked(handler, other, b"a") == [True]
+
+
+async def test_only_what_is_still_held_can_be_renewed() -> None:
+    async with lock_service() as handler:
+        one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
+        await locked(handler, one, b"kept", ttl_milliseconds=1_000)
+        await locked(handler, one, b"lost", ttl_milliseconds=500)
+        await asyncio.sleep(0.6)
+        await locked(handler, other, b"lost")
+        request = wire.RenewLocksRequest(
+            session_id=one, names=[b"kept", b"lost", b"never held"], ttl_milliseconds=2_000
+        )
+        assert list((await handler.renew_locks(request)).held) == [True, False, False]
+        await asyncio.sleep(1.9)
+        assert await locked(handler, other, b"kept") == [False]
+
+
+async def test_a_lock_that_lapsed_is_not_renewed_although_nobody_took_it() -> None:
+    """Its holder may have been told meanwhile that somebody else works there."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    handler = LockServiceHandler(clock, random.Random(1), Limits())
+    one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
+    await locked(handler, one, b"a", ttl_milliseconds=500)
+    for _ in range(6):  # time passes, but what is over is not collected yet
+        await asyncio.sleep(0.1)
+        await liveness(handler, one)
+    request = wire.RenewLocksRequest(session_id=one, names=[b"a"], ttl_milliseconds=3_000)
+    assert list((await handler.renew_locks(request)).held) == [False]
+    assert await locked(handler, other, b"a") == [True]
+    assert [session.locks for session in await listed(handler)] == [0, 1]
+
+
+async def test_unlocking_leaves_the_locks_of_others_alone() -> None:
+    async with lock_service() as handler:
+        one, other = await opened(handler), await opened(handler)
+        await locked(handler, one, b"a")
+        await handler.unlock(wire.UnlockRequest(session_id=other, names=[b"a", b"b"]))
+        assert await locked(handler, other, b"a") == [False]
+        await handler.unlock(wire.UnlockRequest(session_id=one, names=[b"a"]))
+        assert await locked(handler, other, b"a") == [True]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_with_its_session_a_lock_ends_at_once(ended: bool) -> None:
+    async with lock_service() as handler:
+        one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
+        await locked(handler, one, b"a", ttl_milliseconds=60_000)
+        if ended:
+            await handler.end_session(wire.EndSessionRequest(session_id=one))
+        else:
+            await asyncio.sleep(0.53)
+        assert await locked(handler, other, b"a") == [True]
+
+
+@pytest.mark.parametrize(
+    "limits", [Limits(locks_max=3), Limits(lock_name_bytes_total_max=3)], ids=["count", "bytes"]
+)
+async def test_without_room_for_all_none_is_taken(limits: Limits) -> None:
+    async with lock_service(limits) as handler:
+        one = await opened(handler, info(60_000))
+        await locked(handler, one, b"a", b"b", ttl_milliseconds=500)
+        with pytest.raises(Overloaded):
+            await locked(handler, one, b"a", b"c", b"d")
+        assert len(handler.locks) == 2
+        assert await locked(handler, one, b"a", b"c") == [True, True]
+        await asyncio.sleep(0.53)
+        # "b" has lapsed, which makes room.
+        assert await locked(handler, one, b"d") == [True]
+
+
+# Bad input
+
+
+BAD_INFO = [
+    (info(ttl_milliseconds=0), "info.ttl_milliseconds"),
+    (info(ttl_milliseconds=499), "info.ttl_milliseconds"),
+    (info(ttl_milliseconds=60_001), "info.ttl_milliseconds"),
+    (info(description="é" * 129), "info.description"),
+    (info(pin=True), "info.oldest_start_timestamp"),
+]
+
+
+@pytest.mark.parametrize(("bad", "field"), BAD_INFO)
+async def test_a_session_that_cannot_be_is_refused_by_the_name_of_the_field(
+    bad: wire.SessionInfo, field: str
+) -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        before = await listed(handler)
+        with pytest.raises(InvalidArgument) as caught:
+            await opened(handler, bad)
+        assert caught.value.field == field
+        with pytest.raises(InvalidArgument) as caught:
+            await renewed(handler, session_id, bad)
+        assert caught.value.field == field
+        assert await listed(handler) == before
+
+
+async def test_info_must_be_there() -> None:
+    async with lock_service() as handler:
+        with pytest.raises(InvalidArgument, match="info: is missing"):
+            await handler.open_session(wire.OpenSessionRequest())
+        with pytest.raises(InvalidArgument, match="info: is missing"):
+            await handler.renew_session(wire.RenewSessionRequest(session_id=NOBODY))
+
+
+BAD_NAMES = [
+    ([], "names"),
+    ([b"n%d" % n for n in range(4_097)], "names"),
+    ([b"a", b""], "names[1]"),
+    ([b"a" * 1_024, b"a" * 1_025], "names[1]"),
+    ([b"a", b"b", b"a"], "names[2]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "field"), BAD_NAMES, ids=["none", "too many", "empty", "too long", "twice"]
+)
+async def test_names_that_cannot_be_are_refused_and_nothing_changes(
+    names: list[bytes], field: str
+) -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        await locked(handler, session_id, b"a")
+        for call in (
+            handler.try_lock(
+                wire.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+            ),
+            handler.renew_locks(
+                wire.RenewLocksRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+            ),
+            handler.unlock(wire.UnlockRequest(session_id=session_id, names=names)),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                await call
+            assert caught.value.field == field
+        assert [session.locks for session in await listed(handler)] == [1]
+
+
+@pytest.mark.parametrize("ttl_milliseconds", [0, 499, 60_001, 2**32 - 1])
+async def test_the_life_of_a_lock_has_limits(ttl_milliseconds: int) -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        with pytest.raises(InvalidArgument, match="ttl_milliseconds"):
+            await locked(handler, session_id, b"a", ttl_milliseconds=ttl_milliseconds)
+        assert len(handler.locks) == 0
+
+
+@pytest.mark.parametrize("session_id", [b"", b"short", b"x" * 17])
+async def test_an_id_of_the_wrong_length_is_refused_everywhere(session_id: bytes) -> None:
+    async with lock_service() as handler:
+        for call in (
+            handler.renew_session(wire.RenewSessionRequest(session_id=session_id, info=info())),
+            handler.end_session(wire.EndSessionRequest(session_id=session_id)),
+            handler.try_lock(wire.TryLockRequest(session_id=session_id)),
+            handler.renew_locks(wire.RenewLocksRequest(session_id=session_id)),
+            handler.unlock(wire.UnlockRequest(session_id=session_id)),
+        ):
+            with pytest.raises(InvalidArgument) as caught:
+                await call
+            assert caught.value.field == "session_id"
+        with pytest.raises(InvalidArgument) as caught:
+            await handler.check_sessions(
+                wire.CheckSessionsRequest(session_ids=[NOBODY, session_id])
+            )
+        assert caught.value.field == "session_ids[1]"
+
+
+async def test_somebody_or_the_other_must_be_asked_about() -> None:
+    async with lock_service() as handler:
+        for ids in ([], [NOBODY] * 4_097):
+            with pytest.raises(InvalidArgument, match="session_ids"):
+                await handler.check_sessions(wire.CheckSessionsRequest(session_ids=ids))
+
+
+async def test_who_is_not_alive_can_lock_nothing() -> None:
+    async with lock_service() as handler:
+        with pytest.raises(SessionExpired):
+            await locked(handler, NOBODY, b"a")
+        with pytest.raises(SessionExpired):
+            await handler.unlock(wire.UnlockRequest(session_id=NOBODY, names=[b"a"]))
+
+
+@pytest.mark.parametrize("token", [b"x", b"x" * 16, b"x" * 4_000])
+async def test_a_page_token_of_anybody_else_is_refused(token: bytes) -> None:
+    async with lock_service() as handler:
+        with pytest.raises(InvalidArgument, match="page_token"):
+            await handler.list_sessions(wire.ListSessionsRequest(page_token=token))
+
+
+async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    earlier = LockServiceHandler(clock, random.Random(1), Limits())
+    await opened(earlier)
+    await opened(earlier)
+    page = await earlier.list_sessions(wire.ListSessionsRequest(page_size=1))
+    later = LockServiceHandler(clock, random.Random(2), Limits())
+    with pytest.raises(InvalidArgument, match="page_token"):
+        await later.list_sessions(wire.ListSessionsRequest(page_token=page.next_page_token))
