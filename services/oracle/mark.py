@@ -6,11 +6,12 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from percolator.errors import StoreFault, StoreUnusable, WrongCluster
+from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX
 
 FORMAT = 1
 
+_CLUSTER_ID = re.compile(r"[\x21-\x7e]{0,128}")
 _FIRST_LINE = re.compile(rb"percolator-oracle-mark ([0-9]{1,9})\n")
 _FORMAT_1 = re.compile(
     rb"(percolator-oracle-mark 1\n"
@@ -27,6 +28,11 @@ class Mark:
     milliseconds: int
     cluster_id: str
     """Whose timestamps; empty for an oracle that served without a master."""
+
+    def __post_init__(self) -> None:
+        # One that does not fit the format would be written, and then never read again.
+        if not _CLUSTER_ID.fullmatch(self.cluster_id):
+            raise InvalidArgument("cluster_id", f"{self.cluster_id[:64]!r} is not printable ASCII")
 
     def encode(self) -> bytes:
         body = (

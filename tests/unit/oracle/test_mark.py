@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.errors import StoreFault, StoreUnusable, WrongCluster
+from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX
 from services.oracle.mark import Mark
 
@@ -63,3 +63,9 @@ def test_a_newer_format_is_refused_by_its_number() -> None:
 def test_a_mark_beyond_what_a_timestamp_can_hold_is_damage() -> None:
     with pytest.raises(StoreUnusable):
         Mark.decode(Mark(PHYSICAL_MILLISECONDS_MAX + 1, "").encode(), "mark")
+
+
+def test_a_cluster_id_that_could_not_be_read_again_is_not_written() -> None:
+    for cluster_id in ("two\nlines", "x" * 129, "ä"):
+        with pytest.raises(InvalidArgument):
+            Mark(1, cluster_id)

@@ -1,0 +1,377 @@
+"""The source of timestamps: who shares which request, and what happens when oracles fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator import errors
+from percolator.testing.virtual_time import VirtualClock, run_virtually
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire import timestamp_source
+from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX, TimestampSource
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+    World,
+)
+
+ROUND_TRIP_SECONDS = 0.1
+
+Behaviour = Callable[[int], Awaitable[int]]
+"""From the count that is asked for to the first timestamp."""
+
+
+class Oracles:
+    """A network with oracles in it, which all draw from one sequence."""
+
+    def __init__(self) -> None:
+        self.next = 1000
+        self.requests: list[tuple[float, str, int]] = []
+        self.behaviours: dict[str, Behaviour] = {}
+        self.in_flight = 0
+        self.in_flight_most = 0
+
+    async def healthy(self, count: int) -> int:
+        """Allocates when the request arrives, half a round trip after it was sent."""
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+        first, self.next = self.next, self.next + count
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+        return first
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            assert isinstance(request, GetTimestampsRequest)
+            self.requests.append((asyncio.get_running_loop().time(), address, request.count))
+            self.in_flight += 1
+            self.in_flight_most = max(self.in_flight_most, self.in_flight)
+            try:
+                async with asyncio.timeout(timeout):
+                    first = await self.behaviours.get(address, self.healthy)(request.count)
+            except TimeoutError:
+                raise errors.DeadlineExceeded("no answer in time", where=address) from None
+            finally:
+                self.in_flight -= 1
+            response = GetTimestampsResponse(first=first, count=request.count)
+            assert isinstance(response, method.response)
+            return response
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise errors.UsageError("oracles stream nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def counts(self) -> list[int]:
+        return [count for _, _, count in self.requests]
+
+
+def source_of(oracles: Oracles, *addresses: str, count_max: int = 1_000_000) -> TimestampSource:
+    world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
+    return TimestampSource(world, addresses or ("a:1",), count_max=count_max)
+
+
+def refusing(error: errors.PercolatorError) -> Behaviour:
+    async def refuse(count: int) -> int:
+        raise error
+
+    return refuse
+
+
+async def silent(count: int) -> int:
+    await asyncio.sleep(10**6)
+    return 0
+
+
+async def test_those_who_ask_at_the_same_moment_share_one_request() -> None:
+    oracles = Oracles()
+    source = source_of(oracles)
+    got = await asyncio.gather(*(source.get() for _ in range(50)))
+    assert sorted(got) == list(range(1000, 1050))
+    assert oracles.counts() == [50]
+
+
+async def test_whoever_asks_while_a_request_is_in_flight_shares_the_next_one() -> None:
+    """Joining the one in flight could return a timestamp allocated before the question."""
+    oracles = Oracles()
+    source = source_of(oracles)
+    first = source.get()
+    await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+    others = [source.get() for _ in range(3)]
+    await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+    assert oracles.counts() == [1]
+    assert await first == 1000
+    assert [await other for other in others] == [1001, 1002, 1003]
+    assert oracles.counts() == [1, 3]
+    assert oracles.in_flight_most == 1
+
+
+async def test_a_lonely_question_costs_one_round_trip() -> None:
+    oracles = Oracles()
+    source = source_of(oracles)
+    for _ in range(5):
+        started = asyncio.get_running_loop().time()
+        await source.get()
+        assert asyncio.get_running_loop().time() - started == pytest.approx(ROUND_TRIP_SECONDS)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.floats(0, 0.3), st.floats(0, 0.3)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_each_timestamp_is_allocated_after_it_was_asked_for_and_given_once(
+    askers: list[tuple[int, float, float]],
+) -> None:
+    """What the oracle had allocated when somebody asked is smaller than what that one gets."""
+
+    async def main() -> None:
+        oracles = Oracles()
+        source = source_of(oracles, count_max=50)
+        given_out: list[int] = []
+
+        async def ask(count: int, wait: float, wait_again: float) -> None:
+            await asyncio.sleep(wait)
+            for _ in range(2):
+                allocated_before = oracles.next
+                first = await source.get(count)
+                assert first >= allocated_before
+                given_out.extend(range(first, first + count))
+                await asyncio.sleep(wait_again)
+
+        await asyncio.gather(*(ask(*asker) for asker in askers))
+        assert len(set(given_out)) == len(given_out)
+        assert oracles.in_flight_most == 1
+        assert max(oracles.counts()) <= 50
+
+    run_virtually(main())
+
+
+async def test_more_than_the_oracle_grants_at_once_is_split_over_several_requests() -> None:
+    oracles = Oracles()
+    source = source_of(oracles, count_max=10)
+    got = await asyncio.gather(*(source.get(count) for count in (4, 4, 4, 10, 1, 9)))
+    assert oracles.counts() == [8, 4, 10, 10]
+    assert got == [1000, 1004, 1008, 1012, 1022, 1023]
+
+
+@pytest.mark.parametrize("count", [0, -1, 11])
+async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
+    oracles = Oracles()
+    source = source_of(oracles, count_max=10)
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await source.get(count)
+    assert refused.value.field == "count"
+    assert oracles.requests == []
+
+
+async def test_addresses_are_needed() -> None:
+    world = World(VirtualClock(asyncio.get_running_loop()), Oracles(), random.Random(1))
+    with pytest.raises(errors.InvalidArgument, match="addresses: is empty"):
+        TimestampSource(world, [])
+
+
+async def test_an_oracle_that_goes_back_is_never_believed_again() -> None:
+    oracles = Oracles()
+    source = source_of(oracles)
+    await source.get(10)
+    oracles.next = 1009
+    asked = [source.get(), source.get()]
+    await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+    asked.append(source.get())
+    for future in asked:
+        with pytest.raises(errors.TimestampRegression, match="1009 after 1009"):
+            await future
+    oracles.next = 10**6
+    for _ in range(3):
+        with pytest.raises(errors.TimestampRegression):
+            await source.get()
+    assert len(oracles.requests) == 2
+    await source.close()
+
+
+async def test_an_answer_with_another_count_is_never_believed_again() -> None:
+    oracles = Oracles()
+
+    def unary(
+        address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            response = GetTimestampsResponse(first=5, count=1)
+            assert isinstance(response, method.response)
+            return response
+
+        return call
+
+    oracles.unary = unary  # type: ignore[method-assign]
+    source = source_of(oracles)
+    for _ in range(2):
+        with pytest.raises(errors.InvariantViolation):
+            await source.get(2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.NotReady("standby"),
+        errors.Unavailable("nobody there"),
+        errors.StoreUnusable("disk full", fault=errors.StoreFault.DISK_FULL),
+        errors.Overloaded("too many", retry_after_seconds=0.1),
+    ],
+)
+async def test_when_one_oracle_does_not_serve_the_next_address_is_asked_and_kept(
+    error: errors.PercolatorError,
+) -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(error)
+    source = source_of(oracles, "a:1", "b:2", "c:3")
+    assert await source.get() == 1000
+    assert await source.get() == 1001
+    assert [address for _, address, _ in oracles.requests] == ["a:1", "b:2", "b:2"]
+
+
+async def test_a_silent_oracle_is_given_up_for_the_next_one() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    source = source_of(oracles, "a:1", "b:2")
+    assert await source.get() == 1000
+    elapsed = asyncio.get_running_loop().time()
+    assert elapsed == pytest.approx(ATTEMPT_SECONDS_MAX + ROUND_TRIP_SECONDS)
+
+
+async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))
+    source = source_of(oracles)
+    asked = source.get()
+    await asyncio.sleep(5)
+    assert 10 <= len(oracles.requests) <= 40
+    del oracles.behaviours["a:1"]
+    assert await asked == 1000
+
+
+async def test_those_who_came_during_an_outage_share_the_next_try() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))
+    source = source_of(oracles)
+    asked = []
+    for _ in range(20):
+        asked.append(source.get())
+        await asyncio.sleep(0.1)
+    del oracles.behaviours["a:1"]
+    assert await asyncio.gather(*asked) == list(range(1000, 1020))
+    assert oracles.counts()[-1] == 20
+
+
+async def test_nobody_waits_beyond_the_own_deadline_and_is_told_why() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Unavailable("connection refused"))
+    source = source_of(oracles)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+
+    async def ask(timeout: float | None) -> float:
+        with pytest.raises(errors.DeadlineExceeded, match="connection refused"):
+            await source.get(timeout_seconds=timeout)
+        return loop.time() - started
+
+    ended = await asyncio.gather(ask(3.0), ask(0.5), ask(None), ask(2.0))
+    assert ended == pytest.approx([3.0, 0.5, 10.0, 2.0])
+
+
+async def test_a_deadline_passes_while_the_request_is_in_flight() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    source = source_of(oracles)
+    with pytest.raises(errors.DeadlineExceeded, match="no answer yet"):
+        await source.get(timeout_seconds=0.25)
+    assert asyncio.get_running_loop().time() == pytest.approx(0.25)
+
+
+async def test_whoever_is_cancelled_disturbs_nobody_else() -> None:
+    oracles = Oracles()
+    source = source_of(oracles)
+
+    async def ask() -> int:
+        return await source.get()
+
+    asking = [asyncio.create_task(ask()) for _ in range(3)]
+    await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+    asking += [asyncio.create_task(ask()) for _ in range(3)]
+    await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+    asking[1].cancel()
+    asking[4].cancel()
+    got = await asyncio.gather(*asking, return_exceptions=True)
+    assert [one for one in got if isinstance(one, int)] == [1000, 1002, 1003, 1005]
+    assert isinstance(got[1], asyncio.CancelledError)
+    assert await source.get() == 1006
+
+
+async def test_an_error_that_no_retry_mends_reaches_all_who_asked_and_only_them() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.WrongCluster("no", expected="x", found="y"))
+    source = source_of(oracles)
+    for outcome in await asyncio.gather(source.get(), source.get(), return_exceptions=True):
+        assert isinstance(outcome, errors.WrongCluster)
+    del oracles.behaviours["a:1"]
+    assert await source.get() == 1000
+
+
+async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timestamp_source, "WAITERS_MAX", 3)
+    oracles = Oracles()
+    source = source_of(oracles)
+    asked = [source.get() for _ in range(3)]
+    with pytest.raises(errors.Overloaded):
+        source.get()
+    assert await asyncio.gather(*asked) == [1000, 1001, 1002]
+
+
+async def test_closing_ends_all_waiting_and_any_further_use() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    source = source_of(oracles)
+    asked = [source.get()]
+    await asyncio.sleep(0.1)
+    asked.append(source.get())
+    await source.close()
+    await source.close()
+    for future in asked:
+        with pytest.raises(errors.UsageError, match="closed"):
+            await future
+    with pytest.raises(errors.UsageError):
+        await source.get()
+    assert oracles.in_flight == 0
+
+
+async def test_a_bug_below_hangs_nobody() -> None:
+    async def broken(count: int) -> int:
+        raise ValueError("a bug")
+
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = broken
+    seen: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: seen.append(context["exception"]))
+    source = source_of(oracles)
+    with pytest.raises(errors.InvariantViolation, match="a bug"):
+        await source.get()
+    with pytest.raises(errors.InvariantViolation):
+        await source.get()
