@@ -79,7 +79,6 @@ class LockRecord:
     """Only of kind PUT."""
 
     def encode(self) -> bytes:
-        primary = self.primary
         return b"".join(
             (
                 LOCK_HEADER.pack(
@@ -88,12 +87,7 @@ class LockRecord:
                     self.ttl_milliseconds,
                     self.kind,
                 ),
-                len(self.session).to_bytes(1, "big"),
-                self.session,
-                _PRIMARY_ROW.pack(primary.table_id, len(primary.row)),
-                primary.row,
-                _COLUMN_LENGTH.pack(len(primary.column)),
-                primary.column,
+                shared_part(self.session, self.primary),
                 self.value,
             )
         )
@@ -124,6 +118,20 @@ class LockRecord:
             )
         except (struct.error, IndexError, ValueError) as error:
             raise InvariantViolation(f"not a lock record: {error}") from error
+
+
+def shared_part(session: bytes, primary: CellAddress) -> bytes:
+    """What all locks of a transaction have in common, between the header and the value."""
+    return b"".join(
+        (
+            len(session).to_bytes(1, "big"),
+            session,
+            _PRIMARY_ROW.pack(primary.table_id, len(primary.row)),
+            primary.row,
+            _COLUMN_LENGTH.pack(len(primary.column)),
+            primary.column,
+        )
+    )
 
 
 def lock_prefix(start_timestamp: int, min_commit_timestamp: int, ttl_milliseconds: int) -> bytes:

@@ -1,0 +1,135 @@
+"""After the decision: the cells that do not decide.
+
+Committing them, or rolling them back, only spares others the work, since whoever meets a lock that
+was left behind settles it. What must not be left out is the order: the primary's record is durable
+before any other cell is committed, and its rollback marker before any other cell is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from percolator.errors import (
+    CellAddress,
+    InvariantViolation,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+)
+from percolator.protocol import steps
+from percolator.protocol.surroundings import Surroundings
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.write_steps import WriteSteps
+from percolator.v1.cells_pb2 import Cell
+from percolator.wire.questions import APPLIED, Refused, Step
+
+STEPS_AT_ONCE_MAX = 4_096
+"""A large transaction is sent in portions, so that not all its messages exist at one time."""
+
+
+def portions(cells: Sequence[CellAddress]) -> Iterator[Sequence[CellAddress]]:
+    """The cells, as many at a time as are sent at once."""
+    if len(cells) <= STEPS_AT_ONCE_MAX:
+        yield cells
+        return
+    for start in range(0, len(cells), STEPS_AT_ONCE_MAX):
+        yield cells[start : start + STEPS_AT_ONCE_MAX]
+
+
+def shown(answer: Refused) -> Cell:
+    """The cell that failed a condition of absence."""
+    if answer.cell is None:
+        raise InvariantViolation(f"condition {answer.condition} failed on a cell that is not shown")
+    return answer.cell
+
+
+async def commit_secondaries(around: Surroundings, write: WriteSteps, commit: int) -> None:
+    """After the commit point, for as long as `background_seconds`."""
+    deadline = background_deadline(around)
+    pending = write.cells[1:]
+    backoff = around.backoff()
+    while pending:
+        again: list[CellAddress] = []
+        for cells in portions(pending):
+            questions = []
+            for cell in cells:
+                schema = await around.schema(cell.table_id, deadline)
+                questions.append(write.commit_secondary(cell, schema, commit))
+            answers = await around.cells.mutate(questions, deadline)
+            for cell, answer in zip(cells, answers, strict=True):
+                if isinstance(answer, Refused):
+                    _check_secondary(write, cell, commit, answer)
+                elif isinstance(answer, PercolatorError):
+                    if isinstance(answer, SchemaChanged):
+                        await around.schemas.refresh(cell.table_id, deadline)
+                    again.append(cell)
+        pending = again
+        if pending and not await backoff.pause(deadline):
+            return
+
+
+def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
+    """Somebody else has committed it, at the same timestamp. Anything else is a torn commit."""
+    if answer.condition == steps.OWN_COMMIT and shown(answer).timestamp == commit:
+        return
+    raise InvariantViolation(
+        f"transaction {write.start} is committed at {commit}, but {cell} holds neither its lock "
+        "nor that commit"
+    )
+
+
+async def mark_primary(around: Surroundings, write: WriteSteps, deadline: float) -> int:
+    """Puts the rollback marker: from then on, the transaction can never commit.
+
+    Returns 0 when the marker is durable, or the timestamp of the commit that was there before.
+    """
+    backoff = around.backoff()
+    while True:
+        (answer,) = await around.cells.mutate([write.roll_back(write.primary)], deadline)
+        if answer is APPLIED:
+            around.verdicts.put(write.start, ROLLED_BACK)
+            return 0
+        if isinstance(answer, Refused):
+            return shown(answer).timestamp
+        if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
+            raise answer
+
+
+async def roll_back_all(
+    around: Surroundings, write: WriteSteps, touched: Sequence[CellAddress]
+) -> None:
+    """The marker on the primary, then the other cells that may carry a lock."""
+    commit = await mark_primary(around, write, background_deadline(around))
+    if commit:
+        raise InvariantViolation(
+            f"transaction {write.start} was given up, and is committed at {commit}"
+        )
+    await roll_back_others(around, write, touched)
+
+
+async def roll_back_others(
+    around: Surroundings, write: WriteSteps, touched: Sequence[CellAddress]
+) -> None:
+    """After the marker on the primary."""
+    deadline = background_deadline(around)
+    pending = sorted(set(touched) - {write.primary})
+    backoff = around.backoff()
+    while pending:
+        again: list[CellAddress] = []
+        for cells in portions(pending):
+            questions: list[Step] = [write.roll_back(cell) for cell in cells]
+            answers = await around.cells.mutate(questions, deadline)
+            for cell, answer in zip(cells, answers, strict=True):
+                if isinstance(answer, Refused):
+                    raise InvariantViolation(
+                        f"{cell} is committed by the rolled back transaction {write.start}"
+                    )
+                if answer is not APPLIED:
+                    again.append(cell)
+        pending = again
+        if pending and not await backoff.pause(deadline):
+            return
+
+
+def background_deadline(around: Surroundings) -> float:
+    return around.clock.monotonic_seconds() + around.limits.background_seconds

@@ -1,0 +1,52 @@
+"""Work that goes on after its caller was answered: other cells to commit, or to roll back.
+
+Nothing depends on it. Whatever is not done when the process ends is done by whoever meets the
+locks. It is bounded: with too much of it, committers do their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from percolator.errors import PercolatorError
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """The tasks of one client."""
+
+    def __init__(self, tasks_max: int) -> None:
+        self._tasks_max = tasks_max
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def full(self) -> bool:
+        return len(self._tasks) >= self._tasks_max
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, PercolatorError):
+            _log.warning("left to whoever meets the locks: %s", error)
+        elif error is not None:
+            _log.error("failed in the background", exc_info=error)
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Waits for what is going on, then gives up the rest."""
+        tasks = set(self._tasks)
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=timeout_seconds)
+            for task in unfinished:
+                task.cancel()
+            if unfinished:
+                await asyncio.wait(unfinished)

@@ -1,0 +1,273 @@
+"""Settling the locks that others have left behind.
+
+Whoever is stopped by a lock asks the cell that decides, the primary of the lock's transaction, and
+then rolls the met cell forward or back. Anybody may do it, at any time, and any number at once.
+
+Rules, each with the failure that it prevents:
+- Only the primary decides. A cell judged by itself would be rolled back while its transaction
+  commits: half a transaction.
+- Nothing is rolled back without a durable marker on the primary, and a transaction is dead only
+  when that marker was seen or written. "Neither lock nor record" may be a prewrite on its way.
+- A living owner is waited for. Its session is asked after the lock was seen, and tells only that it
+  is gone; otherwise the lock's time to live, in the oracle's time, decides. A live owner that is
+  declared dead meets the marker and aborts: a nuisance, never a wrong result.
+- Judged by time, a lock is rolled back only as it was seen: a heartbeat since then proves life.
+- A reader may push a living writer's commit above itself instead of waiting for it; it passes the
+  lock only after the push is durable on the primary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from percolator.errors import CellAddress, InvariantViolation, SchemaChanged
+from percolator.protocol import steps
+from percolator.protocol.records import (
+    KIND_LOCK_ONLY,
+    WRITE_HEADER,
+    LockRecord,
+    lock_prefix,
+)
+from percolator.protocol.surroundings import Surroundings
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.timestamps import SEQUENCE_BITS
+from percolator.v1.cells_pb2 import Cell
+from percolator.wire.liveness import Liveness
+from percolator.wire.questions import APPLIED, Refused, Step
+
+
+class MetLock(NamedTuple):
+    """A lock of somebody else's, and where it stands."""
+
+    address: CellAddress
+    lock: LockRecord
+
+    @classmethod
+    def of(cls, table_id: int, cell: Cell) -> MetLock:
+        return cls(CellAddress(table_id, cell.row, cell.column), LockRecord.decode(cell.value))
+
+    @property
+    def on_primary(self) -> bool:
+        return self.address == self.lock.primary
+
+
+class _Undecided(NamedTuple):
+    """A transaction without a verdict."""
+
+    met: MetLock
+    primary: LockRecord | None
+    """The lock that was seen on the primary; None if there was none."""
+
+    @property
+    def seen(self) -> bytes:
+        lock = self.primary
+        if lock is None:
+            return b""
+        return lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
+
+
+class Cleanup:
+    """Settles locks for all transactions of one client."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    async def clear(
+        self,
+        met: Sequence[MetLock],
+        *,
+        deadline: float,
+        known_now: int,
+        waited_seconds: float,
+        read_at: int = 0,
+    ) -> set[int]:
+        """Settles what can be settled now, in as few round trips as there are kinds of steps.
+
+        `known_now` is any timestamp that the oracle has handed out already. `waited_seconds` grows
+        from 0 with the caller's patience: a lock that was just met is most likely about to go.
+        For a reader, at `read_at`, returns the start timestamps whose locks it may pass.
+        """
+        verdicts = self._around.verdicts
+        by_start = {lock.lock.start_timestamp: lock for lock in met}
+        unknown = [lock for start, lock in by_start.items() if verdicts.get(start) is None]
+        passable: set[int] = set()
+        if unknown:
+            undecided = await self._ask_primaries(unknown, deadline)
+            undecided = await self._bury_the_dead(undecided, deadline, known_now, waited_seconds)
+            if read_at and waited_seconds >= self._around.limits.push_after_seconds:
+                passable = await self._push(undecided, read_at, deadline)
+        to_settle = []
+        for lock in met:
+            start = lock.lock.start_timestamp
+            verdict = verdicts.get(start)
+            if verdict is None:
+                continue
+            if read_at and (verdict == ROLLED_BACK or verdict > read_at):
+                passable.add(start)
+            # The primary was settled by what decided it. A commit above the reader is most likely
+            # being finished by its owner at this moment.
+            if not lock.on_primary and not verdict > read_at > 0:
+                to_settle.append(lock)
+        if to_settle:
+            await self._settle(to_settle, deadline)
+        return passable
+
+    async def _ask_primaries(self, unknown: Sequence[MetLock], deadline: float) -> list[_Undecided]:
+        undecided = [_Undecided(met, met.lock) for met in unknown if met.on_primary]
+        asked = [met for met in unknown if not met.on_primary]
+        if not asked:
+            return undecided
+        questions = []
+        for _, lock in asked:
+            table_id, row, column = lock.primary
+            questions.append(Step(table_id, steps.status(row, column, lock.start_timestamp)))
+        answers = await self._around.cells.mutate(questions, deadline)
+        for met, answer in zip(asked, answers, strict=True):
+            start = met.lock.start_timestamp
+            if answer is APPLIED:
+                undecided.append(_Undecided(met, None))
+            elif not isinstance(answer, Refused):
+                continue  # nobody answered: nothing is known, and the caller comes again
+            elif answer.condition == steps.OWN_COMMIT:
+                self._around.verdicts.put(start, _commit_timestamp(answer))
+            elif answer.condition == steps.OWN_ROLLBACK:
+                self._around.verdicts.put(start, ROLLED_BACK)
+            else:
+                undecided.append(_Undecided(met, _primary_lock(met, answer)))
+        return undecided
+
+    async def _bury_the_dead(
+        self,
+        undecided: list[_Undecided],
+        deadline: float,
+        known_now: int,
+        waited_seconds: float,
+    ) -> list[_Undecided]:
+        """Rolls back, on its primary, every transaction whose owner is gone. Returns the others."""
+        if not undecided:
+            return undecided
+        gone: set[bytes] = set()
+        now = known_now
+        if waited_seconds > 0:
+            gone = await self._gone_sessions(undecided)
+            now = await self._now(deadline)
+        burials, buried, living = [], [], []
+        for one in undecided:
+            lock = one.met.lock
+            start = lock.start_timestamp
+            table_id, row, column = lock.primary
+            if lock.session in gone:
+                burials.append(Step(table_id, steps.roll_back(row, column, start)))
+            elif _expired(one.primary or lock, now):
+                burials.append(
+                    Step(table_id, steps.roll_back_expired(row, column, start, one.seen))
+                )
+            else:
+                living.append(one)
+                continue
+            buried.append(one)
+        if burials:
+            answers = await self._around.cells.mutate(burials, deadline)
+            for one, answer in zip(buried, answers, strict=True):
+                start = one.met.lock.start_timestamp
+                if answer is APPLIED:
+                    self._around.verdicts.put(start, ROLLED_BACK)
+                elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
+                    self._around.verdicts.put(start, _commit_timestamp(answer))
+        return living
+
+    async def _gone_sessions(self, undecided: Sequence[_Undecided]) -> set[bytes]:
+        sessions = sorted({one.met.lock.session for one in undecided} - {b""})
+        if not sessions:
+            return set()
+        answers = await self._around.owners.liveness(sessions)
+        return {
+            session
+            for session, liveness in zip(sessions, answers, strict=True)
+            if liveness is Liveness.DEAD
+        }
+
+    async def _now(self, deadline: float) -> int:
+        left = deadline - self._around.clock.monotonic_seconds()
+        return await self._around.timestamps.get(timeout_seconds=max(left, 0.001))
+
+    async def _push(
+        self, undecided: Sequence[_Undecided], read_at: int, deadline: float
+    ) -> set[int]:
+        """Makes living writers commit above `read_at`. Returns those that surely will."""
+        passable = set()
+        pushes, pushed = [], []
+        for one in undecided:
+            lock = one.primary
+            if lock is None:
+                continue  # its prewrite is on the way: nothing there to push yet
+            if lock.min_commit_timestamp > read_at:
+                passable.add(lock.start_timestamp)
+                continue
+            table_id, row, column = lock.primary
+            raised = LockRecord(
+                lock.start_timestamp,
+                read_at + 1,
+                lock.ttl_milliseconds,
+                lock.kind,
+                lock.session,
+                lock.primary,
+                lock.value,
+            )
+            step = steps.replace_lock(row, column, one.seen, raised.encode())
+            pushes.append(Step(table_id, step))
+            pushed.append(lock.start_timestamp)
+        if pushes:
+            answers = await self._around.cells.mutate(pushes, deadline)
+            passable.update(
+                start for start, answer in zip(pushed, answers, strict=True) if answer is APPLIED
+            )
+        return passable
+
+    async def _settle(self, met: Sequence[MetLock], deadline: float) -> None:
+        """Rolls the met cells forward or back, as the verdicts of their transactions say."""
+        settling = []
+        for (table_id, row, column), lock in met:
+            start = lock.start_timestamp
+            verdict = self._around.verdicts.get(start)
+            if verdict is None:
+                continue  # forgotten since: the cache is bounded, and the caller comes again
+            if verdict == ROLLED_BACK:
+                settling.append(Step(table_id, steps.roll_back(row, column, start)))
+                continue
+            schema = await self._around.schema(table_id, deadline)
+            observers = () if lock.kind == KIND_LOCK_ONLY else schema.observers.get(column, ())
+            record = WRITE_HEADER.pack(start, lock.kind) + lock.value
+            step = steps.commit_secondary(row, column, start, verdict, record, observers)
+            settling.append(Step(table_id, step, schema.version))
+        answers = await self._around.cells.mutate(settling, deadline)
+        for step_sent, answer in zip(settling, answers, strict=True):
+            # Other answers change nothing: whoever met the lock looks again.
+            if isinstance(answer, SchemaChanged):
+                await self._around.schemas.refresh(step_sent.table_id, deadline)
+
+
+def _expired(lock: LockRecord, now: int) -> bool:
+    """By the oracle's clock alone: machines' clocks differ, and jump."""
+    age = (now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS)
+    return age > lock.ttl_milliseconds
+
+
+def _commit_timestamp(answer: Refused) -> int:
+    if answer.cell is None:
+        raise InvariantViolation("a tablet refused for a commit record and did not show it")
+    return answer.cell.timestamp
+
+
+def _primary_lock(met: MetLock, answer: Refused) -> LockRecord:
+    if answer.cell is None:
+        raise InvariantViolation("a tablet refused for a lock and did not show it")
+    lock = LockRecord.decode(answer.cell.value)
+    if lock.primary != met.lock.primary:
+        # One transaction with two deciding cells would be committed and rolled back at once.
+        raise InvariantViolation(
+            f"transaction {lock.start_timestamp} has two primaries: "
+            f"{lock.primary} and {met.lock.primary}"
+        )
+    return lock

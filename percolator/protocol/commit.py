@@ -1,0 +1,435 @@
+"""Committing a transaction: the paper's Figure 6, with an answer for every lost message.
+
+    prewrite   lock every cell that the transaction writes, all at once
+    timestamp  ask the oracle for the commit timestamp: only now, or a reader above it may already
+               have read a cell that was not locked yet
+    commit     replace the primary's lock by its commit record: from here on, it is committed
+    (later)    the other cells, in the background
+
+Rules, each with the failure that it prevents:
+- The primary is the least cell of the write set. Two committers of one transaction (a gateway that
+  took over) with different primaries would decide twice.
+- A repeated step has the same content. In particular an unanswered commit is repeated with the
+  *same* commit timestamp, since the first may have been applied; with a second one, readers between
+  the two would see half of the transaction. The one exception is a lock that a reader has pushed:
+  then the first can never be applied any more.
+- Aborting marks the primary first and touches nothing else until the mark is durable. If the mark
+  is refused because the commit record is there, the outcome is: committed.
+- Once the commit was sent and not answered, the outcome is unknown until the primary tells.
+  Guessing "failed" makes the user do the work twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from copy import copy
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    DeadlineExceeded,
+    OutcomeUnknown,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    TimestampRegression,
+)
+from percolator.protocol import aftermath, steps
+from percolator.protocol.aftermath import shown
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.heartbeats import Heartbeats
+from percolator.protocol.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
+from percolator.protocol.surroundings import LockWait, Statistics, Surroundings
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.write_steps import WriteSteps
+from percolator.wire.questions import APPLIED, Answer, Refused, Step
+
+
+class Commit:
+    """One transaction's way from its write set to its outcome."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        cleanup: Cleanup,
+        heartbeats: Heartbeats,
+        write: WriteSteps,
+        *,
+        weak_notifications: Sequence[CellAddress],
+        started_seconds: float,
+        statistics: Statistics,
+    ) -> None:
+        """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
+        self._around = around
+        self._cleanup = cleanup
+        self._heartbeats = heartbeats
+        self._write = write
+        self._weak_notifications = weak_notifications
+        self._started_seconds = started_seconds
+        self._statistics = statistics
+        self._min_commit = write.start + 1
+        self._ttl = 0
+        self._ttl_set_at = 0.0
+        self._commit = 0
+        self._commit_sent = False
+        """May have been applied; nobody knows."""
+        self._primary_locked = False
+        self._primary_lost = False
+        """Somebody committed the primary above our start: it can never be locked any more."""
+        self._touched: list[CellAddress] = []
+        """May carry our locks."""
+        self._last_problem: PercolatorError | None = None
+        """Why the last attempt of a step was not answered."""
+
+    async def run(self, deadline: float) -> int:
+        """Returns the commit timestamp.
+
+        Raises `ConflictError`, `OutcomeUnknown`, or what made it impossible; of these only
+        `OutcomeUnknown` leaves open whether it is committed.
+        """
+        return await self._conclude(self._prewrite_and_commit(deadline), deadline)
+
+    async def settle(self, deadline: float) -> int:
+        """After `OutcomeUnknown`: sends the very same commit again, and returns its timestamp.
+
+        Raises `ConflictError` when the transaction turns out to be rolled back, `OutcomeUnknown`
+        when still nobody answers.
+        """
+        return await self._conclude(self._commit_primary(deadline), deadline)
+
+    async def _conclude(self, attempt: Awaitable[int], deadline: float) -> int:
+        self._heartbeats.add(self)
+        try:
+            try:
+                commit = await attempt
+            except PercolatorError as problem:
+                if self._commit_sent:
+                    raise self._unknown(problem) from problem
+                commit = await self._give_up(problem, deadline)
+        except PercolatorError:
+            raise
+        except BaseException:  # cancelled, or the program is ending
+            self._go_on_alone()
+            raise
+        finally:
+            self._heartbeats.discard(self)
+        self._commit = commit
+        self._around.verdicts.put(self._write.start, commit)
+        if len(self._write.cells) > 1:
+            rest = aftermath.commit_secondaries(self._around, self._write, commit)
+            if self._around.background.full:
+                await rest
+            else:
+                self._around.background.start(rest)
+        return commit
+
+    async def _prewrite_and_commit(self, deadline: float) -> int:
+        commit = await self._prewrite(deadline)
+        if commit:
+            return commit
+        await self._take_commit_timestamp(deadline)
+        return await self._commit_primary(deadline)
+
+    # ------------------------------------------------------------------ prewrite
+
+    async def _prewrite(self, deadline: float) -> int:
+        """Locks every cell. Returns 0, or the timestamp at which somebody has committed it."""
+        around, clock = self._around, self._around.clock
+        pending = self._write.cells
+        backoff = around.backoff()
+        lock_wait: LockWait | None = None
+        began = clock.monotonic_seconds()
+        while True:
+            unanswered: list[CellAddress] = []
+            met: list[MetLock] = []
+            self._set_ttl()
+            for cells in aftermath.portions(pending):
+                committed = await self._prewrite_cells(cells, deadline, unanswered, met)
+                if committed:
+                    return committed
+            pending = unanswered + [lock.address for lock in met]
+            self._primary_locked = self._write.primary not in pending
+            if not pending:
+                return 0
+            self._statistics.retries += 1
+            if met:
+                waited = clock.monotonic_seconds() - began
+                if lock_wait is None:
+                    waited = 0.0
+                    lock_wait = LockWait(*met[0].address, met[0].lock.start_timestamp, waited)
+                    self._statistics.lock_waits.append(lock_wait)
+                lock_wait.seconds = waited
+                if waited > around.limits.lock_wait_seconds:
+                    raise self._conflict_with_lock(met[0])
+                await self._cleanup.clear(
+                    met, deadline=deadline, known_now=self._write.start, waited_seconds=waited
+                )
+            if not await backoff.pause(deadline):
+                raise self._conflict_with_lock(met[0]) if met else self._out_of_time()
+
+    async def _prewrite_cells(
+        self,
+        cells: Sequence[CellAddress],
+        deadline: float,
+        unanswered: list[CellAddress],
+        met: list[MetLock],
+    ) -> int:
+        write, min_commit, ttl = self._write, self._min_commit, self._ttl
+        questions = [write.prewrite(cell, min_commit, ttl) for cell in cells]
+        self._statistics.round_trips += 1
+        answers = await self._around.cells.mutate(questions, deadline)
+        problem: PercolatorError | None = None
+        for cell, answer in zip(cells, answers, strict=True):
+            if answer is APPLIED:
+                self._touched.append(cell)
+            elif isinstance(answer, Refused):
+                if answer.condition == steps.OWN_COMMIT:
+                    return shown(answer).timestamp
+                problem = self._obstacle(cell, answer, met) or problem
+            elif answer.retry is Retry.UNKNOWN:
+                self._touched.append(cell)
+                unanswered.append(cell)
+                self._last_problem = answer
+            else:
+                problem = answer
+        if problem is not None:
+            raise problem
+        return 0
+
+    def _obstacle(
+        self, cell: CellAddress, answer: Refused, met: list[MetLock]
+    ) -> PercolatorError | None:
+        """What a refused prewrite means. The lock of an older transaction is put into `met`."""
+        start = self._write.start
+        in_the_way = shown(answer)
+        if answer.condition == steps.PREWRITE_LOCKED:
+            lock = MetLock.of(cell.table_id, in_the_way)
+            if lock.lock.start_timestamp == start:
+                self._touched.append(cell)  # an earlier attempt of ours, whose answer was lost
+                return None
+            if lock.lock.start_timestamp < start:
+                met.append(lock)
+                return None
+            # Only the younger waits for the older. Two that wait for each other wait for ever.
+            return self._conflict_with_lock(lock)
+        if answer.condition == steps.OWN_ROLLBACK:
+            return self._rolled_back_by_others(cell)
+        if cell == self._write.primary:
+            self._primary_lost = True
+        other = int.from_bytes(in_the_way.value[:8], "big")
+        return ConflictError(
+            f"{cell} was committed by transaction {other} at {in_the_way.timestamp}, "
+            f"after this one had begun at {start}",
+            cell=cell,
+            start_timestamp=start,
+            other_start_timestamp=other,
+            other_commit_timestamp=in_the_way.timestamp,
+        )
+
+    def _set_ttl(self) -> None:
+        """Until the primary is locked; later, heartbeats raise it."""
+        if not self._primary_locked:
+            self._ttl_set_at = self._around.clock.monotonic_seconds()
+            self._ttl = self._ttl_from_now()
+
+    def _ttl_from_now(self) -> int:
+        """A time to live counts from the start timestamp: what was lived until now is added."""
+        lived = self._around.clock.monotonic_seconds() - self._started_seconds
+        seconds = lived + self._around.limits.lock_ttl_seconds
+        return min(int(seconds * 1000), TTL_MILLISECONDS_MAX)
+
+    # ------------------------------------------------------------------ the commit point
+
+    async def _take_commit_timestamp(self, deadline: float) -> None:
+        """Never before the last prewrite was answered."""
+        left = deadline - self._around.clock.monotonic_seconds()
+        if left <= 0:
+            raise self._out_of_time()
+        self._statistics.round_trips += 1
+        self._commit = await self._around.timestamps.get(timeout_seconds=left)
+        if self._commit < self._min_commit:
+            raise TimestampRegression(
+                f"the oracle gave {self._commit} after {self._min_commit - 1} was in use"
+            )
+
+    async def _commit_primary(self, deadline: float) -> int:
+        """Passes the commit point, or finds out that somebody has. Raises if nobody ever will."""
+        backoff = self._around.backoff()
+        while True:
+            if self._min_commit > self._commit:
+                # The lock was seen with this number in it, so nothing sent before was applied, and
+                # the number only grows: nothing sent before will ever be.
+                self._commit_sent = False
+                await self._take_commit_timestamp(deadline)
+            if self._weak_notifications:
+                await self._notify(deadline)
+            answer = await self._send_commit(deadline)
+            if answer is APPLIED:
+                return self._commit
+            if isinstance(answer, Refused):
+                if answer.condition == steps.OWN_COMMIT:
+                    return shown(answer).timestamp
+                if answer.condition == steps.OWN_ROLLBACK:
+                    self._commit_sent = False  # nothing sent before can be applied any more
+                    self._around.verdicts.put(self._write.start, ROLLED_BACK)
+                    raise self._rolled_back_by_others(self._write.primary)
+                if not self._is_own_lock(answer):
+                    return await self._make_certain(deadline)
+                self._learn_lock(answer)
+                continue
+            if answer.retry is Retry.USELESS:
+                raise answer
+            self._statistics.retries += 1
+            if not await backoff.pause(deadline):
+                raise answer
+
+    async def _send_commit(self, deadline: float) -> Answer:
+        """Once. `_commit_sent` is true from the instant at which it may be applied."""
+        primary = self._write.primary
+        schema = await self._around.schema(primary.table_id, deadline)
+        step = self._write.commit_primary(schema, self._min_commit, self._commit)
+        sent_before, self._commit_sent = self._commit_sent, True
+        self._statistics.round_trips += 1
+        (answer,) = await self._around.cells.mutate([step], deadline)
+        if isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN:
+            self._commit_sent = sent_before
+            if isinstance(answer, SchemaChanged):
+                # It is built anew, with the notifications that the newer schema asks for.
+                await self._around.schemas.refresh(primary.table_id, deadline)
+        return answer
+
+    async def _make_certain(self, deadline: float) -> int:
+        """The primary has neither record, marker nor lock, which alone proves nothing."""
+        commit = await aftermath.mark_primary(self._around, self._write, deadline)
+        if commit:
+            return commit
+        self._commit_sent = False
+        raise self._rolled_back_by_others(self._write.primary)
+
+    async def _notify(self, deadline: float) -> None:
+        """Weak notifications at the commit timestamp, again whenever that has changed.
+
+        Before the commit point, or a crash right after it would lose them; after all locks are
+        held, so that an observer that runs for them too early meets a lock and waits.
+        """
+        backoff = self._around.backoff()
+        while True:
+            questions = []
+            for table_id, row, column in self._weak_notifications:
+                schema = await self._around.schema(table_id, deadline)
+                observers = schema.weak_observers.get(column, ())
+                if observers:
+                    step = steps.notify(row, column, self._commit, observers)
+                    questions.append(Step(table_id, step))
+            if not questions:
+                return
+            self._statistics.round_trips += 1
+            answers = await self._around.cells.mutate(questions, deadline)
+            problems = [answer for answer in answers if isinstance(answer, PercolatorError)]
+            if not problems:
+                return
+            if not await backoff.pause(deadline):
+                raise problems[0]
+
+    # ------------------------------------------------------------------ giving up
+
+    async def _give_up(self, problem: PercolatorError, deadline: float) -> int:
+        """Rolls back and raises `problem`, unless it turns out that it is committed."""
+        problem = copy(problem)  # the same answer may have gone to others
+        if problem.retry is Retry.UNKNOWN:
+            problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
+        if self._primary_lost:
+            # As final as a marker, which a dying owner's lock on another cell will still find.
+            if self._touched:
+                self._roll_back_in_background()
+            raise problem
+        if self._around.verdicts.get(self._write.start) != ROLLED_BACK:
+            try:
+                commit = await aftermath.mark_primary(self._around, self._write, deadline)
+            except PercolatorError:
+                self._roll_back_in_background()
+                raise problem from None
+            if commit:
+                return commit
+        others = aftermath.roll_back_others(self._around, self._write, self._touched)
+        self._around.background.start(others)
+        raise problem
+
+    def _roll_back_in_background(self) -> None:
+        work = aftermath.roll_back_all(self._around, self._write, self._touched)
+        self._around.background.start(work)
+
+    def _go_on_alone(self) -> None:
+        """The caller has left in the middle. Nobody else should have to wait for our locks."""
+        if self._commit_sent:
+            self._around.background.start(self._settle_alone())
+        else:
+            self._touched = self._write.cells  # prewrites that were not answered may still arrive
+            self._roll_back_in_background()
+
+    async def _settle_alone(self) -> None:
+        try:
+            await self.settle(aftermath.background_deadline(self._around))
+        except (ConflictError, OutcomeUnknown):
+            # An outcome like any other, which whoever asks will learn from the primary.
+            return
+
+    def _unknown(self, problem: PercolatorError) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"whether the transaction begun at {self._write.start} is committed could not be "
+            f"learned: {problem}",
+            start_timestamp=self._write.start,
+            primary=self._write.primary,
+        )
+
+    def _out_of_time(self) -> PercolatorError:
+        return self._last_problem or DeadlineExceeded("no time was left to commit")
+
+    def _conflict_with_lock(self, met: MetLock) -> ConflictError:
+        other = met.lock.start_timestamp
+        return ConflictError(
+            f"{met.address} is locked by transaction {other}",
+            cell=met.address,
+            start_timestamp=self._write.start,
+            other_start_timestamp=other,
+        )
+
+    def _rolled_back_by_others(self, cell: CellAddress) -> ConflictError:
+        return ConflictError(
+            f"somebody who met the lock on {cell} took this transaction, begun at "
+            f"{self._write.start}, for dead, and rolled it back",
+            cell=cell,
+            start_timestamp=self._write.start,
+        )
+
+    # ------------------------------------------------------------------ heartbeats
+
+    def wants_heartbeat(self, now: float) -> bool:
+        """Once the primary is locked, whenever a good part of its time to live is over."""
+        due = self._ttl_set_at + self._around.limits.heartbeat_seconds / 2
+        return self._primary_locked and now >= due
+
+    def heartbeat(self) -> tuple[Step, int]:
+        """The step that raises the primary's time to live, and to what."""
+        ttl = self._ttl_from_now()
+        return self._write.heartbeat(self._min_commit, self._ttl, ttl), ttl
+
+    def after_heartbeat(self, ttl_milliseconds: int, answer: Answer) -> None:
+        if answer is APPLIED:
+            self._ttl = ttl_milliseconds
+            self._ttl_set_at = self._around.clock.monotonic_seconds()
+        elif isinstance(answer, Refused):
+            if self._is_own_lock(answer):
+                self._learn_lock(answer)
+            else:
+                self._heartbeats.discard(self)
+
+    def _is_own_lock(self, answer: Refused) -> bool:
+        cell = answer.cell
+        return cell is not None and cell.value.startswith(timestamp_bytes(self._write.start))
+
+    def _learn_lock(self, answer: Refused) -> None:
+        """The own lock, pushed by a reader or by a heartbeat whose answer was lost."""
+        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(shown(answer).value)
+        self._min_commit = max(self._min_commit, min_commit)  # answers may overtake each other
+        self._ttl = max(self._ttl, ttl)

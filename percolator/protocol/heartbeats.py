@@ -1,0 +1,62 @@
+"""Keeping commits alive that take long.
+
+A lock's time to live is short, so that a dead owner holds others up for seconds only. While its
+owner lives and is committing, the primary's time to live is raised every second; other locks are
+never looked at for it. One timer serves all commits of a client, since most end before it rings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from percolator.protocol.surroundings import Surroundings
+
+if TYPE_CHECKING:
+    from percolator.protocol.commit import Commit
+
+
+class Heartbeats:
+    """The commits in progress."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._commits: dict[Commit, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, commit: Commit) -> None:
+        self._commits[commit] = None
+        if self._timer is None:
+            self._wait()
+
+    def discard(self, commit: Commit) -> None:
+        self._commits.pop(commit, None)
+
+    def close(self) -> None:
+        self._commits.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._around.limits.heartbeat_seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._commits:
+            self._around.background.start(self._beat())
+            self._wait()
+
+    async def _beat(self) -> None:
+        clock, limits = self._around.clock, self._around.limits
+        now = clock.monotonic_seconds()
+        due = [commit for commit in self._commits if commit.wants_heartbeat(now)]
+        if not due:
+            return
+        beats = [commit.heartbeat() for commit in due]
+        # An unanswered one is repeated by the next: there are two in a time to live.
+        deadline = now + limits.heartbeat_seconds
+        answers = await self._around.cells.mutate([step for step, _ in beats], deadline)
+        for commit, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True):
+            commit.after_heartbeat(ttl_milliseconds, answer)

@@ -1,0 +1,105 @@
+"""Scanning a range at a timestamp, with the transaction's own writes laid over what is stored.
+
+Locks are reported in place. A row with one is read again by itself, at the same timestamp, once the
+lock is settled; the rows around it stay as they are, since a snapshot does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from percolator.errors import CellAddress
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.read import read_rows
+from percolator.protocol.records import KIND_LOCK_ONLY, KIND_PUT
+from percolator.protocol.surroundings import Statistics, Surroundings
+from percolator.protocol.write_set import WriteSet
+from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.wire.questions import FoundCell, RangePage, RangeQuestion, RowQuestion
+
+FoundRow = tuple[bytes, dict[bytes, FoundCell]]
+"""A row, and its cells by column: at least one."""
+
+
+async def scan_pages(
+    around: Surroundings,
+    cleanup: Cleanup,
+    question: RangeQuestion,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> AsyncIterator[list[FoundRow]]:
+    """The rows of the range in order, in pages. The time-out is that of each page."""
+    async for page in around.cells.scan(question, timeout_seconds):
+        statistics.round_trips += 1
+        rows = page.rows
+        if page.locks:
+            deadline = around.clock.monotonic_seconds() + timeout_seconds
+            rows = await _without_locks(around, cleanup, question, page, deadline, statistics)
+        written = own.rows(question.table_id, page.start, page.end) if own and own.cells else None
+        if written:
+            _lay_over(rows, written, question.columns)
+        if page.locks or written:
+            found = [(row, cells) for row, cells in rows.items() if cells]
+            found.sort(key=_row_of, reverse=question.reverse)
+            yield found
+        else:
+            yield list(rows.items())
+
+
+async def _without_locks(
+    around: Surroundings,
+    cleanup: Cleanup,
+    question: RangeQuestion,
+    page: RangePage,
+    deadline: float,
+    statistics: Statistics,
+) -> dict[bytes, dict[bytes, FoundCell]]:
+    """The page's rows, after those with locks were read again."""
+    rows = page.rows
+    blocked = sorted({cell.row for cell in page.locks})
+    again = [
+        RowQuestion(
+            question.table_id,
+            RowRead(
+                row=row,
+                columns=question.columns,
+                all_columns=question.columns is None,
+                timestamp=question.timestamp,
+                report_deletes=question.report_deletes,
+            ),
+        )
+        for row in blocked
+    ]
+    answers = await read_rows(around, cleanup, again, question.timestamp, deadline, statistics)
+    for row, answer in zip(blocked, answers, strict=True):
+        rows[row] = answer.found
+    return rows
+
+
+def _lay_over(
+    rows: dict[bytes, dict[bytes, FoundCell]],
+    written: dict[bytes, dict[bytes, tuple[int, bytes]]],
+    columns: tuple[bytes, ...] | None,
+) -> None:
+    for row, writes in written.items():
+        cells = rows.setdefault(row, {})
+        for column, (kind, value) in writes.items():
+            if kind == KIND_LOCK_ONLY or (columns is not None and column not in columns):
+                continue
+            if kind == KIND_PUT:
+                cells[column] = FoundCell(0, value)
+            else:
+                cells.pop(column, None)
+
+
+def _row_of(row: FoundRow) -> bytes:
+    return row[0]
+
+
+def own_value(own: WriteSet, cell: CellAddress) -> FoundCell | None:
+    """What the transaction itself has written; a value of None if it deleted the cell."""
+    write = own.cells.get(cell)
+    if write is None or write[0] == KIND_LOCK_ONLY:
+        return None
+    return FoundCell(0, write[1] if write[0] == KIND_PUT else None)

@@ -1,0 +1,92 @@
+"""The steps of one transaction: the table of `steps.py`, filled in with its cells and values.
+
+Building a step has no effect and may be repeated: the content depends on nothing but the write set,
+the start timestamp and the arguments, so that a repeated step says the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from percolator.errors import CellAddress
+from percolator.protocol import steps
+from percolator.protocol.records import (
+    KIND_LOCK_ONLY,
+    KIND_PUT_IN_DATA,
+    LOCK_HEADER,
+    WRITE_HEADER,
+    lock_prefix,
+    shared_part,
+)
+from percolator.protocol.surroundings import TableSchema
+from percolator.wire.questions import Step
+
+Write = tuple[int, bytes]
+"""KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put."""
+
+
+class WriteSteps:
+    """What one transaction sends about the cells that it writes."""
+
+    __slots__ = ("_inline_bytes_max", "_shared", "cells", "primary", "start", "writes")
+
+    def __init__(
+        self,
+        start: int,
+        writes: Mapping[CellAddress, Write],
+        session: bytes,
+        inline_bytes_max: int,
+    ) -> None:
+        """The write set has at least one cell."""
+        self.start = start
+        self.writes = writes
+        self.cells = sorted(writes) if len(writes) > 1 else list(writes)
+        self.primary = self.cells[0]
+        """The least cell: a function of the write set, so that whoever commits the transaction
+        again picks the same one."""
+        self._shared = shared_part(session, self.primary)
+        self._inline_bytes_max = inline_bytes_max
+
+    def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> Step:
+        kind, value = self.writes[cell]
+        data = None
+        if len(value) > self._inline_bytes_max:
+            kind, value, data = KIND_PUT_IN_DATA, b"", value
+        header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
+        lock = b"".join((header, self._shared, value))
+        return Step(cell[0], steps.prewrite(cell[1], cell[2], self.start, lock, data))
+
+    def heartbeat(self, min_commit: int, ttl_seen: int, ttl_milliseconds: int) -> Step:
+        table_id, row, column = self.primary
+        kind, value = self.writes[self.primary]
+        if len(value) > self._inline_bytes_max:
+            kind, value = KIND_PUT_IN_DATA, b""
+        header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
+        lock = b"".join((header, self._shared, value))
+        seen = lock_prefix(self.start, min_commit, ttl_seen)
+        return Step(table_id, steps.replace_lock(row, column, seen, lock))
+
+    def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> Step:
+        table_id, row, column = self.primary
+        record, observers = self._record(self.primary, schema)
+        step = steps.commit_primary(row, column, self.start, min_commit, commit, record, observers)
+        return Step(table_id, step, schema.version)
+
+    def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> Step:
+        table_id, row, column = cell
+        record, observers = self._record(cell, schema)
+        step = steps.commit_secondary(row, column, self.start, commit, record, observers)
+        return Step(table_id, step, schema.version)
+
+    def roll_back(self, cell: CellAddress) -> Step:
+        table_id, row, column = cell
+        return Step(table_id, steps.roll_back(row, column, self.start))
+
+    def _record(self, cell: CellAddress, schema: TableSchema) -> tuple[bytes, tuple[bytes, ...]]:
+        """The commit record of a cell, and whom its commit notifies."""
+        kind, value = self.writes[cell]
+        if len(value) > self._inline_bytes_max:
+            kind, value = KIND_PUT_IN_DATA, b""
+        # A lock-only write changes nothing that an observer could see.
+        observers = () if kind == KIND_LOCK_ONLY else schema.observers.get(cell[2], ())
+        return WRITE_HEADER.pack(self.start, kind) + value, observers
