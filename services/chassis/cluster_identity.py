@@ -1,0 +1,132 @@
+"""Which cluster a store root belongs to: the file `cluster.json` in it.
+
+    {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
+
+Invariants:
+- The file appears at once with its whole, durable content, or not at all, and is never changed.
+  Of several masters that start at once on an empty root exactly one writes it; all read the same.
+- A root that holds anything but has no identity is refused: it is somebody else's directory, or
+  one whose file was lost, and data of two clusters in one root can never be told apart again.
+- A root of a newer format is refused: an old release would damage what it does not understand.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
+from percolator.world import Random
+from services.chassis.files import Files
+from services.chassis.version import version
+
+FILE_NAME = "cluster.json"
+STORE_FORMAT = 1
+"""The format of the store root that this release writes; it reads it and all older ones."""
+
+_BYTES_MAX = 4_096
+_UNFINISHED = FILE_NAME + ".new-"
+_BELONGS_TO_NOBODY = frozenset({"lost+found"})
+"""A freshly made file system is not empty."""
+
+
+@dataclass(frozen=True)
+class ClusterIdentity:
+    """What a store root says about itself."""
+
+    cluster_id: str
+    format: int
+
+
+async def establish_identity(files: Files, root: Path, random: Random) -> ClusterIdentity:
+    """The identity of the root; on an empty one it is made. Also finds out if it is writable."""
+    names = await _names(files, root)
+    found = FILE_NAME in names
+    if not found:
+        _refuse_foreign(root, names)
+    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
+    content = {
+        "cluster_id": f"{random.getrandbits(128):032x}",
+        "format": STORE_FORMAT,
+        "created_by": version(),
+    }
+    async with await files.create(unfinished) as file:
+        await file.append((json.dumps(content) + "\n").encode())
+        await file.fsync()
+    if not found:
+        try:
+            # Creates exclusively, as O_EXCL does, but never shows half a file.
+            await files.link(unfinished, root / FILE_NAME)
+        except FileExistsError:
+            found = True  # another master was faster: its identity counts
+    await files.unlink(unfinished)
+    await files.fsync_directory(root)
+    return await read_identity(files, root)
+
+
+async def read_identity(files: Files, root: Path) -> ClusterIdentity:
+    """The identity of a root that has one."""
+    path = root / FILE_NAME
+    try:
+        data = await files.read(path, bytes_max=_BYTES_MAX)
+    except FileNotFoundError:
+        raise InvalidArgument(
+            "store", f"{root} belongs to no cluster yet: a master has to start on it first"
+        ) from None
+    try:
+        content = json.loads(data)
+        cluster_id, number = content["cluster_id"], content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(cluster_id, str) or not cluster_id or not isinstance(number, int):
+        raise _damaged(path, "cluster_id or format is not what it has to be")
+    if number > STORE_FORMAT:
+        raise WrongCluster(
+            f"store: {root} has format {number}, written by release "
+            f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
+            f"to {STORE_FORMAT}",
+            expected=f"format {STORE_FORMAT}",
+            found=f"format {number}",
+        )
+    return ClusterIdentity(cluster_id, number)
+
+
+async def check_identity(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root of another cluster than the one that this process belongs to."""
+    found = (await read_identity(files, root)).cluster_id
+    if found != cluster_id:
+        raise WrongCluster(
+            f"store: {root} belongs to cluster {found}, the masters to cluster {cluster_id}",
+            expected=cluster_id,
+            found=found,
+        )
+
+
+async def _names(files: Files, root: Path) -> list[str]:
+    try:
+        return await files.list(root)
+    except FileNotFoundError:
+        # Only the last directory is made: a parent that is missing is often a disk that is not
+        # mounted, and a new cluster in its place would be a surprise.
+        await files.make_directory(root)
+        await files.fsync_directory(root.parent)
+        return []
+
+
+def _refuse_foreign(root: Path, names: list[str]) -> None:
+    foreign = [
+        name
+        for name in names
+        if name not in _BELONGS_TO_NOBODY and not name.startswith(_UNFINISHED)
+    ]
+    if foreign:
+        raise InvalidArgument(
+            "store",
+            f"{root} is not empty (it holds {foreign[0]!r}), but has no {FILE_NAME}: a cluster "
+            "begins in an empty directory",
+        )
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"store: {path} is damaged: {reason}", fault=StoreFault.DAMAGED)
