@@ -1,0 +1,133 @@
+"""`Storage` on LevelDB: the one place that knows plyvel.
+
+What a tablet relies on, from LevelDB's `DBImpl::Write` (1.22, 1.23):
+
+* A synced batch is appended to the log and fsynced, then inserted into the memtable, and only then
+  is the database's last sequence number raised, under its mutex. `Get`, and an iterator when it is
+  made, look at the last sequence number. So nothing of a batch is visible before all of it is
+  durable, although the insertion runs in another thread while the event loop reads.
+* An iterator stays at the sequence number of its creation.
+* After a failed append or fsync the batch "may or may not show up when the DB is re-opened". Here
+  nothing more is written after a failure: the owner closes this object and opens another.
+
+Only the write, the closing flush and compaction run outside of the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+import plyvel
+
+from percolator.errors import StoreFault, StoreUnusable
+
+KIBIBYTE = 1024
+MEBIBYTE = 1024 * KIBIBYTE
+WRITE_BUFFERS_BYTES = 256 * MEBIBYTE
+"""Of all open tablets together."""
+
+_BEYOND_ALL_KEYS = b"\xff" * 8
+
+
+@dataclass(frozen=True)
+class LevelDBOptions:
+    """How one tablet's LevelDB is opened."""
+
+    write_buffer_bytes: int = 8 * MEBIBYTE
+    block_cache_bytes: int = 32 * MEBIBYTE
+    block_bytes: int = 4 * KIBIBYTE
+    bloom_bits_per_key: int = 10
+    open_files_max: int = 500
+
+
+def write_buffer_bytes(open_tablets: int) -> int:
+    """The write buffer of each of so many tablets: between 1 and 8 MiB."""
+    share = WRITE_BUFFERS_BYTES // max(1, open_tablets)
+    return max(1 * MEBIBYTE, min(share, 8 * MEBIBYTE))
+
+
+class LevelDBStorage:
+    """One open LevelDB directory. Never fork while one is open: LevelDB's lock is lost by it."""
+
+    failures: tuple[type[Exception], ...] = (plyvel.Error, OSError)
+
+    def __init__(
+        self,
+        directory: Path,
+        executor: Executor,
+        options: LevelDBOptions = LevelDBOptions(),
+    ) -> None:
+        """Opens the directory, or creates it: replays the log, 7.5 ms per MB. Blocks.
+
+        Raises `StoreUnusable`.
+        """
+        self._directory = directory
+        self._executor = executor
+        try:
+            self._database = plyvel.DB(
+                str(directory),
+                create_if_missing=True,
+                write_buffer_size=options.write_buffer_bytes,
+                lru_cache_size=options.block_cache_bytes,
+                block_size=options.block_bytes,
+                bloom_filter_bits=options.bloom_bits_per_key,
+                max_open_files=options.open_files_max,
+            )
+        except self.failures as error:
+            raise StoreUnusable(
+                f"LevelDB cannot open {directory}: {error}", fault=self.fault(error)
+            ) from error
+        # Bound methods of LevelDB itself: a Python function around them would cost as much again.
+        self.get = self._database.get
+        self.cursor = self._database.raw_iterator
+
+    def fault(self, error: Exception) -> StoreFault:
+        return fault_of(error)
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        entries: Iterator[tuple[bytes, bytes]] = self._database.iterator(start=start, stop=stop)
+        return entries
+
+    def batch(self) -> plyvel.WriteBatch:
+        return self._database.write_batch(sync=True)
+
+    async def write(self, batch: plyvel.WriteBatch) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, batch.write)
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        return int(self._database.approximate_size(start, stop))
+
+    async def close(self) -> None:
+        """Writes the memtable out, so that only a crash leaves a log to replay, and closes."""
+        if self._database.closed:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._flush)
+        finally:
+            self._database.close()
+
+    def abandon(self) -> None:
+        """Closes without a flush: after a failed write, or when another owner has taken over."""
+        self._database.close()
+
+    def _flush(self) -> None:
+        # LevelDB writes out its memtable before any manual compaction; this one finds no table.
+        self._database.compact_range(start=_BEYOND_ALL_KEYS, stop=_BEYOND_ALL_KEYS + b"\xff")
+
+
+def fault_of(error: Exception) -> StoreFault:
+    """What an error of LevelDB or of the operating system means for the store."""
+    if isinstance(error, plyvel.CorruptionError):
+        return StoreFault.DAMAGED
+    text = str(error)
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in text or "quota" in text:
+        return StoreFault.DISK_FULL
+    if number in (errno.EROFS, errno.EACCES) or "Read-only" in text or "denied" in text:
+        return StoreFault.READ_ONLY
+    return StoreFault.INPUT_OUTPUT

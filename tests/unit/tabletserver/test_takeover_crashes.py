@@ -1,0 +1,159 @@
+"""A claimant that dies, or whose disk fails, at any of its system calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from percolator.errors import InvalidArgument, TabletMoved
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
+from services.tabletserver.epoch_directory import (
+    EpochDirectory,
+    make_tablet_directory,
+    remove_superseded,
+    take_over,
+)
+from services.tabletserver.leveldb_clone import clone_leveldb
+
+ROOT = Path("/store")
+TABLET = ROOT / "1" / "7"
+FORMER = {
+    "000004.ldb": b"an old table",
+    "000005.log": b"acknowledged",
+    "000006.ldb": b"a young table",
+    "CURRENT": b"MANIFEST-000002\n",
+    "MANIFEST-000002": b"a manifest",
+}
+
+
+async def owned_before(disk: MemoryDisk) -> None:
+    """The tablet as an owner at epoch 1 left it, all of it durable."""
+    disk.make_durable_directory(ROOT)
+    files = MemoryFiles(disk)
+    await make_tablet_directory(files, ROOT, 1, 7)
+    owner = await take_over(files, TABLET, 1, clone_leveldb)
+    for name, content in FORMER.items():
+        async with await files.create(owner.path / name) as file:
+            await file.append(content)
+            await file.fsync()
+    await files.fsync_directory(owner.path)
+
+
+async def content(disk: MemoryDisk, directory: EpochDirectory) -> dict[str, bytes]:
+    files = MemoryFiles(disk)
+    names = await files.list(directory.path)
+    return {name: await files.read(directory.path / name, bytes_max=1000) for name in names}
+
+
+async def system_calls_of_a_takeover() -> int:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    files = MemoryFiles(disk)
+    await take_over(files, TABLET, 2, clone_leveldb)
+    return files.faults.calls
+
+
+async def run_until_killed(files: MemoryFiles, epoch: int) -> None:
+    claim = asyncio.create_task(take_over(files, TABLET, epoch, clone_leveldb))
+    killed = asyncio.create_task(files.killed.wait())
+    await asyncio.wait({claim, killed}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (claim, killed):
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await claim
+
+
+@pytest.mark.parametrize("power", ["stays", "fails", "fails and some survives"])
+async def test_after_a_claimant_died_anywhere_the_next_one_has_everything(power: str) -> None:
+    random = Random(11)
+    for call in range(await system_calls_of_a_takeover() + 1):
+        disk = MemoryDisk()
+        await owned_before(disk)
+        dying = MemoryFiles(disk)
+        dying.faults.kill_at(call)
+        await run_until_killed(dying, 2)
+        if power != "stays":
+            disk.cut_power(random if power == "fails and some survives" else None)
+        owner = await take_over(MemoryFiles(disk), TABLET, 3, clone_leveldb)
+        assert await content(disk, owner) == FORMER, f"killed at call {call}"
+
+
+async def test_a_claimant_whose_disk_fails_anywhere_leaves_the_tablet_to_the_next_one() -> None:
+    operations = ("make_directory", "rename", "link", "create", "append", "fsync", "list", "read")
+    for operation in (*operations, "fsync_directory"):
+        for nth in range(1, 12):
+            disk = MemoryDisk()
+            await owned_before(disk)
+            failing = MemoryFiles(disk)
+            failing.faults.fail(operation, nth=nth, number=errno.ENOSPC)
+            with contextlib.suppress(OSError):
+                await take_over(failing, TABLET, 2, clone_leveldb)
+            owner = await take_over(MemoryFiles(disk), TABLET, 3, clone_leveldb)
+            assert await content(disk, owner) == FORMER, f"{operation} {nth}"
+
+
+async def test_a_full_disk_is_not_kept_full_by_half_a_clone() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    files = MemoryFiles(disk)
+    files.faults.fail("append", nth=3, number=errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        await take_over(files, TABLET, 2, clone_leveldb)
+    assert await files.list(TABLET) == ["e1.sealed"]
+
+
+async def test_a_published_epoch_survives_a_power_cut() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    owner = await take_over(MemoryFiles(disk), TABLET, 2, clone_leveldb)
+    disk.cut_power()
+    assert await MemoryFiles(disk).list(TABLET) == ["e1.sealed", "e2"]
+    assert await content(disk, owner) == FORMER
+
+
+async def test_a_used_epoch_is_refused_in_whatever_state_it_is() -> None:
+    for name in ("e5", "e5.sealed", "e5.tmp", "e5.withdrawn", "e6"):
+        disk = MemoryDisk()
+        await owned_before(disk)
+        files = MemoryFiles(disk)
+        await files.make_directory(TABLET / name)
+        with pytest.raises(TabletMoved):
+            await take_over(files, TABLET, 5, clone_leveldb)
+        assert await files.list(TABLET) == ["e1", name]
+
+
+async def test_epoch_zero_is_no_epoch() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    with pytest.raises(InvalidArgument, match="epoch"):
+        await take_over(MemoryFiles(disk), TABLET, 0, clone_leveldb)
+
+
+async def test_an_owner_knows_another_directory_of_the_same_name() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    files = MemoryFiles(disk)
+    owner = await take_over(files, TABLET, 2, clone_leveldb)
+    assert owner.stands()
+    await files.rename(TABLET / "e2", TABLET / "e2.sealed")
+    assert not owner.stands()
+    await files.make_directory(TABLET / "e2")
+    assert not owner.stands()
+
+
+async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    files = MemoryFiles(disk)
+    for epoch in (2, 4):
+        await take_over(files, TABLET, epoch, clone_leveldb)
+    for name in ("e3.tmp", "e3.withdrawn", "notes", "e9.tmp"):
+        await files.make_directory(TABLET / name)
+    await remove_superseded(files, TABLET, 4)
+    assert await files.list(TABLET) == ["e2.sealed", "e4", "e9.tmp", "notes"]
