@@ -61,7 +61,7 @@ class LockServiceHandler:
         size = min(request.page_size or limit, limit)
         sessions, more = self.sessions.page(self._number_of_token(request.page_token), size)
         return wire.ListSessionsResponse(
-            sessions=map(self._describe, sessions),
+            sessions=map(self.describe, sessions),
             next_page_token=self._token(sessions[-1].number) if more else b"",
         )
 
@@ -107,7 +107,7 @@ class LockServiceHandler:
         self._limits.check_ttl("ttl_milliseconds", request.ttl_milliseconds)
         return self.sessions.find(request.session_id)
 
-    def _describe(self, session: Session) -> wire.Session:
+    def describe(self, session: Session) -> wire.Session:
         return wire.Session(
             session_id=session.session_id,
             info=wire.SessionInfo(

@@ -1,0 +1,418 @@
+"""A client's session, with real lock services behind a network that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from percolator.errors import InvalidArgument, Unavailable, UsageError
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import lockservice_pb2 as wire
+from percolator.wire.liveness import Liveness
+from percolator.wire.sessions import Sessions, SessionSettings
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+    World,
+)
+from services.lockservice.handler import LockServiceHandler
+from services.lockservice.limits import Limits
+
+A, B = "lock-a:7102", "lock-b:7102"
+ROUND_TRIP_SECONDS = 0.01
+HANDLERS = {
+    "OpenSession": "open_session",
+    "RenewSession": "renew_session",
+    "EndSession": "end_session",
+    "CheckSessions": "check_sessions",
+}
+
+
+class LockServices:
+    """A network with lock services at some addresses, which can be cut off and restarted."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.handlers: dict[str, LockServiceHandler] = {}
+        self.refusing: set[str] = set()
+        self.silent: set[str] = set()
+        self.calls: list[tuple[str, str, Any]] = []
+        self._living: dict[str, asyncio.Task[None]] = {}
+        self._starts = 0
+
+    def start(self, address: str) -> None:
+        """Also again: a restarted service knows nobody."""
+        self.stop(address)
+        self._starts += 1
+        handler = LockServiceHandler(self.clock, random.Random(self._starts), Limits())
+        self.handlers[address] = handler
+        self._living[address] = asyncio.create_task(handler.expire_forever())
+        self.refusing.discard(address)
+
+    def stop(self, address: str) -> None:
+        self.refusing.add(address)
+        if address in self._living:
+            self._living.pop(address).cancel()
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        name = method.path.rpartition("/")[2]
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            self.calls.append((address, name, request))
+            if address in self.refusing:
+                raise Unavailable("connection refused", where=address)
+            if address in self.silent:
+                await asyncio.sleep(timeout)
+                raise Unavailable("no answer", where=address)
+            await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+            answer: ResponseT = await getattr(self.handlers[address], HANDLERS[name])(request)
+            await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+            return answer
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise AssertionError("the lock service streams nothing")
+
+    async def close(self) -> None:
+        for address in list(self._living):
+            self.stop(address)
+
+    def alive(self, address: str) -> list[wire.Session]:
+        """The sessions that this service knows."""
+        handler = self.handlers[address]
+        sessions, _ = handler.sessions.page(0, 100)
+        return [handler.describe(session) for session in sessions]
+
+    def count(self, name: str) -> int:
+        return sum(called == name for _, called, _ in self.calls)
+
+
+@asynccontextmanager
+async def lock_services(*addresses: str) -> AsyncIterator[LockServices]:
+    services = LockServices()
+    for address in addresses:
+        services.start(address)
+    try:
+        yield services
+    finally:
+        await services.close()
+
+
+def client(services: LockServices, *addresses: str, **more: Any) -> Sessions:
+    world = World(services.clock, services, random.Random(9))
+    settings = more.pop("settings", SessionSettings(description="a test"))
+    return Sessions(world, addresses or [A], settings, **more)
+
+
+def held(sessions: Sessions) -> bytes | None:
+    """Asked through a function: between two questions the answer changes by itself."""
+    return sessions.session_id
+
+
+async def test_a_session_is_opened_when_it_is_first_asked_for() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        await asyncio.sleep(10)
+        assert services.calls == []
+        assert held(sessions) is None
+        first, second = await asyncio.gather(sessions.current(), sessions.current())
+        assert first is not None
+        assert first == second == held(sessions)
+        assert [s.session_id for s in services.alive(A)] == [first]
+        await sessions.close()
+
+
+async def test_a_session_is_renewed_in_the_background_for_as_long_as_it_is_open() -> None:
+    oldest = 0
+    async with lock_services(A) as services:
+        sessions = client(services, oldest_start=lambda: oldest)
+        session_id = await sessions.current()
+        for oldest in (17, 99, 0):
+            await asyncio.sleep(60)
+            (session,) = services.alive(A)
+            assert session.session_id == session_id == held(sessions)
+            assert session.info.oldest_start_timestamp == oldest
+        renewals_per_second = services.count("RenewSession") / 180
+        assert 1.0 <= renewals_per_second <= 1.3
+        await sessions.close()
+
+
+async def test_closing_ends_the_session_at_once_and_for_good() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        await sessions.current()
+        await sessions.close()
+        assert services.alive(A) == []
+        assert held(sessions) is None
+        calls = len(services.calls)
+        await asyncio.sleep(60)
+        assert len(services.calls) == calls
+        with pytest.raises(UsageError):
+            await sessions.current()
+        with pytest.raises(UsageError):
+            await sessions.liveness([b"x" * 16])
+        await sessions.close()
+
+
+async def test_closing_does_not_hang_on_a_silent_lock_service() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        await sessions.current()
+        services.silent.add(A)
+        before = services.clock.monotonic_seconds()
+        await sessions.close()
+        assert services.clock.monotonic_seconds() - before <= 1.0
+
+
+async def test_without_a_lock_service_work_goes_on_without_a_session() -> None:
+    async with lock_services() as services:
+        services.refusing.add(A)
+        sessions = client(services)
+        assert await sessions.current() is None
+        assert isinstance(sessions.last_error, Unavailable)
+        services.start(A)
+        await asyncio.sleep(1.1)
+        assert held(sessions) is not None
+        assert sessions.last_error is None
+        await sessions.close()
+
+
+async def test_a_silent_lock_service_delays_only_the_first_question() -> None:
+    async with lock_services(A) as services:
+        services.silent.add(A)
+        sessions = client(services)
+        before = services.clock.monotonic_seconds()
+        assert await sessions.current() is None
+        assert services.clock.monotonic_seconds() - before <= 1.0
+        before = services.clock.monotonic_seconds()
+        assert await sessions.current() is None
+        assert services.clock.monotonic_seconds() == before
+        await sessions.close()
+
+
+async def test_nobody_to_ask_is_as_good_as_nobody_who_answers() -> None:
+    async with lock_services() as services:
+        addresses: list[str] = []
+        world = World(services.clock, services, random.Random(9))
+        sessions = Sessions(world, addresses, SessionSettings())
+        assert await sessions.current() is None
+        assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
+        services.start(A)
+        addresses.append(A)
+        await asyncio.sleep(1.1)
+        assert held(sessions) is not None
+        await sessions.close()
+
+
+async def test_two_renewals_may_be_lost_before_the_session_is_given_up() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        session_id = await sessions.current()
+        services.silent.add(A)
+        await asyncio.sleep(1.9)
+        assert held(sessions) == session_id
+        await asyncio.sleep(1.2)
+        assert held(sessions) is None
+        await sessions.close()
+
+
+async def test_a_session_is_not_used_longer_than_it_surely_lives() -> None:
+    """Its own clock decides, counted from before the renewal was sent."""
+    async with lock_services(A) as services:
+        sessions = client(services)
+        session_id = await sessions.current()
+        assert session_id is not None
+        services.silent.add(A)
+        while held(sessions) is not None:
+            assert services.handlers[A].sessions.liveness(session_id) is Liveness.ALIVE
+            await asyncio.sleep(0.01)
+        await sessions.close()
+
+
+async def test_an_expired_session_is_replaced_and_its_owner_told() -> None:
+    lost: list[bytes] = []
+    async with lock_services(A) as services:
+        sessions = client(services, on_expired=lost.append)
+        first = await sessions.current()
+        services.silent.add(A)
+        await asyncio.sleep(10)
+        services.silent.clear()
+        await asyncio.sleep(1.1)
+        second = held(sessions)
+        assert second is not None
+        assert second != first
+        assert lost == [first]
+        assert [s.session_id for s in services.alive(A)] == [second]
+        await sessions.close()
+
+
+async def test_an_owner_that_fails_when_it_is_told_does_not_stop_the_renewals() -> None:
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+
+    def fail(session_id: bytes) -> None:
+        raise ValueError("the owner's own bug")
+
+    async with lock_services(A) as services:
+        sessions = client(services, on_expired=fail)
+        first = await sessions.current()
+        await services.handlers[A].end_session(wire.EndSessionRequest(session_id=first))
+        await asyncio.sleep(60)
+        assert held(sessions) is not None
+        assert [str(context["exception"]) for context in complaints] == ["the owner's own bug"]
+        await sessions.close()
+
+
+async def test_a_restart_of_the_lock_service_costs_no_session() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        session_id = await sessions.current()
+        services.stop(A)
+        await asyncio.sleep(1.5)
+        services.start(A)
+        await asyncio.sleep(1.1)
+        assert held(sessions) == session_id
+        assert [s.session_id for s in services.alive(A)] == [session_id]
+        await sessions.close()
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_another_lock_service_takes_over_when_one_does_not_answer(silent: bool) -> None:
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # B's grace is over
+        sessions = client(services, A, B)
+        first = await sessions.current()
+        (services.silent if silent else services.refusing).add(A)
+        await asyncio.sleep(2.1)
+        assert held(sessions) not in (None, first)
+        assert [s.session_id for s in services.alive(B)] == [held(sessions)]
+        await sessions.close()
+        assert services.alive(B) == []
+
+
+async def test_a_pin_says_the_same_with_every_renewal() -> None:
+    async with lock_services(A) as services:
+        pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
+        sessions = client(services, settings=pin, oldest_start=lambda: 77)
+        await sessions.current()
+        await asyncio.sleep(100)
+        (session,) = services.alive(A)
+        assert session.info == wire.SessionInfo(
+            description="a backup", ttl_milliseconds=30_000, oldest_start_timestamp=42, pin=True
+        )
+        await sessions.close()
+
+
+async def test_a_mistake_is_reported_once_and_stops_no_work(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with lock_services(A) as services:
+        sessions = client(services, settings=SessionSettings(ttl_seconds=0.3))
+        assert await sessions.current() is None
+        await asyncio.sleep(10)
+        assert isinstance(sessions.last_error, InvalidArgument)
+        assert len(caplog.records) == 1
+        assert "info.ttl_milliseconds" in caplog.text
+        await sessions.close()
+
+
+# Questions about others
+
+
+async def test_the_living_the_dead_and_the_doubtful_are_told_apart() -> None:
+    async with lock_services(A) as services:
+        one, other = client(services), client(services)
+        living, ended = await one.current(), await other.current()
+        assert living is not None
+        assert ended is not None
+        await other.close()
+        never = b"never seen here!"
+        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.UNDECIDED]
+        assert await one.liveness([ended, living, never]) == expected
+        await asyncio.sleep(61)
+        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.DEAD]
+        assert await one.liveness([ended, living, never]) == expected
+        await one.close()
+
+
+async def test_no_answer_means_undecided() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        services.silent.add(A)
+        before = services.clock.monotonic_seconds()
+        assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
+        assert services.clock.monotonic_seconds() - before <= 1.0
+        await sessions.close()
+
+
+async def test_what_is_no_id_of_a_session_is_undecided_and_spoils_no_other_question() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        expected = [Liveness.UNDECIDED, Liveness.DEAD, Liveness.UNDECIDED]
+        assert await sessions.liveness([b"", b"x" * 16, b"long" * 5]) == expected
+        assert await sessions.liveness([b""]) == [Liveness.UNDECIDED]
+        assert await sessions.liveness([]) == []
+        assert services.count("CheckSessions") == 1
+        await sessions.close()
+
+
+async def test_an_answer_is_never_older_than_its_question() -> None:
+    """The session dies after the first question arrived and before the second was asked."""
+    async with lock_services(A) as services:
+        owner, asker = client(services), client(services)
+        session_id = await owner.current()
+        assert session_id is not None
+        first = asyncio.create_task(asker.liveness([session_id]))
+        await asyncio.sleep(ROUND_TRIP_SECONDS * 0.75)
+        await services.handlers[A].end_session(wire.EndSessionRequest(session_id=session_id))
+        second = asyncio.create_task(asker.liveness([session_id]))
+        assert await first == [Liveness.ALIVE]
+        assert await second == [Liveness.DEAD]
+        await owner.close()
+        await asker.close()
+
+
+async def test_questions_that_come_during_a_call_share_the_next_one() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+        ids = [number.to_bytes(16, "big") for number in range(2_500)]
+        rest = [asyncio.create_task(sessions.liveness([i, ids[0]])) for i in ids]
+        await asyncio.sleep(0)
+        rest[7].cancel()
+        answers = await asyncio.gather(first, *rest[:7], *rest[8:])
+        assert answers[1:] == [[Liveness.DEAD, Liveness.DEAD]] * 2_499
+        asked = [len(c.session_ids) for _, name, c in services.calls if name == "CheckSessions"]
+        assert asked == [1, 1_000, 1_000, 500]
+        await sessions.close()
+
+
+async def test_closing_leaves_no_question_waiting() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        services.silent.add(A)
+        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(sessions.liveness([b"y" * 16]))
+        await asyncio.sleep(0.1)
+        await sessions.close()
+        assert await first == await second == [Liveness.UNDECIDED]
