@@ -31,9 +31,10 @@ from percolator.errors import (
     Overloaded,
     PercolatorError,
 )
-from percolator.wire.status import DETAILS_TRAILER, status_code, to_status
+from percolator.wire.status import status_code
 from percolator.world import Clock
 from services.chassis.metrics import MethodMetrics, RpcMetrics
+from services.chassis.trailers import failure
 
 _OVERLOADED_RETRY_SECONDS = 0.1
 _STARTING_RETRY_SECONDS = 0.25
@@ -179,8 +180,7 @@ async def _refuse_starting(raw: bytes, context: grpc.aio.ServicerContext) -> byt
 
 async def _abort(error: PercolatorError, context: grpc.aio.ServicerContext) -> None:
     """Ends the call by raising gRPC's own exception."""
-    status, details = to_status(error)
-    await context.abort(status, str(error), ((DETAILS_TRAILER, details),))
+    await context.abort(*failure(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,58 @@
+"""Errors in trailers: gRPC limits them to 8 KiB, and what is longer loses its type on the way.
+
+Then the caller would not know whether its call may be sent again. So texts are cut, and if that is
+not enough, what the cause holds beside its plain fields is left out: the caller can ask again for
+where a tablet is, but not for what kind of error it was.
+"""
+
+from __future__ import annotations
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status
+
+from percolator.errors import PercolatorError
+from percolator.v1.errors_pb2 import ErrorDetail
+from percolator.wire.status import DETAILS_TRAILER, to_detail, to_status
+
+_DETAILS_BYTES_MAX = 3 * 1024
+_TEXT_CHARACTERS_MAX = 200
+"""Up to 12 bytes each in the status message, where they are percent-encoded UTF-8."""
+
+
+def failure(error: PercolatorError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """What `grpc.aio.ServicerContext.abort` takes."""
+    code, details = to_status(error)
+    if len(details) > _DETAILS_BYTES_MAX:
+        details = _cut(code, to_detail(error))
+    return code, _short(str(error)), ((DETAILS_TRAILER, details),)
+
+
+def _cut(code: grpc.StatusCode, detail: ErrorDetail) -> bytes:
+    _shorten(detail)
+    cause = detail.WhichOneof("cause")
+    if cause is not None:
+        _shorten(getattr(detail, cause))
+        if detail.ByteSize() > _DETAILS_BYTES_MAX:
+            _leave_out_messages(getattr(detail, cause))
+    status = Status(code=code.value[0], message=detail.message)
+    status.details.add().Pack(detail)
+    encoded: bytes = status.SerializeToString()
+    return encoded
+
+
+def _shorten(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_STRING:
+            setattr(message, field.name, _short(value))
+
+
+def _leave_out_messages(message: Message) -> None:
+    for field, _ in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            message.ClearField(field.name)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARACTERS_MAX else text[: _TEXT_CHARACTERS_MAX - 1] + "…"

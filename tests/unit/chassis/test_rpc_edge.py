@@ -1,0 +1,372 @@
+"""The edge between handlers and the wire, through a real gRPC server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+
+from percolator import errors
+from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.status import from_detail, to_detail
+from percolator.world import MachineClock, UnaryMethod
+from services.chassis.metrics import RpcMetrics
+from services.chassis.rpc import Exposed, Gate, RpcEdge, method_name, remaining_seconds
+
+pytestmark = pytest.mark.real_time
+
+ORACLE = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
+TABLETS = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
+LOCKS = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
+SECONDS = 10.0
+"""Until a call that got stuck fails the test."""
+
+
+class OracleHandler:
+    """Answers as each test wants."""
+
+    def __init__(self, answer: Callable[[GetTimestampsRequest], Any]) -> None:
+        self._answer = answer
+
+    async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        found = self._answer(request)
+        if asyncio.iscoroutine(found):
+            found = await found
+        if isinstance(found, BaseException):
+            raise found
+        assert isinstance(found, GetTimestampsResponse)
+        return found
+
+
+@dataclass
+class OneAnswer:
+    answer: Any
+
+    def __call__(self, request: GetTimestampsRequest) -> Any:
+        return self.answer
+
+
+def echo(request: GetTimestampsRequest) -> GetTimestampsResponse:
+    return GetTimestampsResponse(first=7, count=request.count)
+
+
+@dataclass
+class Edge:
+    address: str
+    network: GrpcNetwork
+    gate: Gate
+    edge: RpcEdge
+    registry: CollectorRegistry
+    raw: grpc.aio.Channel
+    log: list[Any] = field(default_factory=list)
+
+    async def timestamps(self, count: int = 1) -> GetTimestampsResponse:
+        call = self.network.unary(self.address, methods.GET_TIMESTAMPS)
+        return await call(GetTimestampsRequest(count=count), SECONDS)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def serving(
+    *exposed: Exposed, concurrency_max: int = 100, request_bytes_max: int = 65_536
+) -> AsyncIterator[Edge]:
+    gate = Gate(concurrency_max)
+    calls = RpcMetrics()
+    registry = CollectorRegistry()
+    registry.register(calls)
+    edge = RpcEdge(gate, calls, MachineClock())
+    if exposed:
+        edge.expose(list(exposed))
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", request_bytes_max)])
+    server.add_generic_rpc_handlers((edge,))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    network = GrpcNetwork()
+    with structlog.testing.capture_logs() as log:
+        async with grpc.aio.insecure_channel(address) as raw:
+            try:
+                yield Edge(address, network, gate, edge, registry, raw, log)
+            finally:
+                await network.close()
+                await server.stop(None)
+
+
+def oracle(answer: Callable[[GetTimestampsRequest], Any]) -> Exposed:
+    return Exposed(ORACLE, OracleHandler(answer))
+
+
+async def test_a_call_reaches_its_handler_and_its_answer_the_caller() -> None:
+    async with serving(oracle(echo)) as edge:
+        assert await edge.timestamps(5) == GetTimestampsResponse(first=7, count=5)
+
+
+EVERY_ERROR: list[errors.PercolatorError] = [
+    errors.ConflictError("lost", start_timestamp=1, other_start_timestamp=2, where="w"),
+    errors.InvalidArgument("count", "is 0", where="the oracle"),
+    errors.SchemaChanged("older", table_id=1, schema_version=2, where="w"),
+    errors.Overloaded("full", retry_after_seconds=0.25, where="w"),
+    errors.NotReady("starting", retry_after_seconds=1.5, where="w"),
+    errors.TabletMoved(
+        "moved",
+        tablet_id=1,
+        epoch=2,
+        locations=(errors.TabletLocation(1, 2, 3, b"a", b"\xff", "host:1"),),
+        where="w",
+    ),
+    errors.StoreUnusable("full", fault=errors.StoreFault.DISK_FULL, where="w"),
+    errors.SessionExpired("gone", session_id=b"\x00" * 16, where="w"),
+    errors.SnapshotTooOld("old", timestamp=1, safe_point=2, where="w"),
+    errors.WrongCluster("other", expected="a", found="b", where="w"),
+    errors.InvariantViolation("broken", where="w"),
+    errors.NotExecuted("not done", where="w"),
+    errors.ExecutionUnknown("who knows", where="w"),
+    errors.UsageError("wrong use", where="w"),
+]
+
+
+@pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: str(type(error)))
+async def test_an_error_arrives_as_it_was_raised(error: errors.PercolatorError) -> None:
+    async with serving(oracle(lambda _: error)) as edge:
+        with pytest.raises(errors.PercolatorError) as caught:
+            await edge.timestamps()
+    if not isinstance(error, errors.UsageError):
+        assert type(caught.value) is type(error)
+    arrived, raised = vars(caught.value), vars(error)
+    assert {name: arrived[name] for name in raised} == raised
+    assert caught.value.retry is error.retry
+    assert str(caught.value) == str(error)
+
+
+def subclasses(kind: type[errors.PercolatorError]) -> set[type[errors.PercolatorError]]:
+    return {kind}.union(*(subclasses(below) for below in kind.__subclasses__()))
+
+
+@pytest.mark.parametrize("kind", sorted(subclasses(errors.PercolatorError), key=str))
+def test_what_may_be_repeated_is_the_same_on_both_sides(
+    kind: type[errors.PercolatorError],
+) -> None:
+    """For every class of error, those that the edge is never given included."""
+    samples = {type(error): error for error in EVERY_ERROR}
+    error = samples.get(kind) or kind("message", where="w")
+    assert from_detail(to_detail(error)).retry is error.retry
+
+
+async def test_an_error_with_much_to_tell_still_arrives_typed() -> None:
+    """Trailers are limited to some KiB: beyond, gRPC would drop type and retry safety."""
+    locations = tuple(
+        errors.TabletLocation(1, number, 3, b"k" * 4000, b"", "host:1") for number in range(100)
+    )
+    for error in (
+        errors.InvalidArgument("f" * 50_000, "r" * 50_000, where="w" * 50_000),
+        errors.NotReady("é" * 100_000),
+        errors.TabletMoved("m" * 50_000, tablet_id=1, epoch=2, locations=locations),
+    ):
+        async with serving(oracle(OneAnswer(error))) as edge:
+            with pytest.raises(type(error)) as caught:
+                await edge.timestamps()
+            assert caught.value.retry is error.retry
+
+
+async def test_an_unexpected_exception_is_logged_answered_and_survived() -> None:
+    answers = iter([KeyError("a stored value"), echo(GetTimestampsRequest(count=3))])
+    async with serving(oracle(lambda _: next(answers))) as edge:
+        with pytest.raises(errors.InvariantViolation) as caught:
+            await edge.timestamps()
+        assert "KeyError" in str(caught.value)
+        assert "GetTimestamps" in str(caught.value)
+        assert "stored value" not in str(caught.value), "it may be secret"
+        assert [type(entry["exc_info"]) for entry in edge.log if "exc_info" in entry] == [KeyError]
+        assert (await edge.timestamps()).count == 3
+
+
+async def test_what_is_no_message_is_refused_by_name() -> None:
+    async with serving(oracle(echo)) as edge:
+        garbage = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await garbage(b"\xff\xff\xff", timeout=SECONDS)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await edge.timestamps()).first == 7
+
+
+async def test_a_request_above_the_limit_is_refused_and_the_connection_goes_on() -> None:
+    async with serving(oracle(echo), request_bytes_max=1024) as edge:
+        large = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await large(bytes(1025), timeout=SECONDS)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await edge.timestamps()).first == 7
+
+
+async def test_calls_above_the_limit_are_told_when_to_come_back() -> None:
+    both_in, go = asyncio.Event(), asyncio.Event()
+    edges: list[Edge] = []
+
+    async def slow(request: GetTimestampsRequest) -> GetTimestampsResponse:
+        if edges[0].gate.in_flight == 2:
+            both_in.set()
+        await go.wait()
+        return echo(request)
+
+    async with serving(oracle(slow), concurrency_max=2) as edge:
+        edges.append(edge)
+        admitted = [asyncio.ensure_future(edge.timestamps()) for _ in range(2)]
+        await both_in.wait()
+        with pytest.raises(errors.Overloaded) as caught:
+            await edge.timestamps()
+        assert caught.value.retry_after_seconds > 0
+        go.set()
+        await asyncio.gather(*admitted)
+        assert (await edge.timestamps()).first == 7
+        assert edge.gate.idle.is_set()
+
+
+async def test_a_gate_that_was_closed_stays_closed() -> None:
+    async with serving(oracle(echo)) as edge:
+        edge.gate.refuse(errors.WrongCluster("other", expected="a", found="b"))
+        with pytest.raises(errors.WrongCluster):
+            await edge.timestamps()
+        edge.gate.refuse(None)
+        await edge.timestamps()
+        edge.gate.close(errors.NotReady("shutting down"))
+        edge.gate.refuse(None)
+        with pytest.raises(errors.NotReady):
+            await edge.timestamps()
+
+
+async def test_until_a_service_is_exposed_its_callers_are_told_to_come_back() -> None:
+    async with serving() as edge:
+        with pytest.raises(errors.NotReady):
+            await edge.timestamps()
+        scan = edge.network.stream(edge.address, methods.SCAN)
+        with pytest.raises(errors.NotReady):
+            await anext(scan(ScanRequest(), SECONDS))
+        edge.edge.expose([oracle(echo)])
+        assert (await edge.timestamps()).first == 7
+        with pytest.raises(errors.UsageError, match="no such method"):
+            await anext(scan(ScanRequest(), SECONDS))
+
+
+async def test_a_handler_knows_how_long_its_caller_waits() -> None:
+    seen: list[float | None] = []
+
+    def note(request: GetTimestampsRequest) -> GetTimestampsResponse:
+        seen.append(remaining_seconds())
+        return echo(request)
+
+    async with serving(oracle(note)) as edge:
+        await edge.timestamps()
+        unlimited = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
+        await unlimited(b"")
+    assert remaining_seconds() is None
+    assert seen[0] is not None
+    assert 0 < seen[0] <= SECONDS * 1.1, "gRPC rounds it up on the wire"
+    assert seen[1] is None
+
+
+async def test_a_call_whose_caller_went_away_is_cancelled_and_counted() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def forever(request: GetTimestampsRequest) -> GetTimestampsResponse:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError("unreachable")
+
+    async with serving(oracle(forever)) as edge:
+        calling = asyncio.ensure_future(edge.timestamps())
+        await entered.wait()
+        calling.cancel()
+        await cancelled.wait()
+        await edge.gate.idle.wait()
+        labels = {"service": ORACLE.full_name, "method": "GetTimestamps"}
+        assert edge.metric("percolator_rpc_finished_total", **labels, code="CANCELLED") == 1
+        assert edge.metric("percolator_rpc_in_flight", **labels) == 0
+
+
+async def test_calls_are_counted_by_their_outcome() -> None:
+    def picky(request: GetTimestampsRequest) -> Any:
+        return echo(request) if request.count else errors.InvalidArgument("count", "is 0")
+
+    async with serving(oracle(picky)) as edge:
+        for count in (1, 2, 0):
+            try:
+                await edge.timestamps(count)
+            except errors.InvalidArgument:
+                assert count == 0
+        await edge.gate.idle.wait()
+        labels = {"service": ORACLE.full_name, "method": "GetTimestamps"}
+        assert edge.metric("percolator_rpc_finished_total", **labels, code="OK") == 2
+        assert edge.metric("percolator_rpc_finished_total", **labels, code="INVALID_ARGUMENT") == 1
+        assert edge.metric("percolator_rpc_seconds_count", **labels) == 3
+        assert edge.metric("percolator_rpc_seconds_bucket", **labels, le="+Inf") == 3
+
+
+class TabletHandler:
+    """Streams scans; the other methods are not called."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def scan(self, request: ScanRequest) -> AsyncIterator[ScanResponse]:
+        try:
+            for _ in range(request.row_limit or 1_000_000):
+                yield ScanResponse()
+            if request.reverse:
+                raise errors.SnapshotTooOld("too late", timestamp=1, safe_point=2)
+        finally:
+            self.closed.set()
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        return lambda _: errors.UsageError(name)
+
+
+async def test_pages_stream_until_the_end_or_an_error() -> None:
+    async with serving(Exposed(TABLETS, TabletHandler())) as edge:
+        scan = edge.network.stream(edge.address, methods.SCAN)
+        assert len([page async for page in scan(ScanRequest(row_limit=3), SECONDS)]) == 3
+        failing = scan(ScanRequest(row_limit=3, reverse=True), SECONDS)
+        for _ in range(3):
+            await anext(failing)
+        with pytest.raises(errors.SnapshotTooOld):
+            await anext(failing)
+        assert edge.gate.idle.is_set()
+
+
+async def test_a_stream_is_closed_at_once_when_its_reader_leaves() -> None:
+    handler = TabletHandler()
+    async with serving(Exposed(TABLETS, handler)) as edge:
+        stream = edge.raw.unary_stream(methods.SCAN.path)(b"")
+        await stream.read()
+        stream.cancel()
+        await handler.closed.wait()
+        await edge.gate.idle.wait()
+
+
+def test_a_handler_without_one_of_its_methods_is_found_out_at_the_start() -> None:
+    with pytest.raises(errors.InvariantViolation, match="open_session"):
+        Exposed(LOCKS, OracleHandler(echo))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [found for found in vars(methods).values() if isinstance(found, UnaryMethod)],
+    ids=lambda method: method.path.rpartition("/")[2],
+)
+def test_methods_are_named_as_in_the_wire_api(method: UnaryMethod[Any, Any]) -> None:
+    rpc = method.path.rpartition("/")[2]
+    assert "".join(word.capitalize() for word in method_name(rpc).split("_")) == rpc

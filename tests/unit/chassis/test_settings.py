@@ -1,0 +1,299 @@
+"""Settings: four layers, one frozen object, and mistakes that are told in one line."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pydantic import Field, ValidationError
+
+from services.chassis.addresses import HostPort
+from services.chassis.settings import ListenAddress, ServiceSettings, environment_name, load
+from services.chassis.settings_output import to_toml
+
+
+class ShopSettings(ServiceSettings):
+    service: ClassVar[str] = "shop"
+
+    listen: ListenAddress = "127.0.0.1:7201"
+
+    store: str = "data"
+    """Where the goods are."""
+
+    shelf_rows_max: Annotated[int, Field(ge=1, le=1000)] = 10
+    """The longest shelf."""
+
+    patience_seconds: Annotated[float, Field(gt=0)] = 1.5
+    """How long a customer waits."""
+
+    mood: Literal["good", "bad"] = "good"
+    """Of the shopkeeper."""
+
+    doors: tuple[str, ...] = ("front",)
+    """Ways in."""
+
+
+class NeedySettings(ServiceSettings):
+    service: ClassVar[str] = "needy"
+
+    listen: ListenAddress = "127.0.0.1:7202"
+
+    store: str
+    """Needed."""
+
+
+def shop(*argv: str, **environment: str) -> ShopSettings:
+    return load(ShopSettings, argv, environment)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str, **environment: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        shop(*argv, **environment)
+    assert caught.value.code == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.count("\n") == 1
+    return written.err
+
+
+# --------------------------------------------------------------------------------- layers
+
+
+@given(
+    layers=st.fixed_dictionaries(
+        {}, optional={layer: st.integers(1, 1000) for layer in ("toml", "environment", "flag")}
+    )
+)
+@hypothesis_settings(
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_flags_win_over_the_environment_that_over_the_file_that_over_defaults(
+    tmp_path: Path, layers: dict[str, int]
+) -> None:
+    argv: list[str] = []
+    environment: dict[str, str] = {}
+    if "toml" in layers:
+        (tmp_path / "shop.toml").write_text(f"shelf_rows_max = {layers['toml']}")
+        argv += ["--config", str(tmp_path / "shop.toml")]
+    if "environment" in layers:
+        environment["PERCOLATOR_SHOP_SHELF_ROWS_MAX"] = str(layers["environment"])
+    if "flag" in layers:
+        argv += ["--shelf-rows-max", str(layers["flag"])]
+    strongest = [layers[name] for name in ("flag", "environment", "toml") if name in layers]
+    found = load(ShopSettings, argv, environment)
+    assert found.shelf_rows_max == (strongest or [10])[0]
+    assert found.store == "data"
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text('store = "elsewhere"')
+    assert shop(PERCOLATOR_SHOP_CONFIG=str(tmp_path / "shop.toml")).store == "elsewhere"
+
+
+def test_lists_are_separated_by_commas_in_flags_and_environment() -> None:
+    assert shop("--doors", "a, b").doors == ("a", "b")
+    assert shop(PERCOLATOR_SHOP_DOORS="a,b").doors == ("a", "b")
+    assert shop(PERCOLATOR_SHOP_DOORS="").doors == ()
+    assert shop("--masters", "a:1,[::1]:2").masters == ("a:1", "[::1]:2")
+
+
+def test_switches_can_be_set_in_every_layer_and_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text("insecure = true")
+    config = ("--config", str(tmp_path / "shop.toml"))
+    assert shop(*config).insecure is True
+    assert shop(*config, PERCOLATOR_SHOP_INSECURE="false").insecure is False
+    assert shop(*config, "--no-insecure").insecure is False
+    assert shop("--insecure", PERCOLATOR_SHOP_INSECURE="0").insecure is True
+
+
+def test_environment_variables_of_container_platforms_are_ignored() -> None:
+    invented = {"PERCOLATOR_SHOP_PORT": "tcp://10.0.0.1:7201", "PERCOLATOR_SHOP_SERVICE_HOST": "x"}
+    assert shop(**invented) == shop()
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        shop().store = "other"
+
+
+# --------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "expected"),
+    [
+        (["--shelf-rows-max", "0"], {}, ["shelf_rows_max", "--shelf-rows-max", "'0'"]),
+        (["--shelf-rows-max", "1.5"], {}, ["shelf_rows_max", "integer", "'1.5'"]),
+        (["--shelf-rows-max", ""], {}, ["shelf_rows_max"]),
+        (["--patience-seconds", "nan"], {}, ["patience_seconds"]),
+        (["--patience-seconds", "inf"], {}, ["patience_seconds"]),
+        (["--patience-seconds", "-1"], {}, ["patience_seconds", "greater than 0"]),
+        (["--mood", "foul"], {}, ["mood", "'good' or 'bad'", "'foul'"]),
+        (["--mood"], {}, ["--mood", "expected one argument"]),
+        (["--listen", ""], {}, ["listen", "is empty"]),
+        (["--listen", "7100"], {}, ["listen", "host:port", "'7100'"]),
+        (["--masters", "a:1,b"], {}, ["masters", "'b'"]),
+        (["--masters", "a:0"], {}, ["masters", "port 0"]),
+        (["--masters", ",a:1"], {}, ["masters", "is empty"]),
+        (["--advertise", ""], {}, ["advertise", "is empty"]),
+        (["--metrics-listen", "x"], {}, ["metrics_listen", "host:port"]),
+        (["--log-level", "loud"], {}, ["log_level", "'loud'"]),
+        (["--drain-seconds", "0"], {}, ["drain_seconds"]),
+        (["--concurrency-max", "0"], {}, ["concurrency_max"]),
+        ([], {"PERCOLATOR_SHOP_MOOD": "foul"}, ["mood", "PERCOLATOR_SHOP_MOOD", "'foul'"]),
+        ([], {"PERCOLATOR_SHOP_INSECURE": "perhaps"}, ["insecure", "'perhaps'"]),
+        (["--stor", "x"], {}, ["--stor", "did you mean --store?"]),
+        (["--listne=x"], {}, ["--listne", "did you mean --listen?"]),
+        (["--zzzz"], {}, ["--zzzz", "--help"]),
+        (["-x"], {}, ["-x"]),
+        (["stray"], {}, ["stray", "flags"]),
+        (["--config", "/nowhere/shop.toml"], {}, ["/nowhere/shop.toml", "No such file"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    environment: dict[str, str],
+    expected: list[str],
+) -> None:
+    line = refusal(capsys, *argv, **environment)
+    assert line.startswith("shop: ")
+    for part in expected:
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        ("stor = 1", ["stor", "did you mean store?"]),
+        ("[shop]\nstore = 'x'", ["shop", "no such setting"]),
+        ("shelf_rows_max = true", ["shelf_rows_max", "boolean"]),
+        ("shelf_rows_max = [1]", ["shelf_rows_max"]),
+        ("doors = 'front'", ["doors", "tuple"]),
+        ("store = ", ["not TOML"]),
+        ("\x00", ["not TOML"]),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, toml: str, expected: list[str]
+) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(toml)
+    line = refusal(capsys, "--config", str(path))
+    for part in [str(path), *expected]:
+        assert part in line
+
+
+def test_a_file_that_is_no_text_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "shop.toml").write_bytes(b"\xff\xfe\x00")
+    assert "not TOML" in refusal(capsys, "--config", str(tmp_path / "shop.toml"))
+
+
+def test_a_value_that_is_needed_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load(NeedySettings, [], {})
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "needy: store: is required; give --store\n"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7201", "[::]:7201", "10.1.2.3:7201", "shop:7201"])
+def test_an_address_that_others_can_reach_needs_explicit_consent(
+    capsys: pytest.CaptureFixture[str], listen: str
+) -> None:
+    assert "--insecure" in refusal(capsys, "--listen", listen)
+    assert shop("--listen", listen, "--insecure").listen == listen
+
+
+# --------------------------------------------------------------------------- derived addresses
+
+
+@pytest.mark.parametrize(
+    ("listen", "metrics", "expected"),
+    [
+        ("127.0.0.1:7201", "auto", "127.0.0.1:8201"),
+        ("127.0.0.1:0", "auto", "127.0.0.1:0"),
+        ("[::1]:65000", "auto", "[::1]:0"),
+        ("127.0.0.1:7201", "127.0.0.1:99", "127.0.0.1:99"),
+        ("127.0.0.1:7201", "", "None"),
+    ],
+)
+def test_metrics_are_a_thousand_ports_above(listen: str, metrics: str, expected: str) -> None:
+    assert str(shop("--listen", listen, "--metrics-listen", metrics).metrics_address) == expected
+
+
+def test_what_is_advertised_follows_what_is_bound() -> None:
+    bound = HostPort("127.0.0.1", 4711)
+    assert str(shop().advertised(bound)) == "127.0.0.1:4711"
+    assert str(shop("--advertise", "shop-1:0").advertised(bound)) == "shop-1:4711"
+    assert str(shop("--advertise", "proxy:80").advertised(bound)) == "proxy:80"
+
+
+# ---------------------------------------------------------------------------- help and print
+
+
+def exits_with_text(capsys: pytest.CaptureFixture[str], *argv: str, **environment: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        shop(*argv, **environment)
+    assert caught.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_lists_every_setting_with_unit_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    text = exits_with_text(capsys, "--help")
+    for field in ShopSettings.model_fields:
+        assert f"\n  --{field.replace('_', '-')}" in text
+    assert (
+        "--patience-seconds SECONDS\n      How long a customer waits.\n      Default: 1.5" in text
+    )
+    assert "--shelf-rows-max ROWS\n" in text
+    assert "--mood good|bad\n" in text
+    # A field that only gets a new default keeps its description.
+    assert "--listen VALUE\n      host:port to serve on" in text
+    assert "Default: 127.0.0.1:7201" in text
+
+
+def test_help_wins_over_mistakes_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "usage" in exits_with_text(capsys, "--help", PERCOLATOR_SHOP_MOOD="foul")
+
+
+values: dict[str, st.SearchStrategy[Any]] = {
+    "store": st.text(st.characters(exclude_categories=["Cs"])),
+    "shelf_rows_max": st.integers(1, 1000),
+    "patience_seconds": st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    "mood": st.sampled_from(["good", "bad"]),
+    "doors": st.lists(st.text(st.characters(exclude_categories=["Cs"]))).map(tuple),
+    "insecure": st.booleans(),
+    "masters": st.lists(st.sampled_from(["a:1", "[::1]:2"])).map(tuple),
+}
+
+
+@given(chosen=st.fixed_dictionaries({}, optional=values))
+@hypothesis_settings(
+    max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_what_print_config_prints_can_be_fed_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], chosen: dict[str, Any]
+) -> None:
+    given_settings = ShopSettings(**chosen)
+    path = tmp_path / "shop.toml"
+    path.write_text(to_toml(given_settings), encoding="utf-8", newline="")
+    assert shop("--config", str(path)) == given_settings
+    printed = exits_with_text(capsys, "--config", str(path), "--print-config")
+    assert tomllib.loads(printed) == tomllib.loads(to_toml(given_settings))
+
+
+def test_no_setting_can_be_infinite() -> None:
+    with pytest.raises(ValidationError):
+        ShopSettings(patience_seconds=math.inf)
+
+
+def test_the_prefix_of_the_environment_is_the_services_name() -> None:
+    assert environment_name(ShopSettings, "drain_seconds") == "PERCOLATOR_SHOP_DRAIN_SECONDS"
