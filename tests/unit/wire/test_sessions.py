@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, Unavailable, UsageError
+from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness
@@ -123,6 +123,10 @@ def held(sessions: Sessions) -> bytes | None:
     return sessions.session_id
 
 
+def problem(sessions: Sessions) -> PercolatorError | None:
+    return sessions.last_error
+
+
 async def test_a_session_is_opened_when_it_is_first_asked_for() -> None:
     async with lock_services(A) as services:
         sessions = client(services)
@@ -183,11 +187,11 @@ async def test_without_a_lock_service_work_goes_on_without_a_session() -> None:
         services.refusing.add(A)
         sessions = client(services)
         assert await sessions.current() is None
-        assert isinstance(sessions.last_error, Unavailable)
+        assert isinstance(problem(sessions), Unavailable)
         services.start(A)
         await asyncio.sleep(1.1)
         assert held(sessions) is not None
-        assert sessions.last_error is None
+        assert problem(sessions) is None
         await sessions.close()
 
 
@@ -325,7 +329,7 @@ async def test_a_mistake_is_reported_once_and_stops_no_work(
         sessions = client(services, settings=SessionSettings(ttl_seconds=0.3))
         assert await sessions.current() is None
         await asyncio.sleep(10)
-        assert isinstance(sessions.last_error, InvalidArgument)
+        assert isinstance(problem(sessions), InvalidArgument)
         assert len(caplog.records) == 1
         assert "info.ttl_milliseconds" in caplog.text
         await sessions.close()
