@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from percolator.errors import InvalidArgument
+from percolator.testing.findings import Report, Violation
 from percolator.testing.history import History
 from percolator.testing.isolation.observer_runs import WatchedColumns, check_observer_runs
 from percolator.testing.isolation.outcomes import Resolver, settled
@@ -22,7 +23,7 @@ from percolator.testing.isolation.timestamps import (
     check_sessions,
     check_uniqueness,
 )
-from percolator.testing.isolation.violations import Report, Violation, ViolationKind
+from percolator.testing.isolation.violations import ViolationKind
 
 __all__ = ["Report", "Resolver", "Violation", "ViolationKind", "WatchedColumns", "check"]
 
@@ -41,7 +42,8 @@ def check(
     """
     _refuse_namesakes(history)
     final = settled(history, resolve)
-    report = Report(violations_max=violations_max, transactions=len(final))
+    report = Report(violations_max)
+    report.looked_at["transactions"] = len(final)
     check_uniqueness(final, report)
     check_sessions(final, report)
     check_real_time(final, report)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from percolator.testing.findings import shown_key, shown_value
 from percolator.testing.history import (
     CellKey,
     Delete,
@@ -16,7 +17,7 @@ from percolator.testing.history import (
     Put,
     TransactionRecord,
 )
-from percolator.testing.isolation.violations import ViolationKind, shown_key, shown_value
+from percolator.testing.isolation.violations import ViolationKind
 
 
 class Version(NamedTuple):

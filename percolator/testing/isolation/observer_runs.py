@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from percolator.testing.findings import Report, shown_key
 from percolator.testing.history import CellKey, History, Notify, TransactionRecord
-from percolator.testing.isolation.violations import Report, ViolationKind, shown_key
+from percolator.testing.isolation.violations import ViolationKind
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def check_observer_runs(
     history: History, observers: Iterable[WatchedColumns], report: Report
 ) -> None:
     """Adds to `report` changes without a run, and runs without a change."""
-    changes = _changes(history)
+    changes = changes_of(history)
     runs: dict[tuple[str, CellKey], list[TransactionRecord]] = {}
     for record in history:
         if record.observer and record.trigger is not None and record.committed:
@@ -55,7 +56,7 @@ def check_observer_runs(
                 report.add(ViolationKind.MISSED_RUN, text, writer, key=key)
 
 
-def _changes(history: History) -> dict[CellKey, dict[int, TransactionRecord]]:
+def changes_of(history: History) -> dict[CellKey, dict[int, TransactionRecord]]:
     """Per cell, the commits that notify its observers."""
     changes: dict[CellKey, dict[int, TransactionRecord]] = {}
     for record in history:

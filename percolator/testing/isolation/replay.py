@@ -11,6 +11,7 @@ what it read.
 
 from __future__ import annotations
 
+from percolator.testing.findings import Report, shown_key
 from percolator.testing.history import (
     CellKey,
     Delete,
@@ -23,7 +24,7 @@ from percolator.testing.history import (
 from percolator.testing.isolation.blame import Blame, Version
 from percolator.testing.isolation.frontier import Frontier
 from percolator.testing.isolation.scans import check_scan
-from percolator.testing.isolation.violations import Report, ViolationKind, shown_key
+from percolator.testing.isolation.violations import ViolationKind
 
 _COMMIT = 0
 _START = 1
@@ -63,7 +64,7 @@ class _Replay:
     def _start(self, record: TransactionRecord) -> None:
         """Answers all reads: the frontier of this instant is the transaction's snapshot."""
         own: dict[CellKey, bytes | None] = {}
-        self._report.operations += len(record.operations)
+        self._report.looked_at["operations"] += len(record.operations)
         for operation in record.operations:
             if isinstance(operation, Read):
                 self._read(record, operation, own)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby, islice, pairwise
 
+from percolator.testing.findings import Report, shown_key, shown_value
 from percolator.testing.history import CellKey, Found, Scan, TransactionRecord
 from percolator.testing.isolation.blame import Blame
 from percolator.testing.isolation.frontier import Frontier, in_range
-from percolator.testing.isolation.violations import Report, ViolationKind, shown_key, shown_value
+from percolator.testing.isolation.violations import ViolationKind
 
 
 def check_scan(

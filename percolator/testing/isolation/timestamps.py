@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from percolator.testing.findings import Report
 from percolator.testing.history import History, Outcome, TransactionRecord
-from percolator.testing.isolation.violations import Report, ViolationKind
+from percolator.testing.isolation.violations import ViolationKind
 
 
 def check_uniqueness(history: History, report: Report) -> None:

@@ -1,18 +1,8 @@
-"""What a check found: violations as data, each with an explanation for people.
-
-A broken run may break ten thousand times in the same way, so a report keeps the first violations
-and counts the rest, by kind.
-"""
+"""The promises that the checker holds a history to."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
 from enum import Enum
-
-from percolator.testing.history import CellKey, TransactionRecord
-
-_VALUE_CHARACTERS_MAX = 60
 
 
 class ViolationKind(Enum):
@@ -43,72 +33,3 @@ class ViolationKind(Enum):
     """A timestamp that was asked for after another had been received is not larger."""
     REPEATED_RUN = "observer ran twice for one change"
     MISSED_RUN = "observer never ran for a change"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One broken promise."""
-
-    kind: ViolationKind
-    explanation: str
-    transactions: tuple[TransactionRecord, ...]
-    """Those that took part, the one that noticed first."""
-    key: CellKey | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind.value}: {self.explanation}"
-
-
-@dataclass
-class Report:
-    """What a check looked at and found. True when all is well."""
-
-    violations_max: int = 100
-    violations: list[Violation] = field(default_factory=list)
-    """The first `violations_max`."""
-    counts: Counter[ViolationKind] = field(default_factory=Counter)
-    """All of them."""
-    transactions: int = 0
-    operations: int = 0
-
-    def add(
-        self,
-        kind: ViolationKind,
-        explanation: str,
-        *transactions: TransactionRecord | None,
-        key: CellKey | None = None,
-    ) -> None:
-        self.counts[kind] += 1
-        if len(self.violations) < self.violations_max:
-            known = tuple(t for t in transactions if t is not None)
-            self.violations.append(Violation(kind, explanation, known, key))
-
-    def __bool__(self) -> bool:
-        return not self.counts
-
-    def __str__(self) -> str:
-        checked = f"{self.transactions} transactions, {self.operations} operations"
-        if self:
-            return f"{checked}: snapshot isolation holds"
-        counted = ", ".join(f"{kind.value} ×{count}" for kind, count in self.counts.most_common())
-        lines = [f"{checked}: {counted}", *(f"  {violation}" for violation in self.violations)]
-        unlisted = self.counts.total() - len(self.violations)
-        if unlisted:
-            lines.append(f"  … and {unlisted} more")
-        return "\n".join(lines)
-
-
-def shown_key(key: CellKey) -> str:
-    """A cell as explanations name it: accounts['alice']['balance']."""
-    table, row, column = key
-    return f"{table}[{shown_value(row)}][{shown_value(column)}]"
-
-
-def shown_value(value: bytes | None) -> str:
-    """A value as explanations show it: quoted, cut when long; "nothing" is not an empty value."""
-    if value is None:
-        return "nothing"
-    text = repr(value)[1:]
-    if len(text) > _VALUE_CHARACTERS_MAX:
-        return f"{text[:_VALUE_CHARACTERS_MAX]}… ({len(value)} bytes)"
-    return text

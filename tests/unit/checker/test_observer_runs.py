@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from percolator.testing.checker import ViolationKind, WatchedColumns, check
 from percolator.testing.history import History, TransactionRecord
 from tests.unit.checker.histories import ABORTED, history, notify, put, read, run, transaction
@@ -16,7 +18,7 @@ def _run(start: int, commit: int = 0, cell: str = "x") -> TransactionRecord:
     return run("index", cell, acknowledged)
 
 
-def _kinds(recorded: History, watched: WatchedColumns = WATCHED) -> list[ViolationKind]:
+def _kinds(recorded: History, watched: WatchedColumns = WATCHED) -> list[Enum]:
     return [violation.kind for violation in check(recorded, observers=[watched]).violations]
 
 

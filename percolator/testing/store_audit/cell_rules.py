@@ -1,0 +1,80 @@
+"""What must hold within one cell: its lock, its commits, its long values, its markers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from percolator.protocol.records import RecordKind
+from percolator.testing.findings import Report, shown_key
+from percolator.testing.history import CellKey
+from percolator.testing.store_audit.invariants import Invariant
+from percolator.testing.store_audit.stored_cells import Commit, StoredCells
+
+
+def check_cells(stored: StoredCells, report: Report) -> None:
+    """Adds to `report` whatever is wrong within single cells."""
+    for key, commits in stored.commits.items():
+        _check_commits(key, commits, report)
+    for key in stored.locks:
+        _check_lock(key, stored, report)
+    _check_values(stored, report)
+
+
+def _check_commits(key: CellKey, commits: list[Commit], report: Report) -> None:
+    seen: dict[int, Commit] = {}
+    for commit in commits:
+        start = commit.record.start_timestamp
+        if commit.commit_ts <= start:
+            text = f"{_named(commit)} began at {start}"
+            report.add(Invariant.COMMIT_ABOVE_START, text, key=key)
+        other = seen.setdefault(start, commit)
+        if other is not commit:
+            text = f"{_named(other)} and {_named(commit)} are both of transaction {start}"
+            report.add(Invariant.ONE_RECORD, text, key=key)
+    for before, after in pairwise(commits):
+        # Each held the lock from its start to its commit, so no two of them can overlap.
+        start = after.record.start_timestamp
+        if start <= before.commit_ts and start != before.record.start_timestamp:
+            text = f"{_named(after)} began at {start}, and did not see {_named(before)}"
+            report.add(Invariant.DISJOINT_COMMITS, text, key=key)
+
+
+def _check_lock(key: CellKey, stored: StoredCells, report: Report) -> None:
+    start = stored.locks[key].start_timestamp
+    for commit in stored.commits.get(key, []):
+        if commit.record.start_timestamp == start:
+            text = f"transaction {start} still holds the lock of {_named(commit)}"
+            report.add(Invariant.SETTLED_LOCK, text, key=key)
+        elif commit.commit_ts >= start:
+            text = f"transaction {start} holds a lock below {_named(commit)}"
+            report.add(Invariant.DISJOINT_COMMITS, text, key=key)
+    if start in stored.markers.get(key, ()):
+        text = f"transaction {start} holds a lock on {shown_key(key)}, where it was rolled back"
+        report.add(Invariant.SETTLED_LOCK, text, key=key)
+
+
+def _check_values(stored: StoredCells, report: Report) -> None:
+    """Long values and the records that stand for them come and go together."""
+    owned: set[tuple[CellKey, int]] = set()
+    for key, commits in stored.commits.items():
+        for commit in commits:
+            if commit.record.kind is not RecordKind.PUT_IN_DATA:
+                continue
+            owned.add((key, commit.record.start_timestamp))
+            if stored.value(commit) is None:
+                report.add(Invariant.VALUE_STORED, _named(commit), key=key)
+    for key, lock in stored.locks.items():
+        if lock.kind is RecordKind.PUT_IN_DATA:
+            owned.add((key, lock.start_timestamp))
+            if lock.start_timestamp not in stored.values.get(key, {}):
+                text = f"lock of transaction {lock.start_timestamp} on {shown_key(key)}"
+                report.add(Invariant.VALUE_STORED, text, key=key)
+    for key, values in stored.values.items():
+        for start in values:
+            if (key, start) not in owned:
+                text = f"{shown_key(key)} at {start}"
+                report.add(Invariant.VALUE_OWNED, text, key=key)
+
+
+def _named(commit: Commit) -> str:
+    return f"the commit of {shown_key(commit.key)} at {commit.commit_ts}"
