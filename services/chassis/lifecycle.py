@@ -269,6 +269,19 @@ class _Process(Generic[SettingsT]):
             signalled = True
             loop.call_soon_threadsafe(self._stop_soon)
 
+        if self._settings.stop_with_stdin:
+            self._stop_with_stdin(loop)
         # Not loop.add_signal_handler: the second signal must work when the loop is stuck.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
+
+    def _stop_with_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """A launcher holds the other end: however it dies, the pipe closes and nobody is orphaned."""
+        stdin = sys.stdin.fileno()
+
+        def on_readable() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                self._stop_soon()
+
+        loop.add_reader(stdin, on_readable)

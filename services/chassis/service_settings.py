@@ -103,6 +103,9 @@ class ServiceSettings(BaseModel):
     ready_file: str = ""
     """A file that is written, as JSON, once the service is ready: its addresses, id and pid."""
 
+    stop_with_stdin: bool = False
+    """Shut down when standard input closes: for processes that must not outlive their launcher."""
+
     @model_validator(mode="after")
     def _only_loopback_is_safe(self) -> ServiceSettings:
         if not self.insecure and not self.listen_address.is_loopback():
