@@ -193,15 +193,25 @@ class BlockingLock(_message.Message):
     lock: _cells_pb2.Cell
     def __init__(self, read: _Optional[int] = ..., lock: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ...) -> None: ...
 
+class RefusedRead(_message.Message):
+    __slots__ = ("read", "error")
+    READ_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    read: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, read: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
 class ReadBatchResult(_message.Message):
-    __slots__ = ("found", "locks", "error")
+    __slots__ = ("found", "locks", "error", "refused")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     found: FoundCells
     locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
     error: _errors_pb2.ErrorDetail
-    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedRead]
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedRead, _Mapping]]] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("batches",)
@@ -276,7 +286,7 @@ class ScanCellsResponse(_message.Message):
     def __init__(self, cells: _Optional[_Iterable[_Union[_cells_pb2.Cell, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class TabletStatistics(_message.Message):
-    __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes")
+    __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes", "notifications_written", "locks_written")
     CELLS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +300,8 @@ class TabletStatistics(_message.Message):
     MUTATIONS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     READS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTIFICATIONS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     cells: int
     bytes: int
     locks: int
@@ -303,7 +315,9 @@ class TabletStatistics(_message.Message):
     mutations_per_second: float
     reads_per_second: float
     queue_bytes: int
-    def __init__(self, cells: _Optional[int] = ..., bytes: _Optional[int] = ..., locks: _Optional[int] = ..., notifications: _Optional[int] = ..., mutations_applied: _Optional[int] = ..., mutations_refused: _Optional[int] = ..., reads: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., versions_skipped: _Optional[int] = ..., batches_synced: _Optional[int] = ..., mutations_per_second: _Optional[float] = ..., reads_per_second: _Optional[float] = ..., queue_bytes: _Optional[int] = ...) -> None: ...
+    notifications_written: int
+    locks_written: int
+    def __init__(self, cells: _Optional[int] = ..., bytes: _Optional[int] = ..., locks: _Optional[int] = ..., notifications: _Optional[int] = ..., mutations_applied: _Optional[int] = ..., mutations_refused: _Optional[int] = ..., reads: _Optional[int] = ..., rows_scanned: _Optional[int] = ..., versions_skipped: _Optional[int] = ..., batches_synced: _Optional[int] = ..., mutations_per_second: _Optional[float] = ..., reads_per_second: _Optional[float] = ..., queue_bytes: _Optional[int] = ..., notifications_written: _Optional[int] = ..., locks_written: _Optional[int] = ...) -> None: ...
 
 class TabletDescription(_message.Message):
     __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "statistics", "error")
