@@ -276,7 +276,7 @@ class _Process(Generic[SettingsT]):
             signal.signal(number, on_signal)
 
     def _stop_with_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A launcher holds the other end: however it dies, the pipe closes and nobody is orphaned."""
+        """A launcher holds the other end: however it dies, the pipe closes, and we follow."""
         stdin = sys.stdin.fileno()
 
         def on_readable() -> None:
