@@ -19,7 +19,7 @@ from services.tabletserver.handler import TabletServerHandler
 from services.tabletserver.metrics import TabletServerMetrics
 from services.tabletserver.settings import TabletServerSettings
 from services.tabletserver.store_root import open_store_root
-from services.tabletserver.tablet_store import MemoryBudget, SharedDirectoryStore
+from services.tabletserver.tablet_store import Budget, SharedDirectoryStore
 from services.tabletserver.tablets import Tablets
 
 
@@ -28,7 +28,6 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     """A tablet server on its store root, without any tablet yet."""
     settings, clock = host.settings, host.world.clock
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
-    host.log.info("descriptor limit", descriptors=host_limits.raise_descriptor_limit())
     disk = DiskSpace(
         partial(host_limits.free_bytes, root),
         clock,
@@ -38,7 +37,7 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     disk.check()
     host.background("disk space", disk.watch())
     with ThreadPoolExecutor(settings.write_threads, "leveldb") as executor:
-        budget = MemoryBudget(settings.block_caches_bytes)
+        budget = Budget(settings.block_caches_bytes, host_limits.raise_descriptor_limit())
         store = SharedDirectoryStore(host.files, root, executor, budget=budget)
         tablets = Tablets(
             store,

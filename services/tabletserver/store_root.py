@@ -8,6 +8,7 @@ from pathlib import Path
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument
+from services.chassis.cluster_identity import FILE_NAME, check_identity, read_identity
 from services.chassis.files import Files
 from services.tabletserver.host_limits import network_file_system
 from services.tabletserver.settings import TabletServerSettings
@@ -27,7 +28,11 @@ async def open_store_root(
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise InvalidArgument("store", f"{root} is not writable")
     _refuse_network(root, settings, log)
-    if not settings.masters:
+    if settings.masters:
+        await check_identity(files, root, cluster_id)
+    else:
+        if FILE_NAME in await files.list(root):
+            await read_identity(files, root)  # refuses a format that this release does not know
         log.warning("standalone: no masters are configured, tablets are opened by hand")
     return root
 

@@ -33,6 +33,8 @@ from services.tabletserver.leveldb_storage import (
 )
 
 MEBIBYTE = 1024 * 1024
+OPEN_FILES_MIN = 74
+"""LevelDB takes no fewer."""
 
 
 class Ownership(Protocol):
@@ -60,17 +62,22 @@ class TabletStore(Protocol):
 
 
 @dataclass(frozen=True)
-class MemoryBudget:
-    """Memory for LevelDB in the whole process."""
+class Budget:
+    """What the LevelDBs of one process may use together."""
 
     block_caches_bytes: int = 128 * MEBIBYTE
+    descriptors: int = 16_384
+    """A quarter of them is left to connections and everything else."""
 
     def options(self, open_tablets: int) -> LevelDBOptions:
         """The share of one of so many tablets."""
-        cache = self.block_caches_bytes // max(1, open_tablets)
+        share = max(1, open_tablets)
+        cache = self.block_caches_bytes // share
+        files = self.descriptors * 3 // 4 // share
         return LevelDBOptions(
             write_buffer_bytes=write_buffer_bytes(open_tablets),
             block_cache_bytes=max(1 * MEBIBYTE, min(cache, 32 * MEBIBYTE)),
+            open_files_max=max(OPEN_FILES_MIN, min(files, 500)),
         )
 
 
@@ -83,13 +90,13 @@ class SharedDirectoryStore:
         root: Path,
         executor: Executor,
         *,
-        budget: MemoryBudget | None = None,
+        budget: Budget | None = None,
         opener: Callable[[Path, Executor, LevelDBOptions], LevelDBStorage] = LevelDBStorage,
     ) -> None:
         self._files = files
         self._root = root
         self._executor = executor
-        self._budget = budget or MemoryBudget()
+        self._budget = budget or Budget()
         self._opener = opener
 
     async def take_over(self, tablet: TabletIdentity) -> EpochDirectory:
