@@ -79,8 +79,10 @@ async def read_identity(files: Files, root: Path) -> ClusterIdentity:
         cluster_id, number = content["cluster_id"], content["format"]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from None
-    if not isinstance(cluster_id, str) or not cluster_id or not isinstance(number, int):
-        raise _damaged(path, "cluster_id or format is not what it has to be")
+    if not isinstance(cluster_id, str) or not cluster_id:
+        raise _damaged(path, f"cluster_id is {cluster_id!r}")
+    if type(number) is not int or number < 1:
+        raise _damaged(path, f"format is {number!r}")
     if number > STORE_FORMAT:
         raise WrongCluster(
             f"store: {root} has format {number}, written by release "

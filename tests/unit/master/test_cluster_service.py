@@ -1,0 +1,186 @@
+"""Registering with a master, and asking it who is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from percolator.errors import InvalidArgument, Overloaded, WrongCluster
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import cluster_pb2 as wire
+from services.chassis.cluster_identity import ClusterIdentity
+from services.master.handler import ClusterHandler
+
+CLUSTER = "c0ffee"
+
+
+def server(
+    kind: wire.ServiceKind = wire.SERVICE_KIND_ORACLE,
+    address: str = "host:7101",
+    server_id: str = "s1",
+    version: str = "1.4.2",
+    metrics_address: str = "",
+) -> wire.Server:
+    return wire.Server(
+        kind=kind,
+        address=address,
+        server_id=server_id,
+        version=version,
+        metrics_address=metrics_address,
+    )
+
+
+@asynccontextmanager
+async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
+    handler = ClusterHandler(
+        VirtualClock(asyncio.get_running_loop()),
+        ClusterIdentity(CLUSTER, 1),
+        server(wire.SERVICE_KIND_MASTER, "host:7100", "m1"),
+        silence_milliseconds=5_000,
+        servers_max=servers_max,
+    )
+    watching = asyncio.create_task(handler.watch_forever())
+    try:
+        yield handler
+    finally:
+        watching.cancel()
+
+
+async def register(
+    handler: ClusterHandler, announced: wire.Server, cluster_id: str = CLUSTER
+) -> wire.RegisterResponse:
+    return await handler.register(wire.RegisterRequest(cluster_id=cluster_id, server=announced))
+
+
+async def listed(handler: ClusterHandler) -> list[str]:
+    described = await handler.describe(wire.DescribeRequest())
+    return [server.server_id for server in described.servers]
+
+
+async def test_a_master_describes_itself_and_whoever_registered() -> None:
+    async with master() as handler:
+        await asyncio.sleep(7)
+        answer = await register(handler, server(metrics_address="host:8101"), cluster_id="")
+        assert (answer.cluster_id, answer.format) == (CLUSTER, 1)
+        assert answer.interval_milliseconds == 1_000
+        await asyncio.sleep(2)
+        described = await handler.describe(wire.DescribeRequest())
+        assert (described.cluster_id, described.version, described.format) == (CLUSTER, "1.4.2", 1)
+        assert described.route == wire.ROUTE_DIRECT
+        own, oracle = described.servers
+        assert own.server_id == "m1"
+        assert abs(own.uptime_milliseconds - 9_000) <= 10
+        assert abs(oracle.silence_milliseconds - 2_000) <= 10
+        oracle.silence_milliseconds = 0
+        assert oracle == server(metrics_address="host:8101")
+
+
+async def test_servers_are_ordered_by_kind_and_address() -> None:
+    async with master() as handler:
+        for kind, address in (
+            (wire.SERVICE_KIND_TABLET_SERVER, "b:1"),
+            (wire.SERVICE_KIND_LOCK_SERVICE, "z:1"),
+            (wire.SERVICE_KIND_TABLET_SERVER, "a:1"),
+        ):
+            await register(handler, server(kind, address, server_id=address))
+        assert await listed(handler) == ["m1", "z:1", "a:1", "b:1"]
+
+
+async def test_whoever_falls_silent_is_forgotten_and_whoever_reports_stays() -> None:
+    async with master() as handler:
+        await register(handler, server(address="silent:1", server_id="silent"))
+        for _ in range(10):
+            await register(handler, server(address="well:1", server_id="well"))
+            await asyncio.sleep(1)
+        assert await listed(handler) == ["m1", "well"]
+        assert len(handler.registry) == 1
+
+
+async def test_a_server_that_was_started_again_replaces_its_former_self() -> None:
+    async with master() as handler:
+        await register(handler, server(server_id="before"))
+        await register(handler, server(server_id="after"))
+        assert await listed(handler) == ["m1", "after"]
+
+
+async def test_nobody_is_forgotten_because_the_master_slept() -> None:
+    async with master() as handler:
+        await register(handler, server())
+    await asyncio.sleep(3_600)
+    assert await listed(handler) == ["m1", "s1"]
+
+
+async def test_more_servers_than_allowed_are_refused_until_one_is_forgotten() -> None:
+    async with master(servers_max=2) as handler:
+        await register(handler, server(address="a:1"))
+        await register(handler, server(address="b:1"))
+        with pytest.raises(Overloaded):
+            await register(handler, server(address="c:1"))
+        await register(handler, server(address="b:1"))
+        await asyncio.sleep(5.1)
+        await register(handler, server(address="c:1"))
+
+
+@pytest.mark.parametrize(
+    ("announced", "cluster_id", "named"),
+    [
+        (server(), "another", "another"),
+        (server(version="1.6.0"), CLUSTER, r"1\.6\.0"),
+        (server(version="2.4.2"), "", r"2\.4\.2"),
+    ],
+)
+async def test_what_does_not_belong_here_is_refused_by_name(
+    announced: wire.Server, cluster_id: str, named: str
+) -> None:
+    async with master() as handler:
+        with pytest.raises(WrongCluster, match=named) as caught:
+            await register(handler, announced, cluster_id)
+        assert caught.value.expected in (CLUSTER, "1.4.2")
+        assert await listed(handler) == ["m1"]
+
+
+@pytest.mark.parametrize("version", ["1.3.0", "1.4.0", "1.5.9"])
+async def test_a_minor_version_older_or_newer_works(version: str) -> None:
+    async with master() as handler:
+        await register(handler, server(version=version))
+        assert await listed(handler) == ["m1", "s1"]
+
+
+@pytest.mark.parametrize(
+    ("announced", "field"),
+    [
+        (server(kind=wire.SERVICE_KIND_UNSPECIFIED), "server.kind"),
+        (server(server_id=""), "server.server_id"),
+        (server(server_id="x" * 257), "server.server_id"),
+        (server(address=""), "server.address"),
+        (server(address="host"), "server.address"),
+        (server(address="host:0"), "server.address"),
+        (server(address="host:70000"), "server.address"),
+        (server(metrics_address="host"), "server.metrics_address"),
+        (server(metrics_address="x" * 257), "server.metrics_address"),
+    ],
+)
+async def test_a_server_that_cannot_be_is_refused_by_the_name_of_the_field(
+    announced: wire.Server, field: str
+) -> None:
+    async with master() as handler:
+        with pytest.raises(InvalidArgument) as caught:
+            await register(handler, announced)
+        assert caught.value.field == field
+        assert await listed(handler) == ["m1"]
+
+
+async def test_a_kind_of_a_newer_release_is_refused() -> None:
+    raw = server().SerializeToString() + b"\x08\x63"  # field 1, kind, once more: 99
+    async with master() as handler:
+        with pytest.raises(InvalidArgument, match=r"server\.kind"):
+            await register(handler, wire.Server.FromString(raw))
+
+
+async def test_the_server_must_be_there() -> None:
+    async with master() as handler:
+        with pytest.raises(InvalidArgument, match="server: is missing"):
+            await handler.register(wire.RegisterRequest())
