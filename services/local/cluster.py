@@ -60,12 +60,18 @@ class LocalCluster:
         """Drains and stops everything. Returns the exit codes; the data stays."""
         codes: dict[str, int] = {}
         problems: list[str] = []
-        for name, process in reversed(self.processes.items()):
-            self._progress(f"stopping {name}")
-            try:
-                codes[name] = process.stop()
-            except LocalClusterError as error:
-                problems.append(str(error))
+        master = [process for process in self.processes.values() if process.name == "master"]
+        rest = [process for process in self.processes.values() if process.name != "master"]
+        # The master last: the others talk to it while they drain.
+        for together in (rest, master):
+            for process in together:
+                self._progress(f"stopping {process.name}")
+                process.ask_to_stop()
+            for process in together:
+                try:
+                    codes[process.name] = process.wait_stopped()
+                except LocalClusterError as error:
+                    problems.append(str(error))
         (self._run / "local.json").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()

@@ -118,20 +118,21 @@ class ServiceProcess:
     def resume(self) -> None:
         self.send_signal(signal.SIGCONT)
 
-    def stop(self, seconds: float = 25) -> int:
-        """Asks it to drain and exit; kills it when it does not. Returns the exit code."""
-        if self._process is None:
-            return 0
-        if self._process.poll() is None:
+    def ask_to_stop(self) -> None:
+        """Asks it to drain and exit, and does not wait."""
+        if self._process is not None and self._process.poll() is None:
             self.resume()
             self.send_signal(signal.SIGTERM)
-            try:
-                self._wait(seconds)
-            except LocalClusterError:
-                self.kill()
-                raise
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+
+    def wait_stopped(self, seconds: float = 25) -> int:
+        """Waits for its exit, and kills it when that takes too long. Returns the exit code."""
+        if self._process is None:
+            return 0
+        try:
+            self._wait(seconds)
+        except LocalClusterError:
+            self.kill()
+            raise
         return self._process.returncode
 
     def last_words(self) -> str:
@@ -164,3 +165,5 @@ class ServiceProcess:
             raise LocalClusterError(
                 f"{self.name} (process {self.pid}) did not exit within {seconds:g} s"
             ) from None
+        if self._process.stdin is not None:
+            self._process.stdin.close()
