@@ -36,7 +36,7 @@ protos: $(READY) ## Generate percolator/v1 from protos/
 
 # ------------------------------------------------------------------------------ checks
 
-SOURCES := percolator services tests benchmarks
+SOURCES := percolator services tests benchmarks examples
 
 .PHONY: format
 format: $(READY) ## Format the code
@@ -80,6 +80,10 @@ bench-oracle: $(READY) ## Timestamps per second
 	$(BIN)/python -m benchmarks.oracle
 
 # ------------------------------------------------------------------------------ clusters
+
+.PHONY: demo
+demo: $(READY) ## Start a cluster of processes, use it, kill servers, show that nothing is lost
+	$(BIN)/python -m examples.demo
 
 DATA ?= var/cluster
 

@@ -1,0 +1,1 @@
+"""Programs to start from. Each runs with one command."""
