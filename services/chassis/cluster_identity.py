@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +56,10 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
         await file.append((json.dumps(content) + "\n").encode())
         await file.fsync()
     if not found:
-        try:
+        # Another master may have been faster: then its identity counts.
+        with suppress(FileExistsError):
             # Creates exclusively, as O_EXCL does, but never shows half a file.
             await files.link(unfinished, root / FILE_NAME)
-        except FileExistsError:
-            found = True  # another master was faster: its identity counts
     await files.unlink(unfinished)
     await files.fsync_directory(root)
     return await read_identity(files, root)

@@ -57,8 +57,7 @@ class Registry:
         self._entries[key] = _Entry(known, self._time.tick())
 
     def servers(self) -> list[Server]:
-        """Those that are not silent, by kind and address, with how long they have said nothing."""
-        self.forget_silent()
+        """By kind and address, with how long they have said nothing."""
         now = self._time.tick()
         for entry in self._entries.values():
             silence = milliseconds_between(entry.heard, now)
@@ -66,6 +65,7 @@ class Registry:
         return [self._entries[key].server for key in sorted(self._entries)]
 
     def forget_silent(self) -> None:
+        """To be called often: nobody else forgets them."""
         now = self._time.tick()
         silent = [
             key

@@ -102,7 +102,9 @@ async def test_whoever_falls_silent_is_forgotten_and_whoever_reports_stays() -> 
 async def test_a_server_that_was_started_again_replaces_its_former_self() -> None:
     async with master() as handler:
         await register(handler, server(server_id="before"))
-        await register(handler, server(server_id="after"))
+        announced = server(server_id="after")
+        await register(handler, announced)
+        announced.server_id = "what the caller does with its message later"
         assert await listed(handler) == ["m1", "after"]
 
 
