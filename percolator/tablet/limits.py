@@ -29,12 +29,18 @@ class TabletLimits:
     """Of one group commit: bounds the time that its first mutation waits for the last."""
     commit_bytes_max: int = 4 * MEBIBYTE
 
+    answer_bytes_max: int = 8 * MEBIBYTE
+    """Of one batch of reads: what does not fit is refused, to be asked again."""
     page_rows_default: int = 1_000
     page_rows_max: int = 10_000
     page_bytes_default: int = 1 * MEBIBYTE
     page_bytes_max: int = 8 * MEBIBYTE
+    page_entries_max: int = 100_000
+    """Stored entries looked at for one page: one of nothing but deleted rows ends, too."""
     slice_rows: int = 256
-    """Rows or locks handled before the event loop gets its turn."""
+    """Mutations or reads handled before the event loop gets its turn."""
+    slice_entries: int = 1024
+    """Entries of a scan handled before the event loop gets its turn: about 1.5 ms."""
 
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""

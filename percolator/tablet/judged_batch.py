@@ -1,0 +1,125 @@
+"""What one group commit is going to write, and what becomes true in memory once it is durable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from percolator.protocol.records import LOCK_HEADER_BYTES
+from percolator.tablet.keys import (
+    LOCK,
+    NOTIFY,
+    PREFIX_OF_SPACE,
+    L,
+    component,
+    inverted,
+)
+from percolator.tablet.lock_mirror import LockMirror
+from percolator.tablet.mutations import DELETE, PUT, Change, Step
+from percolator.tablet.notify_index import NotifyIndex
+from percolator.tablet.statistics import Counters
+from percolator.world import Storage
+
+
+class JudgedBatch:
+    """Collects the changes of mutations whose conditions held."""
+
+    def __init__(self, storage: Storage[Any], mirror: LockMirror) -> None:
+        self._get = storage.get
+        self._headers = mirror.headers
+        self.writes = storage.batch()
+        self.touched: set[bytes] = set()
+        """Cells that change, or whose mutation waits: whoever comes for one of them waits too."""
+        self.bytes = 0
+        """Of the keys and values written."""
+        self.applied = 0
+        self.refused = 0
+        self._locks_put: list[tuple[bytes, bytes]] = []
+        self._locks_removed: list[bytes] = []
+        self._notifications_put: list[bytes] = []
+        self._notifications_removed: list[bytes] = []
+        self._cells_added = 0
+        self._bytes_added = 0
+        self._changed = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to write."""
+        return self._changed
+
+    def add(self, step: Step) -> None:
+        """Adds the changes of a mutation on a cell that was not touched before."""
+        cell = step.cell
+        self.touched.add(cell)
+        for change in step.changes:
+            kind, space, timestamp, value, qualifier = change
+            if space == LOCK:
+                self._change_lock(cell, kind, value)
+                continue
+            suffix = inverted(timestamp)
+            if space == NOTIFY:
+                suffix = component(qualifier) + suffix
+            if kind == PUT:
+                key = PREFIX_OF_SPACE[space] + cell + suffix
+                self.writes.put(key, value)
+                self._changed = True
+                size = len(key) + len(value)
+                self.bytes += size
+                if space == NOTIFY:
+                    self._notifications_put.append(cell + suffix)
+                else:
+                    self._cells_added += 1
+                    self._bytes_added += size
+            else:
+                self._delete(change, cell + suffix)
+
+    def publish(self, mirror: LockMirror, index: NotifyIndex, counters: Counters) -> None:
+        """Makes the batch known in memory. Only when it is durable."""
+        for cell in self._locks_removed:
+            mirror.remove(cell)
+        for cell, record in self._locks_put:
+            mirror.put(cell, record)
+        for key in self._notifications_removed:
+            index.remove(key)
+        for key in self._notifications_put:
+            index.put(key)
+        counters.locks_written += len(self._locks_put)
+        counters.notifications_written += len(self._notifications_put)
+        counters.cells += self._cells_added
+        counters.bytes += self._bytes_added
+        counters.batches_synced += self._changed
+        counters.mutations_applied += self.applied
+        counters.mutations_refused += self.refused
+        counters.mutation_rate.add(self.applied + self.refused)
+
+    def _change_lock(self, cell: bytes, kind: int, value: bytes) -> None:
+        key = L + cell
+        if kind == PUT:
+            self.writes.put(key, value)
+            self._locks_put.append((cell, value))
+            self.bytes += len(key) + len(value)
+        else:
+            header = self._headers.get(cell)
+            if header is None:
+                return
+            if kind != DELETE:
+                record = header if len(value) <= LOCK_HEADER_BYTES else self._get(key)
+                if record is None or not record.startswith(value):
+                    return
+            self.writes.delete(key)
+            self._locks_removed.append(cell)
+        self._changed = True
+
+    def _delete(self, change: Change, address: bytes) -> None:
+        """Deletes what is there only: a tombstone for what never was costs every later seek."""
+        kind, space, _, value, _ = change
+        key = PREFIX_OF_SPACE[space] + address
+        found = self._get(key)
+        if found is None or (kind != DELETE and not found.startswith(value)):
+            return
+        self.writes.delete(key)
+        self._changed = True
+        if space == NOTIFY:
+            self._notifications_removed.append(address)
+        else:
+            self._cells_added -= 1
+            self._bytes_added -= len(key) + len(found)

@@ -1,0 +1,153 @@
+"""Keys: how a cell's address becomes bytes that sort as the cells do.
+
+    key        space 1 | row | column | [qualifier, only in N] | [~timestamp 8, not in L]
+    component  the bytes, each 00 written as 00 FF, closed by 00 01
+
+`~timestamp` is the 64-bit complement, big-endian: the newest version of a cell comes first.
+A component never contains 00 01 before its end, and its end sorts below every continuation
+(00 01 < 00 FF < 01 < ... FF), so that for any bytes, 00 and the empty string included:
+keys sort by row, then column, then qualifier, then newest first; no component of one key is
+mistaken for part of another; and the keys of one row, or of one cell, are contiguous.
+
+Between the spaces stand *fences*: entries that are never deleted. Without them an iterator that
+leaves a space walks over all deleted entries at the beginning of the next one: after a million
+committed locks, that took 300 us instead of 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from percolator.errors import InvariantViolation
+from percolator.v1 import cells_pb2
+
+LOCK: int = cells_pb2.SPACE_LOCK
+WRITE: int = cells_pb2.SPACE_WRITE
+DATA: int = cells_pb2.SPACE_DATA
+ROLLBACK: int = cells_pb2.SPACE_ROLLBACK
+NOTIFY: int = cells_pb2.SPACE_NOTIFY
+SPACES = (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)
+
+D, L, M, N, R, W = b"D", b"L", b"M", b"N", b"R", b"W"
+"""First bytes of keys: the five spaces, and M for what the tablet notes about itself."""
+
+PREFIX_OF_SPACE = {LOCK: L, WRITE: W, DATA: D, ROLLBACK: R, NOTIFY: N}
+SPACE_OF_PREFIX = {prefix: space for space, prefix in PREFIX_OF_SPACE.items()}
+
+FENCES = (b"E", b"M", b"O", b"S", b"V", b"X")
+"""Live entries after D, after L, after N, after R, before W and after W."""
+
+TIMESTAMP_MAX = 2**64 - 1
+TIMESTAMP_BYTES = 8
+
+_END = b"\0\x01"
+_AFTER = b"\0\x02"
+_COLUMN_CACHE_ENTRIES_MAX = 4096
+
+
+class CellKey(NamedTuple):
+    """What a key of one of the five spaces says."""
+
+    space: int
+    row: bytes
+    column: bytes
+    qualifier: bytes
+    timestamp: int
+
+
+def component(raw: bytes) -> bytes:
+    """One self-delimiting component: a row, a column or a qualifier."""
+    if b"\0" in raw:
+        raw = raw.replace(b"\0", b"\0\xff")
+    return raw + _END
+
+
+def after_component(encoded: bytes) -> bytes:
+    """The least bytes that sort after every key beginning with this component."""
+    return encoded[:-2] + _AFTER
+
+
+def cell_prefix(row: bytes, column: bytes) -> bytes:
+    """What all keys of a (row, column) have in common after their space byte."""
+    return component(row) + component(column)
+
+
+def inverted(timestamp: int) -> bytes:
+    """A timestamp as keys have it: larger ones sort first."""
+    return (timestamp ^ TIMESTAMP_MAX).to_bytes(8, "big")
+
+
+def timestamp_of(key: bytes) -> int:
+    """The timestamp at the end of a key of W, D, R or N."""
+    return int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX
+
+
+def encode(
+    space: int, row: bytes, column: bytes, timestamp: int = 0, qualifier: bytes = b""
+) -> bytes:
+    """The key of a cell."""
+    key = PREFIX_OF_SPACE[space] + cell_prefix(row, column)
+    if space == LOCK:
+        return key
+    if space == NOTIFY:
+        key += component(qualifier)
+    return key + inverted(timestamp)
+
+
+def decode(key: bytes) -> CellKey:
+    """The address that `encode` was given."""
+    space = SPACE_OF_PREFIX.get(key[:1])
+    if space is None:
+        raise InvariantViolation(f"a key of no space: {key[:1]!r}")
+    row, at = split_component(key, 1)
+    column, at = split_component(key, at)
+    qualifier = b""
+    if space == NOTIFY:
+        qualifier, at = split_component(key, at)
+    if len(key) - at != (0 if space == LOCK else TIMESTAMP_BYTES):
+        raise InvariantViolation(
+            f"a key of space {key[:1]!r} with {len(key) - at} bytes at its end"
+        )
+    return CellKey(space, row, column, qualifier, 0 if space == LOCK else timestamp_of(key))
+
+
+def split_component(key: bytes, at: int) -> tuple[bytes, int]:
+    """The raw bytes of the component at this offset, and the offset behind it."""
+    end = key.find(_END, at)
+    if end < 0:
+        raise InvariantViolation("a key with a component that does not end")
+    return unescaped(key[at:end]), end + 2
+
+
+def unescaped(encoded: bytes) -> bytes:
+    """The raw bytes of a component without its end."""
+    return encoded.replace(b"\0\xff", b"\0") if b"\0" in encoded else encoded
+
+
+def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """First key (included) and last key (excluded) of a space's rows in [start, end)."""
+    return prefix + component(start), prefix + component(end) if end else _next(prefix)
+
+
+def cell_bounds(start: bytes, end: bytes) -> tuple[bytes, bytes | None]:
+    """As `space_bounds`, of what follows the space byte; None: no limit."""
+    return component(start), component(end) if end else None
+
+
+def _next(prefix: bytes) -> bytes:
+    return bytes([prefix[0] + 1])
+
+
+def meta(name: bytes) -> bytes:
+    """The key of something that the tablet notes about itself."""
+    return M + name
+
+
+class ColumnEncoder(dict[bytes, bytes]):
+    """Components of columns, remembered: a table has few columns and many rows."""
+
+    def __missing__(self, column: bytes) -> bytes:
+        if len(self) >= _COLUMN_CACHE_ENTRIES_MAX:
+            self.clear()
+        encoded = self[column] = component(column)
+        return encoded

@@ -1,0 +1,189 @@
+"""Checks mutations as they come in, and flattens them for the judge.
+
+Everything is checked before anything is queued: a request with one malformed mutation changes
+nothing at all. What is left are tuples of plain values: the judge looks at them several times, and
+reading a field of a message costs as much as judging a condition.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+from percolator.errors import InvalidArgument
+from percolator.protocol.records import (
+    KINDS,
+    LOCK_HEADER_BYTES,
+    LOCK_KIND_OFFSET,
+    START_TIMESTAMP_BYTES,
+    WRITE_HEADER_BYTES,
+    WRITE_KIND_OFFSET,
+)
+from percolator.tablet import keys
+from percolator.tablet.keys import LOCK, NOTIFY, WRITE
+from percolator.tablet.state import TabletState
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+
+ABSENT: int = pb.Condition.EXPECTATION_ABSENT
+PRESENT: int = pb.Condition.EXPECTATION_PRESENT
+EQUALS: int = pb.Condition.EXPECTATION_EQUALS
+BEGINS_IF_PRESENT: int = pb.Condition.EXPECTATION_BEGINS_IF_PRESENT
+
+PUT: int = pb.Change.KIND_PUT
+DELETE: int = pb.Change.KIND_DELETE
+DELETE_IF_PREFIX: int = pb.Change.KIND_DELETE_IF_PREFIX
+
+STEP_BYTES = 512
+"""About what a queued mutation weighs besides its row, its column and its values."""
+
+Condition = tuple[cells_pb2.Space, int, int, int, bytes, bytes, bytes]
+"""Space, expectation, from, until (0: no bound), prefix, required, qualifier."""
+
+Change = tuple[int, int, int, bytes, bytes]
+"""Kind, space, timestamp, value, qualifier."""
+
+
+class Step(NamedTuple):
+    """One mutation, checked."""
+
+    row: bytes
+    column: bytes
+    cell: bytes
+    """`keys.cell_prefix` of the two."""
+    not_below: int
+    conditions: list[Condition]
+    changes: list[Change]
+
+
+class MutationChecker:
+    """Checks the mutations of one tablet."""
+
+    def __init__(self, state: TabletState, columns: keys.ColumnEncoder) -> None:
+        self._start = state.identity.start
+        self._end = state.identity.end
+        self._limits = state.limits
+        self._guard = state.guard
+        self._columns = columns
+
+    def check(self, batch: pb.MutationBatch) -> tuple[list[Step], int]:
+        """The steps, and about how many bytes they hold. Raises `InvalidArgument`."""
+        start, end, limits = self._start, self._end, self._limits
+        columns, component = self._columns, keys.component
+        newest = self._guard.newest
+        steps: list[Step] = []
+        weight = 0
+        for index, mutation in enumerate(batch.mutations):
+            row = mutation.row
+            column = mutation.column
+            if row < start or (end and row >= end):
+                _refuse(index, "row", "not in this tablet")
+            if len(row) > limits.row_bytes_max:
+                _refuse(index, "row", _too_long(row, limits.row_bytes_max))
+            if len(column) > limits.column_bytes_max:
+                _refuse(index, "column", _too_long(column, limits.column_bytes_max))
+            not_below = mutation.not_below
+            if not_below > newest:
+                newest = self._guard.admit(not_below, f"mutations[{index}].not_below")
+            conditions: list[Condition] = [
+                (
+                    condition.space,
+                    condition.expectation,
+                    condition.from_timestamp,
+                    condition.until_timestamp,
+                    condition.prefix,
+                    condition.required,
+                    condition.qualifier,
+                )
+                for condition in mutation.conditions
+            ]
+            changes: list[Change] = [
+                (change.kind, change.space, change.timestamp, change.value, change.qualifier)
+                for change in mutation.changes
+            ]
+            self._check_conditions(index, conditions)
+            weight += len(row) + STEP_BYTES
+            if changes:
+                weight += self._check_changes(index, changes)
+            steps.append(
+                Step(row, column, component(row) + columns[column], not_below, conditions, changes)
+            )
+        return steps, weight
+
+    def _check_conditions(self, index: int, conditions: list[Condition]) -> None:
+        if len(conditions) > self._limits.conditions_max:
+            _refuse(index, "conditions", _too_many(conditions, self._limits.conditions_max))
+        for at, (space, expectation, from_, until, _, _, qualifier) in enumerate(conditions):
+            if not 1 <= space <= NOTIFY:
+                _refuse(index, f"conditions[{at}].space", f"{space} is no space")
+            if not 1 <= expectation <= BEGINS_IF_PRESENT:
+                _refuse(index, f"conditions[{at}].expectation", f"{expectation} is no expectation")
+            if until and until <= from_:
+                _refuse(
+                    index, f"conditions[{at}].until_timestamp", "not above from_timestamp: inverted"
+                )
+            if space == LOCK and (from_ or until):
+                _refuse(index, f"conditions[{at}].from_timestamp", "a lock has no timestamp")
+            if qualifier and space != NOTIFY:
+                _refuse(index, f"conditions[{at}].qualifier", "only notifications have one")
+
+    def _check_changes(self, index: int, changes: list[Change]) -> int:
+        """Their weight."""
+        limits, newest = self._limits, self._guard.newest
+        weight = 0
+        for at, (kind, space, timestamp, value, qualifier) in enumerate(changes):
+            if len(value) > limits.value_bytes_max:
+                _refuse(index, f"changes[{at}].value", _too_long(value, limits.value_bytes_max))
+            if not 1 <= kind <= DELETE_IF_PREFIX:
+                _refuse(index, f"changes[{at}].kind", f"{kind} is no kind of change")
+            if space == LOCK:
+                if timestamp:
+                    _refuse(index, f"changes[{at}].timestamp", "a lock has no timestamp")
+            elif not timestamp:
+                _refuse(index, f"changes[{at}].timestamp", "missing")
+            elif timestamp > newest:
+                newest = self._guard.admit(timestamp, f"mutations[{index}].changes[{at}].timestamp")
+            if space == NOTIFY:
+                if not 0 < len(qualifier) <= limits.qualifier_bytes_max:
+                    _refuse(
+                        index,
+                        f"changes[{at}].qualifier",
+                        f"expected 1 to {limits.qualifier_bytes_max} bytes, the observer's name",
+                    )
+            elif qualifier:
+                _refuse(index, f"changes[{at}].qualifier", "only notifications have one")
+            elif not 1 <= space <= NOTIFY:
+                _refuse(index, f"changes[{at}].space", f"{space} is no space")
+            if kind == PUT:
+                _check_record(index, at, space, timestamp, value)
+            weight += len(value)
+        if len(changes) > 1:
+            if len(changes) > limits.changes_max:
+                _refuse(index, "changes", _too_many(changes, limits.changes_max))
+            if len({(space, time, name) for _, space, time, _, name in changes}) != len(changes):
+                _refuse(index, "changes", "two changes of one cell")
+        return weight
+
+
+def _check_record(index: int, at: int, space: int, timestamp: int, value: bytes) -> None:
+    """What is read at fixed offsets later must be there: a tablet never stores what it cannot
+    read, because one such lock would break every scan over it."""
+    if space == LOCK:
+        if len(value) < LOCK_HEADER_BYTES or value[LOCK_KIND_OFFSET] not in KINDS:
+            _refuse(index, f"changes[{at}].value", "not a lock record")
+    elif space == WRITE:
+        if len(value) < WRITE_HEADER_BYTES or value[WRITE_KIND_OFFSET] not in KINDS:
+            _refuse(index, f"changes[{at}].value", "not a write record")
+        if int.from_bytes(value[:START_TIMESTAMP_BYTES], "big") >= timestamp:
+            _refuse(index, f"changes[{at}].timestamp", "a commit not above its transaction's start")
+
+
+def _refuse(index: int, field: str, reason: str) -> NoReturn:
+    raise InvalidArgument(f"mutations[{index}].{field}", reason)
+
+
+def _too_long(found: bytes, bytes_max: int) -> str:
+    return f"{len(found)} bytes, at most {bytes_max} allowed"
+
+
+def _too_many(found: list[Condition] | list[Change], most: int) -> str:
+    return f"{len(found)} entries, at most {most} allowed"

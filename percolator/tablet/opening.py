@@ -1,0 +1,114 @@
+"""From a storage to a tablet that can serve, and what the tablet notes about itself in it.
+
+M format       the number of the layout of everything else: another one is refused by name
+M safe_point   8 bytes; stored before anything below it is collected
+M statistics   cells 8, bytes 8, and the tablet's rows they were counted for
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from itertools import islice
+
+from percolator.errors import StoreFault, StoreUnusable
+from percolator.tablet import keys
+from percolator.tablet.keys import FENCES, L, N, W, meta
+from percolator.tablet.state import TabletState
+
+FORMAT = b"1"
+FORMAT_KEY = meta(b"format")
+SAFE_POINT_KEY = meta(b"safe_point")
+STATISTICS_KEY = meta(b"statistics")
+
+_COUNTS = struct.Struct(">QQ")
+_SLICE = 4096
+
+
+async def load(state: TabletState) -> None:
+    """Checks the format, or makes an empty storage a tablet, and fills memory from it.
+
+    Raises `StoreUnusable`.
+    """
+    found = state.storage.get(FORMAT_KEY)
+    if found is None:
+        await _create(state)
+    elif found != FORMAT:
+        raise StoreUnusable(
+            f"{state.identity} has format {found!r}, this server knows {FORMAT!r}",
+            fault=StoreFault.DAMAGED,
+        )
+    safe_point = state.storage.get(SAFE_POINT_KEY)
+    state.safe_point = int.from_bytes(safe_point or b"", "big")
+    _load_counts(state)
+    await _load_locks(state)
+    await fill_index(state)
+
+
+async def fill_index(state: TabletState) -> None:
+    """Puts every live notification into the index, as far as there is room. Serving goes on."""
+    index = state.index
+    first, stop = keys.space_bounds(N, state.identity.start, state.identity.end)
+    index.begin_filling()
+    while True:
+        # A new iterator for every slice: one from before a pause would show what was deleted since.
+        found = [key for key, _ in islice(state.storage.iterate(first, stop), _SLICE)]
+        for key in found:
+            index.put(key[1:])
+        if len(found) < _SLICE:
+            break
+        first = found[-1] + b"\0"
+        await asyncio.sleep(0)
+        state.require_open()
+    index.end_filling()
+
+
+def counts_record(state: TabletState) -> bytes:
+    """What `load` will find at STATISTICS_KEY."""
+    identity, counters = state.identity, state.counters
+    counts = _COUNTS.pack(max(0, counters.cells), max(0, counters.bytes))
+    return counts + keys.component(identity.start) + keys.component(identity.end)
+
+
+async def _create(state: TabletState) -> None:
+    cursor = state.storage.cursor()
+    try:
+        cursor.seek(b"")
+        if cursor.valid():
+            raise StoreUnusable(
+                f"the storage of {state.identity} is not empty, and holds no tablet",
+                fault=StoreFault.DAMAGED,
+            )
+    finally:
+        cursor.close()
+    batch = state.storage.batch()
+    for fence in FENCES:
+        batch.put(fence, b"")
+    batch.put(FORMAT_KEY, FORMAT)
+    await state.storage.write(batch)
+
+
+async def _load_locks(state: TabletState) -> None:
+    first, stop = keys.space_bounds(L, state.identity.start, state.identity.end)
+    entries = state.storage.iterate(first, stop)
+    while found := list(islice(entries, _SLICE)):
+        for key, record in found:
+            state.mirror.put(key[1:], record)
+        await asyncio.sleep(0)
+
+
+def _load_counts(state: TabletState) -> None:
+    """Counts of a tablet that was split are shared out by size."""
+    record = state.storage.get(STATISTICS_KEY)
+    if record is None:
+        return
+    cells, size = _COUNTS.unpack_from(record)
+    start, at = keys.split_component(record, _COUNTS.size)
+    end, _ = keys.split_component(record, at)
+    identity = state.identity
+    if (start, end) != (identity.start, identity.end):
+        whole = state.storage.approximate_bytes(*keys.space_bounds(W, start, end))
+        part = state.storage.approximate_bytes(*keys.space_bounds(W, identity.start, identity.end))
+        share = part / whole if whole else 0.5
+        cells, size = int(cells * share), int(size * share)
+    state.counters.cells, state.counters.bytes = cells, size

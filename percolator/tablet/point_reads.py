@@ -1,0 +1,218 @@
+"""Reads of rows, each at its own timestamp, a batch at a time.
+
+First the mirror is asked for locks in the way, then one cursor is made, then every cell costs one
+seek (lock_mirror.py says why in this order). A slice of the batch runs without letting go of the
+event loop, and the next slice makes its own cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+
+from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
+from percolator.protocol.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    WRITE_HEADER_BYTES,
+    WRITE_KIND_OFFSET,
+)
+from percolator.tablet.keys import (
+    TIMESTAMP_MAX,
+    ColumnEncoder,
+    W,
+    after_component,
+    component,
+    inverted,
+)
+from percolator.tablet.locks_in_the_way import LockReader, lock_cell
+from percolator.tablet.state import TabletState
+from percolator.tablet.visible_cells import VisibleCells, Walked, value_in_data
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.wire.status import to_detail
+from percolator.world import Cursor
+
+_Wanted = tuple[int, bytes, bytes, bytes]
+"""Index of the read, column, the cell's key in W without its timestamp, inverted timestamp."""
+
+
+class PointReads:
+    """One batch of reads, and its answer."""
+
+    def __init__(
+        self, state: TabletState, reads: Sequence[pb.RowRead], columns: ColumnEncoder
+    ) -> None:
+        self._state = state
+        self._asked = reads
+        self._encoded = columns
+        self._result = pb.ReadBatchResult()
+        self._oldest = TIMESTAMP_MAX
+        self._reads: list[int] = []
+        self._columns: list[bytes] = []
+        self._commits: list[int] = []
+        self._values: list[bytes] = []
+        self._deletes: list[int] = []
+        self._bytes = 0
+        self._skipped = 0
+        self._refused: dict[int, PercolatorError] = {}
+        self._full = NotExecuted("the answer is full: ask for the rest again")
+
+    async def answer(self) -> pb.ReadBatchResult:
+        """Raises `InvalidArgument`."""
+        asked, slice_rows = self._asked, self._state.limits.slice_rows
+        for first in range(0, len(asked), slice_rows):
+            if first:
+                await asyncio.sleep(0)
+                self._state.require_open()
+            for index in self._answer_cells(first, min(first + slice_rows, len(asked))):
+                await self._answer_row(index, asked[index])
+        # After the reading: versions may have been collected while the batch was read.
+        if self._oldest < self._state.safe_point:
+            self._drop_too_old()
+        for index, error in self._refused.items():
+            self._result.refused.add(read=index, error=to_detail(error))
+        found = self._result.found
+        found.reads.extend(self._reads)
+        found.columns.extend(self._columns)
+        found.commit_timestamps.extend(self._commits)
+        found.values.extend(self._values)
+        found.deletes.extend(self._deletes)
+        counters = self._state.counters
+        counters.reads += len(asked)
+        counters.read_rate.add(len(asked))
+        counters.versions_skipped += self._skipped
+        return self._result
+
+    def _answer_cells(self, first: int, stop: int) -> list[int]:
+        """Answers a slice, except for the reads that want all columns: returns those."""
+        identity, guard = self._state.identity, self._state.guard
+        start, end = identity.start, identity.end
+        headers, encoded = self._state.mirror.headers, self._encoded
+        known, known_inverted = 0, b""
+        wanted: list[_Wanted] = []
+        whole_rows: list[int] = []
+        for index, read in enumerate(islice(self._asked, first, stop), first):
+            row, timestamp = read.row, read.timestamp
+            if row < start or (end and row >= end):
+                raise InvalidArgument(f"reads[{index}].row", "not in this tablet")
+            if timestamp != known:
+                guard.check_read(timestamp, f"reads[{index}].timestamp")
+                known, known_inverted = timestamp, inverted(timestamp)
+                self._oldest = min(self._oldest, timestamp)
+            elif not timestamp:
+                guard.check_read(timestamp, f"reads[{index}].timestamp")
+            if read.all_columns:
+                whole_rows.append(index)
+                continue
+            row_prefix = component(row)
+            for column in read.columns:
+                cell = row_prefix + encoded[column]
+                if cell in headers:
+                    record = self._locks(read).on_cell(cell)
+                    if record is not None:
+                        self._report(index, row, column, record)
+                        continue
+                wanted.append((index, column, W + cell, known_inverted))
+        if wanted:
+            cursor = self._state.storage.cursor()
+            try:
+                self._read_cells(cursor, wanted)
+            finally:
+                cursor.close()
+        return whole_rows
+
+    def _read_cells(self, cursor: Cursor, wanted: list[_Wanted]) -> None:
+        seek, item = cursor.seek, cursor.item
+        reads, columns, commits, values = self._reads, self._columns, self._commits, self._values
+        size, size_max = self._bytes, self._state.limits.answer_bytes_max
+        current = -1
+        for index, column, prefix, suffix in wanted:
+            if size > size_max and index != current:
+                self._refused[index] = self._full
+                continue
+            current = index
+            seek(prefix + suffix)
+            key, value = item()
+            while key.startswith(prefix):
+                kind = value[WRITE_KIND_OFFSET]
+                if kind == KIND_LOCK_ONLY:
+                    self._skipped += 1
+                    cursor.next()
+                    key, value = item()
+                    continue
+                if kind == KIND_PUT:
+                    values.append(value[WRITE_HEADER_BYTES:])
+                elif kind == KIND_DELETE:
+                    if not self._asked[index].report_deletes:
+                        break
+                    self._deletes.append(len(values))
+                    values.append(b"")
+                else:
+                    values.append(value_in_data(self._state.storage.get, prefix[1:], value))
+                size += len(value)
+                reads.append(index)
+                columns.append(column)
+                commits.append(int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX)
+                break
+        self._bytes = size
+
+    async def _answer_row(self, index: int, read: pb.RowRead) -> None:
+        """Reads all columns of a row, in slices."""
+        if self._bytes > self._state.limits.answer_bytes_max:
+            self._refused[index] = self._full
+            return
+        row, slice_entries = read.row, self._state.limits.slice_entries
+        locks = self._locks(read).in_rows(
+            row, row + b"\0", wanted=None, rows_max=1, looked_at_max=1
+        )
+        for _, column, record in locks.records:
+            self._report(index, row, column, record)
+        storage = self._state.storage
+        cursor = storage.cursor()
+        try:
+            cells = VisibleCells(
+                cursor,
+                storage.get,
+                read.timestamp,
+                wanted=None,
+                hidden=locks.cells,
+                report_deletes=read.report_deletes,
+            )
+            start = W + component(row)
+            cells.seek(start)
+            while cells.walk(after_component(start), slice_entries) is not Walked.TO_THE_END:
+                await asyncio.sleep(0)
+                self._state.require_open()
+        finally:
+            cursor.close()
+        offset = len(self._values)
+        self._reads.extend([index] * len(cells.values))
+        self._columns.extend(cells.columns)
+        self._commits.extend(cells.commit_timestamps)
+        self._values.extend(cells.values)
+        self._deletes.extend(offset + at for at in cells.deletes)
+        self._skipped += cells.skipped
+        self._bytes += cells.bytes
+
+    def _locks(self, read: pb.RowRead) -> LockReader:
+        passed = frozenset(read.passing)
+        return LockReader(self._state.storage, self._state.mirror, read.timestamp, passed)
+
+    def _report(self, index: int, row: bytes, column: bytes, record: bytes) -> None:
+        self._result.locks.add(read=index, lock=lock_cell(row, column, record))
+
+    def _drop_too_old(self) -> None:
+        """Takes back what was found for reads below the safe point."""
+        state = self._state
+        for index, read in enumerate(self._asked):
+            if read.timestamp < state.safe_point:
+                self._refused[index] = state.too_old(read.timestamp)
+        kept = [at for at, index in enumerate(self._reads) if index not in self._refused]
+        deleted = set(self._deletes)
+        self._deletes = [new for new, at in enumerate(kept) if at in deleted]
+        self._reads = [self._reads[at] for at in kept]
+        self._columns = [self._columns[at] for at in kept]
+        self._commits = [self._commits[at] for at in kept]
+        self._values = [self._values[at] for at in kept]

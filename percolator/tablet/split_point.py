@@ -1,0 +1,102 @@
+"""Proposes the row at which a tablet falls into two halves of about the same size.
+
+The storage estimates the size of any range of keys, so a bisection over rows that exist finds the
+middle in a few dozen seeks. A tablet that is small, or was written only now, is not seen by the
+estimate; its middle is found by walking over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from percolator.tablet.keys import W, component, space_bounds, split_component
+from percolator.tablet.state import TabletState
+from percolator.world import Storage
+
+ESTIMATE_TRUSTED_BYTES = 32 * 1024 * 1024
+"""Above the largest write buffer by far: less than that may be mostly in memory."""
+STEPS_MAX = 256
+
+
+async def propose(state: TabletState) -> bytes | None:
+    """The first row of the upper half; None when there are fewer than two rows."""
+    identity = state.identity
+    first, stop = space_bounds(W, identity.start, identity.end)
+    lowest = _row_at(state.storage, first, stop)
+    if lowest is None:
+        return None
+    estimate = state.storage.approximate_bytes(first, stop)
+    if estimate >= ESTIMATE_TRUSTED_BYTES:
+        found = _bisect(state.storage, first, stop, estimate // 2)
+    else:
+        found = await _walk(state, first, stop)
+    return found if found is not None and found > lowest else None
+
+
+def _row_at(storage: Storage[Any], key: bytes, stop: bytes) -> bytes | None:
+    """The row of the first entry from this key on."""
+    for found, _ in storage.iterate(key, stop):
+        return split_component(found, 1)[0]
+    return None
+
+
+def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> bytes | None:
+    """The row whose key has half of the bytes before it, by halving the interval of keys.
+
+    Keys are treated as fractions: after what two bounds have in common, eight bytes and more.
+    """
+    low, high = first, _last_key(storage, stop)
+    best: bytes | None = None
+    for _ in range(STEPS_MAX):
+        middle = _between(low, high)
+        if middle is None:
+            break
+        row = _row_at(storage, middle, stop)
+        if row is None:
+            break
+        key = W + component(row)
+        if storage.approximate_bytes(first, key) <= half:
+            best, low = row, max(middle, key)
+        else:
+            high = middle
+            best = best or row
+    return best
+
+
+def _last_key(storage: Storage[Any], stop: bytes) -> bytes:
+    """The last key before `stop`: there is one."""
+    cursor = storage.cursor()
+    try:
+        cursor.seek(stop)
+        cursor.prev()
+        return cursor.key()
+    finally:
+        cursor.close()
+
+
+def _between(low: bytes, high: bytes) -> bytes | None:
+    """Some key strictly between the two, near the middle; None when there is hardly any room."""
+    length = max(len(low), len(high)) + 1
+    low_number = int.from_bytes(low.ljust(length, b"\0"), "big")
+    high_number = int.from_bytes(high.ljust(length, b"\0"), "big")
+    if high_number - low_number < 2:
+        return None
+    return ((low_number + high_number) // 2).to_bytes(length, "big")
+
+
+async def _walk(state: TabletState, first: bytes, stop: bytes) -> bytes | None:
+    """The same for a small tablet, exactly: the row in which the running total passes the half."""
+    sizes: list[tuple[bytes, int]] = []
+    total = 0
+    row_prefix = b"\0"
+    for entries, (key, value) in enumerate(state.storage.iterate(first, stop), 1):
+        if not key.startswith(row_prefix):
+            row, at = split_component(key, 1)
+            row_prefix = key[:at]
+            sizes.append((row, total))
+        total += len(key) + len(value)
+        if entries % state.limits.slice_entries == 0:
+            await asyncio.sleep(0)
+            state.require_open()
+    return min(sizes, key=lambda found: abs(total - 2 * found[1]))[0] if sizes else None

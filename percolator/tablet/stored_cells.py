@@ -1,0 +1,117 @@
+"""Stored cells of one space as they are, page by page: for audits, for finding work, for clean-up.
+
+Locks come from the mirror, and notifications from the index as long as it is complete: where
+cells are deleted soon after they were written, an iterator would walk over the dead ones.
+A page is read without letting go of the event loop, and the next one goes on behind its last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import islice
+
+from percolator.errors import InvalidArgument
+from percolator.protocol.records import START_TIMESTAMP_BYTES
+from percolator.tablet import keys
+from percolator.tablet.keys import LOCK, NOTIFY, PREFIX_OF_SPACE
+from percolator.tablet.opening import fill_index
+from percolator.tablet.scans import clipped
+from percolator.tablet.state import TabletState
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+
+Entry = tuple[bytes, bytes]
+
+
+async def pages(
+    state: TabletState, request: pb.ScanCellsRequest
+) -> AsyncIterator[pb.ScanCellsResponse]:
+    """Raises `InvalidArgument` before the first page."""
+    if request.space not in PREFIX_OF_SPACE:
+        raise InvalidArgument("space", f"{request.space} is no space")
+    if request.until_timestamp and request.until_timestamp <= request.from_timestamp:
+        raise InvalidArgument("until_timestamp", "not above from_timestamp: inverted")
+    start, end = clipped(state, request.range)
+    if request.space == NOTIFY and state.index.worth_filling:
+        await fill_index(state)
+    first: bytes | None
+    first, stop = keys.space_bounds(PREFIX_OF_SPACE[request.space], start, end)
+    cells_left = request.cell_limit or _NO_LIMIT
+    while first is not None and cells_left:
+        state.require_open()
+        entries = _entries(state, request.space, first, stop)
+        response, first = _page(request, entries, cells_left, state)
+        if first is not None:
+            row, _ = keys.split_component(first, 1)
+            response.rest.CopyFrom(cells_pb2.RowRange(start=row, end=end))
+        state.require_ownership()
+        yield response
+        cells_left -= len(response.cells)
+
+
+def _page(
+    request: pb.ScanCellsRequest, entries: list[Entry], cells_max: int, state: TabletState
+) -> tuple[pb.ScanCellsResponse, bytes | None]:
+    """As many of the entries as fit into a page, and the key at which the next one begins."""
+    limits = state.limits
+    rows_max = min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max)
+    response = pb.ScanCellsResponse()
+    row_prefix = b"\0"
+    rows = size = 0
+    for at, (key, value) in enumerate(entries):
+        full = at == limits.slice_entries or len(response.cells) == cells_max
+        if full or size >= limits.page_bytes_default:
+            return response, key
+        cell = keys.decode(key)
+        if not key.startswith(row_prefix):
+            if rows == rows_max:
+                return response, key
+            rows += 1
+            row_prefix = key[:1] + keys.component(cell.row)
+        if not _in_time(request, cell, value):
+            continue
+        size += len(key) + len(value)
+        response.cells.add(
+            space=request.space,
+            row=cell.row,
+            column=cell.column,
+            timestamp=cell.timestamp,
+            value=value,
+            qualifier=cell.qualifier,
+        )
+    return response, None
+
+
+def _in_time(request: pb.ScanCellsRequest, cell: keys.CellKey, value: bytes) -> bool:
+    timestamp = cell.timestamp
+    if cell.space == LOCK:
+        timestamp = int.from_bytes(value[:START_TIMESTAMP_BYTES], "big")
+    until = request.until_timestamp
+    return request.from_timestamp <= timestamp and (not until or timestamp < until)
+
+
+def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> list[Entry]:
+    """The entries from `first` on: one more than a page looks at, so that it knows what follows."""
+    most = state.limits.slice_entries + 1
+    if space == LOCK:
+        cells = state.mirror.between(first[1:], _behind_space(stop))
+        return _present(state, keys.L, [cell for cell, _ in islice(cells, most)])
+    if space == NOTIFY and state.index.complete:
+        found = state.index.between(first[1:], _behind_space(stop))
+        return _present(state, keys.N, list(islice(found, most)))
+    return list(islice(state.storage.iterate(first, stop), most))
+
+
+def _behind_space(stop: bytes) -> bytes | None:
+    """The end of a range of keys, without its space byte; None when it is the space's own end."""
+    return stop[1:] or None
+
+
+def _present(state: TabletState, prefix: bytes, addresses: list[bytes]) -> list[Entry]:
+    """Entries that memory knows of, as they are in the storage: some may be gone already."""
+    get = state.storage.get
+    found = ((prefix + address, get(prefix + address)) for address in addresses)
+    return [(key, value) for key, value in found if value is not None]
+
+
+_NO_LIMIT = 2**63

@@ -1,0 +1,164 @@
+"""Walks over write records and collects what a timestamp sees of each cell.
+
+Of every cell the newest put or delete at or below the timestamp counts; lock-only records are
+stepped over. A walk is made in slices: it stops after so many entries and goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from enum import Enum, auto
+
+from percolator.errors import InvariantViolation
+from percolator.protocol.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    START_TIMESTAMP_BYTES,
+    WRITE_HEADER_BYTES,
+    WRITE_KIND_OFFSET,
+)
+from percolator.tablet.keys import (
+    TIMESTAMP_MAX,
+    D,
+    after_component,
+    inverted,
+    split_component,
+    unescaped,
+)
+from percolator.world import Cursor
+
+STEPS_BEFORE_SEEK = 8
+"""A seek costs as much as about six steps."""
+
+Get = Callable[[bytes], bytes | None]
+
+
+class Walked(Enum):
+    """Why a walk stopped."""
+
+    TO_THE_END = auto()
+    SLICE = auto()
+    """Go on with another slice."""
+    FULL = auto()
+    """The page is full before `VisibleCells.row`."""
+
+
+class VisibleCells:
+    """What was found, as parallel lists, and where the walk stands."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        get: Get,
+        timestamp: int,
+        *,
+        wanted: Container[bytes] | None,
+        hidden: Container[bytes] = (),
+        report_deletes: bool = False,
+        admit: Callable[[bytes], bool] = lambda row: True,
+    ) -> None:
+        """`wanted` are the encoded columns; None means all. `hidden` are cells (`cell_prefix`) that
+        have a lock in the way. `admit` is asked once per row in which something is found, before
+        it is taken: False ends the walk."""
+        self._cursor = cursor
+        self._get = get
+        self._inverted = inverted(timestamp)
+        self._wanted = wanted
+        self._hidden = hidden
+        self._report_deletes = report_deletes
+        self._admit = admit
+        self.rows: list[bytes] = []
+        self.columns: list[bytes] = []
+        self.commit_timestamps: list[int] = []
+        self.values: list[bytes] = []
+        self.deletes: list[int] = []
+        self.bytes = 0
+        self.skipped = 0
+        """Versions that were stepped over."""
+        self.row = b""
+        """The row at which the walk stands."""
+        self._row_prefix = self._cell = _NOWHERE
+        self._row_admitted = self._decided = False
+
+    def seek(self, key: bytes) -> None:
+        """Begins a walk at this key of W, which lies between two rows."""
+        self._cursor.seek(key)
+        self._row_prefix = self._cell = _NOWHERE
+
+    def walk(self, stop: bytes, entries_max: int) -> Walked:
+        """Goes on, up to the key `stop`, or until it has looked at so many entries."""
+        cursor = self._cursor
+        item, step = cursor.item, cursor.next
+        wanted, hidden, newest = self._wanted, self._hidden, self._inverted
+        row, row_prefix, admitted = self.row, self._row_prefix, self._row_admitted
+        cell, decided = self._cell, self._decided
+        steps = skipped = 0
+        for _ in range(entries_max):
+            key, value = item()
+            if not key.startswith(cell):
+                if key >= stop:
+                    self.skipped += skipped
+                    return Walked.TO_THE_END
+                cell = key[:-8]
+                if not cell.startswith(row_prefix):
+                    row, end = split_component(key, 1)
+                    row_prefix = key[:end]
+                    admitted = False
+                steps = 0
+                decided = (wanted is not None and cell[len(row_prefix) :] not in wanted) or (
+                    cell[1:] in hidden
+                )
+            if decided or key[-8:] < newest:
+                skipped += 1
+                steps += 1
+                if steps <= STEPS_BEFORE_SEEK:
+                    step()
+                else:
+                    cursor.seek(after_component(cell) if decided else cell + newest)
+                continue
+            kind = value[WRITE_KIND_OFFSET]
+            if kind == KIND_LOCK_ONLY:
+                skipped += 1
+                step()
+                continue
+            decided = True
+            if kind != KIND_DELETE or self._report_deletes:
+                if not admitted:
+                    if not self._admit(row):
+                        self.row = row
+                        self.skipped += skipped
+                        return Walked.FULL
+                    admitted = True
+                self._take(key, value, kind, row, cell[len(row_prefix) : -2])
+            step()
+        self.row, self._row_prefix, self._row_admitted = row, row_prefix, admitted
+        self._cell, self._decided = cell, decided
+        self.skipped += skipped
+        return Walked.SLICE
+
+    def _take(self, key: bytes, value: bytes, kind: int, row: bytes, column: bytes) -> None:
+        if kind == KIND_PUT:
+            self.values.append(value[WRITE_HEADER_BYTES:])
+        elif kind == KIND_DELETE:
+            self.deletes.append(len(self.values))
+            self.values.append(b"")
+        else:
+            self.values.append(value_in_data(self._get, key[1:-8], value))
+        self.bytes += len(key) + len(self.values[-1])
+        self.rows.append(row)
+        self.columns.append(unescaped(column))
+        self.commit_timestamps.append(int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX)
+
+
+def value_in_data(get: Get, cell: bytes, write_record: bytes) -> bytes:
+    """The value of a write record that says it is elsewhere."""
+    start = int.from_bytes(write_record[:START_TIMESTAMP_BYTES], "big")
+    value = get(D + cell + inverted(start))
+    if value is None:
+        raise InvariantViolation(f"a write record of {start} without its value")
+    return value
+
+
+_NOWHERE = b"\0"
+"""Begins no key."""
