@@ -1,1 +1,7 @@
-"""The programs of a cluster: `python -m services.X`. What they decide with lives in `percolator`."""
+"""The programs of a cluster, `python -m services.X`; what they decide with is in `percolator`."""
+
+import os
+
+# gRPC writes lines of its own about connections that end, in the middle of logs that are JSON. It
+# looks at this once, when it is first imported: so it is set before any program's imports.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -57,16 +57,9 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
     process = _Process(settings, kind, build)
     try:
         return asyncio.run(process.run())
-    except _Refused as refused:
-        sys.stderr.write(f"{settings.service}: {refused}\n")
-        return EXIT_REFUSED
     except Exception:  # the end of the process: nobody is left to handle it
         process.log.exception("failed")
         return EXIT_FAILED
-
-
-class _Refused(Exception):
-    """The surroundings do not allow to start; the text is one line."""
 
 
 def _one_line(error: Exception) -> str:
@@ -104,7 +97,7 @@ class _Process(Generic[SettingsT]):
                 deadline = loop.time() + self._settings.drain_seconds
                 await self._drain(host, server, deadline)
                 await self._close(stack, max(deadline, loop.time() + _CLOSE_SECONDS_MIN))
-        self.log.info("stopped", exit_code=self._exit_code)
+                self.log.info("stopped", exit_code=self._exit_code)
         return self._exit_code
 
     # ------------------------------------------------------------------------- start
@@ -112,7 +105,10 @@ class _Process(Generic[SettingsT]):
     async def _start_unless_stopped(
         self, stack: AsyncExitStack
     ) -> tuple[Host[SettingsT], Server] | None:
-        """None when a signal came first: a process that still waits for a master ends at once."""
+        """None when the surroundings do not allow it, or a signal came first.
+
+        A process that still waits for a master ends at once.
+        """
         starting = asyncio.timeout(None)
         try:
             # In this very task: what `build` enters here has to be left in the same task.
@@ -124,7 +120,10 @@ class _Process(Generic[SettingsT]):
         except (CannotListen, OSError, PercolatorError) as error:
             if starting.expired():
                 return None
-            raise _Refused(_one_line(error)) from error
+            sys.stderr.write(f"{self._settings.service}: {_one_line(error)}\n")
+            self._exit_code = EXIT_REFUSED
+            # Not raised: it would strike what `build` has entered as if it were a bug there.
+            return None
         finally:
             self._starting = None
 
@@ -133,13 +132,13 @@ class _Process(Generic[SettingsT]):
         self._ready_file.remove()
         stack.callback(self._ready_file.remove)
         registry = metrics.process_registry(settings.service)
-        metrics_bound = stack.enter_context(listening_metrics(registry, settings))
         network = GrpcNetwork()
         stack.push_async_callback(network.close)
         world = World(MachineClock(), network, machine_random())
         server = Server(settings, self._gate, registry, world.clock)
         bound = await server.start()
         stack.push_async_callback(server.stop, 0.0)
+        metrics_bound = stack.enter_context(listening_metrics(registry, settings))
 
         membership = Membership(world, settings.masters)
         await membership.find_cluster()

@@ -1,0 +1,249 @@
+"""A service process from start to exit, as an operator sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from tests.integration.chassis_process import (
+    NOT_SERVING,
+    SECONDS,
+    SERVING,
+    health,
+    service,
+)
+from tests.integration.chassis_service import STUCK
+
+pytestmark = pytest.mark.integration
+
+ORACLE = "percolator.v1.OracleService"
+LONG = 600_000
+"""Milliseconds that no test waits."""
+
+
+async def test_a_ready_service_tells_where_it_is_and_how_it_is(tmp_path: Path) -> None:
+    (tmp_path / "ready.json").write_text('{"address": "left over by a crash"}')
+    async with service(tmp_path, "--listen=127.0.0.1:0") as running:
+        entry = await running.log_until("ready")
+        ready = await running.ready()
+        assert ready["pid"] == running.process.pid
+        assert ready["server_id"] == entry["server_id"]
+        assert ready["address"] == entry["address"] != "127.0.0.1:0"
+
+        assert await health(ready["address"]) == SERVING
+        assert await health(ready["address"], ORACLE) == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(ready["address"], "no.such.Service")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+        assert ORACLE in await listed_services(ready["address"])
+
+        await running.call(1)
+        with pytest.raises(InvalidArgument):
+            await running.call(0)
+        metrics = await asyncio.to_thread(scrape, ready["metrics_address"])
+        ok = f'method="GetTimestamps",service="{ORACLE}"}} 1.0'
+        assert f'percolator_rpc_finished_total{{code="OK",{ok}' in metrics
+        assert f'percolator_rpc_finished_total{{code="INVALID_ARGUMENT",{ok}' in metrics
+        for name in (
+            "percolator_build_info",
+            "process_resident_memory_bytes",
+            "percolator_event_loop_lag_seconds_count",
+        ):
+            assert f"\n{name}" in metrics
+
+
+async def listed_services(address: str) -> list[str]:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = stub.ServerReflectionInfo(iter([request]), timeout=SECONDS)
+        answer = await call.read()
+        return [found.name for found in answer.list_services_response.service]
+
+
+def scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SECONDS) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+async def test_a_call_in_progress_is_answered_before_the_end(tmp_path: Path) -> None:
+    async with service(tmp_path) as running:
+        address = (await running.ready())["address"]
+        calling = asyncio.ensure_future(running.call(1500))
+        await running.hears("called")
+        running.terminate()
+        await running.hears("drained")
+        assert await health(address) == NOT_SERVING
+        assert await health(address, ORACLE) == NOT_SERVING
+        with pytest.raises(NotReady):
+            await running.call(1, address)
+        assert (await calling).count == 1500
+        await running.hears("closed")
+        assert await running.exit_code() == 0
+        assert not running.ready_file.exists()
+        log = [json.loads(line) for line in await running.log()]
+        assert [entry["event"] for entry in log] == ["ready", "draining", "stopped"]
+
+
+async def test_calls_that_do_not_end_are_cut_off_and_told_by_the_exit_code(tmp_path: Path) -> None:
+    async with service(tmp_path, "--drain-seconds=0.2") as running:
+        calling = asyncio.ensure_future(running.call(LONG))
+        await running.hears("called")
+        running.terminate()
+        with pytest.raises(PercolatorError):
+            await calling
+        assert await running.exit_code() == 1
+        assert any("calls were cut off" in line for line in await running.log())
+
+
+async def test_an_open_health_watch_does_not_delay_the_end(tmp_path: Path) -> None:
+    async with service(tmp_path, "--drain-seconds=600") as running:
+        address = (await running.ready())["address"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == SERVING
+            running.terminate()
+            assert (await watch.read()).status == NOT_SERVING
+            assert await running.exit_code() == 0
+
+
+@pytest.mark.parametrize("milliseconds", [LONG, STUCK], ids=["busy", "stuck"])
+async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, milliseconds: int) -> None:
+    async with service(tmp_path, "--drain-seconds=600") as running:
+        calling = asyncio.ensure_future(running.call(milliseconds))
+        await running.hears("called")
+        running.terminate()
+        # Two of one kind that are pending at once are one: wait until the first was taken.
+        if milliseconds == STUCK:
+            await taken(running.process.pid, signal.SIGTERM)
+        else:
+            await running.hears("drained")
+        running.terminate()
+        assert await running.exit_code() == 128 + signal.SIGTERM
+        with pytest.raises(PercolatorError):
+            await calling
+
+
+async def taken(pid: int, number: signal.Signals) -> None:
+    """Returns when no such signal waits to be handled by the process."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            if not pending_signals(pid) >> (number - 1) & 1:
+                return
+            await asyncio.sleep(0.01)
+
+
+def pending_signals(pid: int) -> int:
+    """A bit for each, the lowest for signal 1."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
+    return int(line.split()[1], 16)
+
+
+async def test_garbage_on_the_port_hurts_nobody(tmp_path: Path) -> None:
+    async with service(tmp_path) as running:
+        ready = await running.ready()
+        for address in (ready["address"], ready["metrics_address"]):
+            host, _, port = address.rpartition(":")
+            for garbage in (
+                os.urandom(4096),
+                b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(4096),
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x00",
+                b"\x16\x03\x01\x02\x00\x01",
+                b"",
+            ):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                with contextlib.suppress(ConnectionError):
+                    writer.write(garbage)
+                    await writer.drain()
+                    writer.write_eof()
+                    await asyncio.wait_for(reader.read(), SECONDS)
+                writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+        assert (await running.call(1)).first == 1
+        assert await health(ready["address"]) == SERVING
+        running.terminate()
+        assert await running.exit_code() == 0
+        for line in await running.log():
+            json.loads(line)
+
+
+# -------------------------------------------------------------------------- refusing to start
+
+
+async def refusal(tmp_path: Path, *flags: str) -> str:
+    async with service(tmp_path, *flags) as running:
+        assert await running.exit_code() == 2
+        lines = await running.log()
+        assert len(lines) == 1
+        assert not running.ready_file.exists()
+        return lines[0]
+
+
+@pytest.mark.parametrize("field", ["listen", "metrics_listen"])
+async def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path, field: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        line = await refusal(tmp_path, f"--{field.replace('_', '-')}={address}")
+    assert line == f"waiter: {field} {address}: address already in use"
+
+
+async def test_the_port_of_another_service_is_not_shared(tmp_path: Path) -> None:
+    async with service(tmp_path) as first:
+        address = (await first.ready())["address"]
+        (tmp_path / "second").mkdir()
+        line = await refusal(tmp_path / "second", f"--listen={address}")
+        assert line == f"waiter: listen {address}: address already in use"
+        await first.call(1)
+
+
+async def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    line = await refusal(tmp_path, "--listen=192.0.2.1:0", "--insecure")
+    assert line == "waiter: listen 192.0.2.1:0: cannot assign requested address"
+
+
+async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for store in (tmp_path / "none", tmp_path / "file"):
+        line = await refusal(tmp_path, f"--store={store}")
+        assert line.startswith(f"waiter: {store}/LOCK: ")
+
+
+async def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
+    async with service(tmp_path, f"--store={tmp_path}") as first:
+        await first.ready()
+        (tmp_path / "second").mkdir()
+        line = await refusal(tmp_path / "second", f"--store={tmp_path}")
+        assert line.startswith("waiter: ")
+
+
+# ----------------------------------------------------------------------------------- bugs
+
+
+@pytest.mark.parametrize("fault", ["build", "background", "drain", "close"])
+async def test_a_bug_ends_the_process_with_its_traceback_in_the_log(
+    tmp_path: Path, fault: str
+) -> None:
+    async with service(tmp_path, f"--fault={fault}") as running:
+        if fault in ("drain", "close"):
+            await running.ready()
+            running.terminate()
+        assert await running.exit_code() == 1
+        entries = [json.loads(line) for line in await running.log()]
+        assert any("RuntimeError: a bug" in entry.get("exception", "") for entry in entries)
