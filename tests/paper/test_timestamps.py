@@ -1,0 +1,146 @@
+"""Section 2.3 of the paper, "Timestamps", sentence by sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from percolator.errors import UsageError
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+    World,
+)
+from services.oracle.handler import OracleHandler
+from services.oracle.ledger import Ledger
+from services.oracle.oracle import Oracle, OracleLimits
+from tests.unit.oracle.memory_files import MemoryFiles, Unsynced
+
+
+async def started(files: MemoryFiles) -> Oracle:
+    """An oracle on this disk, just started."""
+    ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
+    clock = VirtualClock(asyncio.get_running_loop())
+    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+    await oracle.extend()
+    return oracle
+
+
+class Wire:
+    """Carries requests to one oracle, each in 10 ms, and remembers them."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._handler = OracleHandler(oracle)
+        self.counts: list[int] = []
+        self.pending = 0
+        self.pending_most = 0
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            assert isinstance(request, GetTimestampsRequest)
+            self.counts.append(request.count)
+            self.pending += 1
+            self.pending_most = max(self.pending_most, self.pending)
+            await asyncio.sleep(0.005)
+            response: GetTimestampsResponse = await self._handler.get_timestamps(request)
+            await asyncio.sleep(0.005)
+            self.pending -= 1
+            assert isinstance(response, method.response)
+            return response
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise UsageError("oracles stream nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+async def test_strictly_increasing() -> None:
+    """ "The timestamp oracle is a server that hands out timestamps in strictly increasing
+    order." """
+    oracle = await started(MemoryFiles())
+    handed_out = [await oracle.get_timestamps(1) for _ in range(10_000)]
+    assert handed_out == sorted(set(handed_out))
+
+
+async def test_strictly_from_memory() -> None:
+    """ "Given an allocated range of timestamps, the oracle can satisfy future requests strictly
+    from memory." """
+    files = MemoryFiles()
+    oracle = await started(files)
+    calls = len(files.calls)
+    for _ in range(10_000):
+        await oracle.get_timestamps(1)
+    assert len(files.calls) == calls
+
+
+async def test_jumps_forward_on_restart_but_never_backwards() -> None:
+    """ "If the oracle restarts, the timestamps will jump forward to the maximum allocated timestamp
+    (but will never go backwards)." """
+    files = MemoryFiles()
+    oracle = await started(files)
+    last = await oracle.get_timestamps(1)
+    restarted = await started(files.after_power_cut(Unsynced.LOST))
+    first = await restarted.get_timestamps(1)
+    assert first > last
+    assert first == oracle.mark_milliseconds << 18
+
+
+async def test_one_pending_rpc_and_batching_that_grows_with_load() -> None:
+    """ "Each Percolator worker batches timestamp requests across transactions by maintaining only
+    one pending RPC to the oracle. As the oracle becomes more loaded, the batching naturally
+    increases to compensate." """
+    wire = Wire(await started(MemoryFiles()))
+    clock = VirtualClock(asyncio.get_running_loop())
+    source = TimestampSource(World(clock, wire, random.Random(1)), ["oracle:1"])
+
+    async def transactions(per_second: int) -> float:
+        """The mean number of timestamps in a request at this load."""
+        before = len(wire.counts)
+        asked = []
+        for _ in range(per_second // 5):
+            asked.append(source.get())
+            await asyncio.sleep(1 / per_second)
+        await asyncio.gather(*asked)
+        sent = wire.counts[before:]
+        return sum(sent) / len(sent)
+
+    assert await transactions(50) == 1
+    assert 9 <= await transactions(1_000) <= 11
+    assert 90 <= await transactions(10_000) <= 110
+    assert wire.pending_most == 1
+
+
+async def test_batching_does_not_affect_the_guarantees() -> None:
+    """ "Batching increases the scalability of the oracle but does not affect the timestamp
+    guarantees." """
+    wire = Wire(await started(MemoryFiles()))
+    clock = VirtualClock(asyncio.get_running_loop())
+    workers = [
+        TimestampSource(World(clock, wire, random.Random(seed)), ["oracle:1"]) for seed in range(3)
+    ]
+    received = [0]
+
+    async def transaction(number: int) -> None:
+        await asyncio.sleep(number * 0.001)
+        largest_received = max(received)
+        timestamp = await workers[number % 3].get()
+        assert timestamp > largest_received
+        received.append(timestamp)
+
+    await asyncio.gather(*(transaction(number) for number in range(300)))
+    assert len(set(received)) == 301
