@@ -1,0 +1,50 @@
+"""What the lock service can be told, and what it does not take."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.chassis.settings import load
+from services.lockservice.limits import Limits
+from services.lockservice.settings import LockServiceSettings
+
+
+def test_without_being_told_anything_it_has_the_default_limits() -> None:
+    assert load(LockServiceSettings, [], {}).limits() == Limits()
+
+
+def test_every_setting_reaches_the_cores() -> None:
+    flags = {
+        "ttl_milliseconds_min": 600,
+        "ttl_milliseconds_max": 700,
+        "sessions_max": 8,
+        "locks_max": 9,
+        "lock_name_bytes_total_max": 2_000,
+        "request_items_max": 10,
+        "page_sessions_max": 11,
+    }
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    assert load(LockServiceSettings, argv, {}).limits() == Limits(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--ttl-milliseconds-min=499", "ttl_milliseconds_min"),
+        ("--ttl-milliseconds-max=499", "ttl_milliseconds_max"),
+        ("--ttl-milliseconds-min=60001", "ttl_milliseconds_min"),
+        ("--sessions-max=0", "sessions_max"),
+        ("--locks-max=0", "locks_max"),
+        ("--locks-max=many", "locks_max"),
+        ("--lock-name-bytes-total-max=1023", "lock_name_bytes_total_max"),
+        ("--request-items-max=0", "request_items_max"),
+        ("--page-sessions-max=0", "page_sessions_max"),
+    ],
+)
+def test_a_value_that_cannot_be_stops_it_by_the_name_of_the_field(
+    flag: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(LockServiceSettings, [flag], {})
+    assert stopped.value.code == 2
+    assert field in capsys.readouterr().err
