@@ -21,7 +21,7 @@ _WAIT_SECONDS = 0.25
 """Between two attempts while no master answers."""
 _REPEAT_LOG_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
-_INTERVAL_SECONDS_MAX = 60.0
+_INTERVAL_SECONDS_MAX = 10.0
 
 _log = structlog.get_logger("percolator.membership")
 

@@ -19,10 +19,11 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import method_name
 from percolator.wire.status import from_detail, to_detail
 from percolator.world import MachineClock, UnaryMethod
 from services.chassis.metrics import RpcMetrics
-from services.chassis.rpc import Exposed, Gate, RpcEdge, method_name, remaining_seconds
+from services.chassis.rpc import Exposed, Gate, RpcEdge, remaining_seconds
 
 pytestmark = pytest.mark.real_time
 

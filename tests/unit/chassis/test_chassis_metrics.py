@@ -1,0 +1,39 @@
+"""Figures of calls, as Prometheus reads them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from services.chassis.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
+
+
+@given(st.lists(st.floats(min_value=0, max_value=20), max_size=50))
+def test_a_histogram_counts_every_call_in_each_bucket_that_it_fits(seconds: list[float]) -> None:
+    calls = RpcMetrics()
+    registry = CollectorRegistry()
+    registry.register(calls)
+    method = calls.method("Shop", "Sell")
+    for spent in seconds:
+        method.in_flight += 1
+        method.finished("OK", spent)
+    labels = {"service": "Shop", "method": "Sell"}
+    for bound in BUCKETS_SECONDS:
+        found = registry.get_sample_value(
+            "percolator_rpc_seconds_bucket", {**labels, "le": str(bound)}
+        )
+        assert found == sum(spent <= bound for spent in seconds)
+    assert registry.get_sample_value("percolator_rpc_seconds_count", labels) == len(seconds)
+    assert registry.get_sample_value("percolator_rpc_in_flight", labels) == 0
+
+
+async def test_the_event_loops_lateness_is_measured() -> None:
+    registry = CollectorRegistry()
+    watching = asyncio.create_task(watch_event_loop(registry))
+    await asyncio.sleep(1.1)
+    watching.cancel()
+    assert registry.get_sample_value("percolator_event_loop_lag_seconds_count") == 4
+    assert registry.get_sample_value("percolator_event_loop_lag_seconds_sum") == 0

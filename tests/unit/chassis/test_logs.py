@@ -1,0 +1,71 @@
+"""Logs: one line per event, JSON where no human looks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from services.chassis import logs
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_every_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("oracle", "auto", "info")
+    structlog.get_logger("percolator.oracle").info("mark extended", mark=7, text="two\nlines")
+    logging.getLogger("another.package").warning("of %s", "another package")
+    try:
+        {}["why"]
+    except KeyError:
+        structlog.get_logger("percolator.oracle").exception("failed")
+    entries = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [entry["event"] for entry in entries] == [
+        "mark extended",
+        "of another package",
+        "failed",
+    ]
+    assert {entry["service"] for entry in entries} == {"oracle"}
+    assert entries[0]["mark"] == 7
+    assert entries[0]["level"] == "info"
+    assert entries[1]["logger"] == "another.package"
+    assert "KeyError: 'why'" in entries[2]["exception"]
+    assert all(entry["timestamp"].endswith("Z") for entry in entries)
+
+
+def test_values_that_are_no_json_are_logged_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("oracle", "json", "info")
+    structlog.get_logger("percolator.oracle").info("odd", key=b"\xff", thing=object())
+    assert "xff" in json.loads(capsys.readouterr().err)["key"]
+
+
+def test_less_important_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("oracle", "json", "warning")
+    structlog.get_logger("percolator.oracle").info("chatter")
+    logging.getLogger("another.package").info("chatter")
+    structlog.get_logger("percolator.oracle").warning("news")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["news"]
+
+
+def test_humans_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("oracle", "human", "info")
+    structlog.get_logger("percolator.oracle").info("mark extended", mark=7)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "mark extended" in line
+    assert "mark=7" in line
+    assert not line.startswith("{")
