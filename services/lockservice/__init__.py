@@ -1,0 +1,1 @@
+"""The lock service: sessions and advisory locks, all of it hints."""

@@ -1,0 +1,1 @@
+"""The master: the cluster's identity, and who is there."""
