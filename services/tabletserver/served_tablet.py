@@ -116,7 +116,7 @@ class ServedTablet:
                 epoch=self.identity.epoch,
             )
             if tablet is not None:
-                await tablet.close()
+                await self._close(tablet)
 
     def describe(self) -> wire.TabletDescription:
         """What it is, and how it fares."""
@@ -145,36 +145,43 @@ class ServedTablet:
             storage=storage,
             clock=self._shared.clock,
             still_owner=self._ownership.stands,
-            on_closed=self._stopped_by_itself,
+            on_closed=lambda error: self._stopped_by_itself(tablet, error),
             limits=self._shared.limits,
         )
         try:
             await tablet.open()
         except BaseException:
-            await storage.close()
+            await self._close(tablet)
             raise
         seconds = self._shared.clock.monotonic_seconds() - started
         self._log.info("tablet open", seconds=round(seconds, 3))
         return tablet
 
-    def _stopped_by_itself(self, error: PercolatorError) -> None:
-        failed, self._tablet = self._tablet, None
-        self._error = error
-        if self._closed:
+    async def _close(self, tablet: Tablet) -> None:
+        try:
+            await tablet.close()
+        except StoreUnusable as error:
+            # It is closed anyway, and whatever was acknowledged is in its log.
+            self._log.warning("tablet not closed cleanly", error=str(error))
+
+    def _stopped_by_itself(self, tablet: Tablet, error: PercolatorError) -> None:
+        if self._tablet is not tablet:
+            # Failed while being opened or closed: whoever does that is told by an exception.
             return
+        self._tablet = None
+        self._error = error
         if isinstance(error, StoreUnusable):
             self._log.error("tablet closed itself, opening it again", error=str(error))
         else:
             self._log.warning("tablet lost to a later owner", error=str(error))
         self._reopening = self._shared.background(
             f"tablet {self.identity.tablet_id} after {type(error).__name__}",
-            self._after(failed, error),
+            self._after(tablet, error),
         )
 
-    async def _after(self, failed: Tablet | None, error: PercolatorError) -> None:
+    async def _after(self, failed: Tablet, error: PercolatorError) -> None:
         async with self._changing:
-            if failed is not None:
-                await failed.close()
+            await self._close(failed)
         if isinstance(error, StoreUnusable) and self._ownership.stands():
             await self._reopen()
         else:

@@ -63,7 +63,7 @@ class TabletServerSettings(ServiceSettings):
     slow_request_seconds: Seconds = 1.0
     """Requests that take longer are written to the log."""
 
-    disk_reserve_bytes: Annotated[int, Field(ge=0, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
+    disk_reserve_bytes: Annotated[int, Field(ge=0, le=1 << 60)] = 128 * _MEBIBYTE
     """Below this much free space writes are refused; reads go on."""
 
     block_caches_bytes: Annotated[int, Field(ge=_MEBIBYTE, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE

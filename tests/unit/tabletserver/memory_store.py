@@ -1,0 +1,165 @@
+"""A `TabletStore` in memory, on the tablets of which everything can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from percolator.errors import StoreFault, StoreUnusable, TabletMoved
+from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.tablet.limits import TabletLimits
+from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.tablet.tablet import TabletIdentity
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.handler import RequestLimits, TabletServerHandler
+from services.tabletserver.tablet_store import Ownership
+from services.tabletserver.tablets import Tablets
+
+COLUMN = b"c"
+START = 1_700_000_000_000 << 18
+COMMIT = START + 1
+
+
+@dataclass
+class MemoryOwnership:
+    """Stands until `lost`."""
+
+    identity: TabletIdentity
+    lost: bool = False
+
+    def stands(self) -> bool:
+        return not self.lost
+
+
+@dataclass
+class FailingDisk(MemoryDisk):
+    """A disk of which the next writes fail, or take as long as they are told to."""
+
+    failures: int = 0
+    gate: asyncio.Event | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    async def sync(self) -> None:
+        await asyncio.sleep(0)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures > 0:
+            self.failures -= 1
+            raise OSError("the disk failed")
+
+
+class MemoryStore:
+    """The disks of all tablets, and who owns them."""
+
+    def __init__(self) -> None:
+        self.disks: defaultdict[int, FailingDisk] = defaultdict(FailingDisk)
+        self.owners: dict[int, MemoryOwnership] = {}
+        self.open_fails: StoreUnusable | None = None
+        self.opened = 0
+        self.cleared: list[int] = []
+
+    async def take_over(self, tablet: TabletIdentity) -> MemoryOwnership:
+        former = self.owners.get(tablet.tablet_id)
+        if former is not None:
+            if former.identity.epoch >= tablet.epoch:
+                raise TabletMoved("used", tablet_id=tablet.tablet_id, epoch=tablet.epoch)
+            former.lost = True
+        self.owners[tablet.tablet_id] = MemoryOwnership(tablet)
+        return self.owners[tablet.tablet_id]
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
+        assert isinstance(ownership, MemoryOwnership)
+        await asyncio.sleep(0)
+        if self.open_fails is not None:
+            raise self.open_fails
+        self.opened += 1
+        disk = self.disks[ownership.identity.tablet_id]
+        disk.settle(kept=True)
+        return MemoryStorage(disk)
+
+    async def remove_superseded(self, tablet: TabletIdentity) -> None:
+        self.cleared.append(tablet.tablet_id)
+
+
+@dataclass
+class Machine:
+    """A tablet server without its process: the handler, and everything below it."""
+
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    tablet_limits: TabletLimits = field(default_factory=TabletLimits)
+    free_bytes: int = 1 << 40
+    store: MemoryStore = field(default_factory=MemoryStore)
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock(
+            asyncio.get_running_loop(), wall_milliseconds=(START >> 18) + 60_000
+        )
+        log = structlog.stdlib.get_logger("test")
+        self.disk = DiskSpace(lambda: self.free_bytes, self.clock, log, reserve_bytes=1000)
+        self.disk.check()
+        self.tablets = Tablets(
+            self.store, self.clock, self.tablet_limits, self._background, log, tablets_warn=100
+        )
+        self.handler = TabletServerHandler(self.tablets, self.disk, self.clock, log, self.limits)
+
+    def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.append(task)
+        return task
+
+    async def open(
+        self, tablet: int, epoch: int = 1, start: bytes = b"", end: bytes = b"", schema: int = 1
+    ) -> wire.TabletDescription:
+        request = wire.OpenTabletRequest(
+            table_id=3,
+            tablet_id=tablet,
+            epoch=epoch,
+            schema_version=schema,
+            range=cells_pb2.RowRange(start=start, end=end),
+        )
+        return (await self.handler.open_tablet(request)).tablet
+
+    async def mutate(self, *batches: wire.MutationBatch) -> list[wire.MutationBatchResult]:
+        return list((await self.handler.mutate(wire.MutateRequest(batches=batches))).batches)
+
+    async def value(self, tablet: int, row: bytes, epoch: int = 1) -> bytes | None:
+        read = wire.RowRead(row=row, columns=[COLUMN], timestamp=COMMIT)
+        batch = wire.ReadBatch(target=target(tablet, epoch), reads=[read])
+        (result,) = (await self.handler.read(wire.ReadRequest(batches=[batch]))).batches
+        assert not result.HasField("error"), result.error
+        return result.found.values[0] if result.found.values else None
+
+
+def target(tablet: int, epoch: int = 1, schema: int = 1) -> wire.TabletTarget:
+    return wire.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=schema)
+
+
+def put(tablet: int, *rows: bytes, epoch: int = 1, value: bytes = b"v") -> wire.MutationBatch:
+    """Unconditional commits."""
+    record = WriteRecord(START, RecordKind.PUT, value).encode()
+    change = wire.Change(
+        kind=wire.Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=COMMIT, value=record
+    )
+    return wire.MutationBatch(
+        target=target(tablet, epoch),
+        mutations=[wire.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
+    )
+
+
+def outcomes(result: wire.MutationBatchResult) -> list[str]:
+    return [wire.Outcome.Name(one.outcome).removeprefix("OUTCOME_") for one in result.results]
+
+
+def disk_full() -> StoreUnusable:
+    return StoreUnusable("full", fault=StoreFault.DISK_FULL)

@@ -1,0 +1,178 @@
+"""Many tablets on one server: opened, lost, failing and coming back, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
+from percolator.v1 import tabletserver_pb2 as wire
+from services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
+from tests.unit.tabletserver.memory_store import Machine, disk_full, outcomes, put, target
+
+
+async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing() -> None:
+    machine = Machine()
+    first = await machine.open(1)
+    assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+    assert (await machine.open(1)).epoch == first.epoch
+    assert machine.store.opened == 1
+    assert await machine.value(1, b"row") == b"v"
+
+
+async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows() -> None:
+    machine = Machine()
+    await machine.open(1, epoch=1)
+    await machine.mutate(put(1, b"row"))
+    await machine.open(1, epoch=2)
+    assert await machine.value(1, b"row", epoch=2) == b"v"
+    (stale,) = await machine.mutate(put(1, b"row", epoch=1))
+    assert stale.error.HasField("tablet_moved")
+    with pytest.raises(TabletMoved):
+        await machine.open(1, epoch=1)
+
+
+async def test_the_same_epoch_with_another_range_is_refused() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    with pytest.raises(InvalidArgument, match="range"):
+        await machine.open(1, end=b"n")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("table_id", 0), ("tablet_id", 0), ("epoch", 0), ("range", 0)]
+)
+async def test_an_impossible_order_names_its_field(field: str, value: int) -> None:
+    machine = Machine()
+    request = wire.OpenTabletRequest(table_id=1, tablet_id=1, epoch=1)
+    if field == "range":
+        request.range.start, request.range.end = b"b", b"a"
+    else:
+        setattr(request, field, value)
+    with pytest.raises(InvalidArgument, match=field):
+        await machine.handler.open_tablet(request)
+    assert machine.tablets.all() == []
+
+
+async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_back() -> None:
+    machine = Machine()
+    await machine.open(1, schema=1)
+    await machine.open(1, schema=3)
+    assert (await machine.open(1, schema=2)).schema_version == 3
+    (refused,) = await machine.mutate(put(1, b"row"))
+    assert refused.error.schema_changed.schema_version == 3
+
+
+async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself() -> None:
+    machine = Machine()
+    await machine.open(1)
+    await machine.open(2)
+    machine.store.disks[1].failures = 1
+    failed, other = await machine.mutate(put(1, b"row"), put(2, b"row"))
+    assert outcomes(failed) == ["UNKNOWN"]
+    assert outcomes(other) == ["APPLIED"]
+    await machine.clock.sleep(1)
+    assert await machine.value(1, b"row") == b"v"
+    assert [served.reopened for served in machine.tablets.all()] == [1, 0]
+
+
+async def test_a_full_disk_at_reopening_is_tried_until_there_is_room() -> None:
+    machine = Machine()
+    await machine.open(1)
+    machine.store.disks[1].failures = 1
+    machine.store.open_fails = disk_full()
+    await machine.mutate(put(1, b"row"))
+    await machine.clock.sleep(60)
+    (described,) = machine.tablets.describe([])
+    assert described.error.HasField("store_unusable")
+    machine.store.open_fails = None
+    await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    assert await machine.value(1, b"row") == b"v"
+    (described,) = machine.tablets.describe([])
+    assert not described.HasField("error")
+
+
+async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve() -> None:
+    machine = Machine()
+    await machine.open(2)
+    machine.store.open_fails = StoreUnusable("bad", fault=StoreFault.DAMAGED)
+    with pytest.raises(StoreUnusable):
+        await machine.open(1)
+    machine.store.open_fails = None
+    damaged, whole = machine.tablets.describe([])
+    assert damaged.error.HasField("store_unusable")
+    assert not whole.HasField("error")
+    assert outcomes((await machine.mutate(put(2, b"row")))[0]) == ["APPLIED"]
+    # Repaired by hand, and asked for again.
+    await machine.open(1)
+    assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+
+
+async def test_a_tablet_that_somebody_else_owns_now_is_let_go_without_an_answer() -> None:
+    machine = Machine()
+    await machine.open(1)
+    machine.store.owners[1].lost = True
+    (result,) = await machine.mutate(put(1, b"row"))
+    assert outcomes(result) == ["UNKNOWN"]
+    await machine.clock.sleep(1)
+    assert machine.tablets.all() == []
+    (refused,) = await machine.mutate(put(1, b"row"))
+    assert refused.error.HasField("tablet_moved")
+
+
+async def test_closing_waits_for_the_running_batch_and_is_repeatable() -> None:
+    machine = Machine()
+    await machine.open(1)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(machine.tablets.close(1, 1))
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    gate.set()
+    await closing
+    assert outcomes((await writing)[0]) == ["APPLIED"]
+    await machine.tablets.close(1, 1)
+    machine.store.disks[1].gate = None
+    await machine.open(1, epoch=2)
+    assert await machine.value(1, b"row", epoch=2) == b"v"
+
+
+async def test_an_order_to_close_an_older_epoch_is_refused() -> None:
+    machine = Machine()
+    await machine.open(1, epoch=5)
+    with pytest.raises(TabletMoved):
+        await machine.tablets.close(1, 4)
+    assert len(machine.tablets.all()) == 1
+
+
+async def test_closing_ends_the_attempts_to_open_again() -> None:
+    machine = Machine()
+    await machine.open(1)
+    machine.store.disks[1].failures = 1
+    machine.store.open_fails = disk_full()
+    await machine.mutate(put(1, b"row"))
+    await machine.clock.sleep(1)
+    await machine.tablets.close_all()
+    machine.store.open_fails = None
+    await machine.clock.sleep(60)
+    assert machine.store.opened == 1
+    assert machine.tablets.all() == []
+
+
+async def test_what_former_owners_left_is_cleared_up_after_opening() -> None:
+    machine = Machine()
+    await machine.open(1)
+    await machine.clock.sleep(1)
+    assert machine.store.cleared == [1]
+
+
+async def test_unknown_tablets_are_left_out_of_a_description() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    await machine.open(2, start=b"m")
+    (described,) = machine.tablets.describe([2, 9])
+    assert (described.tablet_id, described.range.start) == (2, b"m")
+    with pytest.raises(TabletMoved):
+        machine.tablets.serving(target(9))

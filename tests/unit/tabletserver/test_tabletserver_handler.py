@@ -1,0 +1,156 @@
+"""Requests: each batch its own answer, limits, and what is refused before it does anything."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import InvalidArgument
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
+from services.chassis import rpc
+from services.tabletserver.handler import RequestLimits, TabletServerHandler
+from tests.unit.tabletserver.memory_store import COMMIT, Machine, outcomes, put, target
+
+
+async def test_every_batch_has_its_own_answer() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    await machine.open(2, start=b"m")
+    wrong_epoch = put(2, b"z", epoch=9)
+    fine, outside, absent, stale = await machine.mutate(
+        put(1, b"a", b"b"), put(1, b"c", b"z"), put(9, b"a"), wrong_epoch
+    )
+    assert outcomes(fine) == ["APPLIED", "APPLIED"]
+    assert outside.error.invalid_argument.field == "batches[1].mutations[1].row"
+    assert absent.error.tablet_moved.tablet_id == 9
+    assert absent.error.where == "tablet 9"
+    assert stale.error.HasField("tablet_moved")
+    assert await machine.value(1, b"c") is None
+    assert await machine.value(1, b"b") == b"v"
+
+
+async def test_reads_answer_batch_by_batch_too() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    await machine.mutate(put(1, b"a"))
+    read = wire.RowRead(row=b"a", all_columns=True, timestamp=COMMIT)
+    outside = wire.RowRead(row=b"z", all_columns=True, timestamp=COMMIT)
+    batches = [
+        wire.ReadBatch(target=target(1), reads=[read]),
+        wire.ReadBatch(target=target(1), reads=[read, outside]),
+        wire.ReadBatch(target=target(2), reads=[read]),
+    ]
+    found, wrong, moved = (await machine.handler.read(wire.ReadRequest(batches=batches))).batches
+    assert list(found.found.values) == [b"v"]
+    assert wrong.error.invalid_argument.field == "batches[1].reads[1].row"
+    assert moved.error.HasField("tablet_moved")
+
+
+async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error() -> None:
+    machine = Machine()
+    scan = wire.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
+    (page,) = [page async for page in machine.handler.scan(scan)]
+    assert page.error.HasField("tablet_moved")
+    cells = wire.ScanCellsRequest(target=target(1))
+    (cell_page,) = [page async for page in machine.handler.scan_cells(cells)]
+    assert cell_page.error.HasField("tablet_moved")
+
+
+async def test_a_scan_gives_the_rows_of_its_tablet() -> None:
+    machine = Machine()
+    await machine.open(1)
+    await machine.mutate(put(1, b"a", b"b"))
+    scan = wire.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
+    pages = [page async for page in machine.handler.scan(scan)]
+    assert [row for page in pages for row in page.found.rows] == [b"a", b"b"]
+    assert machine.handler.counts.pages == len(pages)
+
+
+async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> None:
+    machine = Machine()
+    await machine.open(1)
+    await machine.mutate(put(1, b"row"))
+    machine.free_bytes = 999
+    machine.disk.check()
+    question = wire.MutationBatch(
+        target=target(1), mutations=[wire.Mutation(row=b"row", column=b"c")]
+    )
+    refused, answered = await machine.mutate(put(1, b"row"), question)
+    assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert refused.error.retry == RETRY_SAFETY_SAFE
+    assert outcomes(answered) == ["APPLIED"]
+    assert await machine.value(1, b"row") == b"v"
+    machine.free_bytes = 1000
+    machine.disk.check()
+    assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+
+
+async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_back() -> None:
+    machine = Machine(limits=RequestLimits(queue_bytes_max=5_000))
+    await machine.open(1)
+    await machine.open(2)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    waiting = asyncio.create_task(machine.mutate(put(1, b"row", value=b"x" * 4_000)))
+    await asyncio.sleep(0.01)
+    (refused,) = await machine.mutate(put(2, b"row", value=b"x" * 2_000))
+    assert refused.error.overloaded.retry_after_milliseconds > 0
+    assert outcomes((await machine.mutate(put(2, b"row")))[0]) == ["APPLIED"]
+    gate.set()
+    assert outcomes((await waiting)[0]) == ["APPLIED"]
+    assert machine.handler.counts.queue_bytes == 0
+    assert machine.handler.counts.refused == {"Overloaded": 1}
+
+
+async def test_more_rows_than_a_request_may_hold_are_refused_as_a_whole() -> None:
+    machine = Machine(limits=RequestLimits(rows_max=3))
+    await machine.open(1)
+    with pytest.raises(InvalidArgument, match="at most 3 rows"):
+        await machine.mutate(put(1, b"a", b"b"), put(1, b"c", b"d"))
+    assert await machine.value(1, b"a") is None
+
+
+async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    await machine.open(1)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    first = asyncio.create_task(machine.mutate(put(1, b"first")))
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr("services.tabletserver.handler.remaining_seconds", lambda: 2.0)
+    late = asyncio.create_task(machine.mutate(put(1, b"late")))
+    await machine.clock.sleep(5)
+    gate.set()
+    assert outcomes((await first)[0]) == ["APPLIED"]
+    (result,) = await late
+    assert outcomes(result) == ["NOT_EXECUTED"]
+    assert await machine.value(1, b"late") is None
+
+
+async def test_a_slow_request_is_counted() -> None:
+    machine = Machine(limits=RequestLimits(slow_request_seconds=1.0))
+    await machine.open(1)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    slow = asyncio.create_task(machine.mutate(put(1, b"row")))
+    await machine.clock.sleep(2)
+    gate.set()
+    await slow
+    assert machine.handler.counts.slow == 1
+
+
+async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None:
+    machine = Machine()
+    await machine.open(1)
+    request = wire.ProposeSplitRequest(target=target(1))
+    assert not (await machine.handler.propose_split(request)).HasField("row")
+    await machine.mutate(put(1, *(b"%03d" % n for n in range(100)), value=b"x" * 100))
+    proposed = await machine.handler.propose_split(request)
+    assert b"000" < proposed.row <= b"099"
+
+
+def test_every_method_of_the_service_is_there() -> None:
+    service = wire.DESCRIPTOR.services_by_name["TabletServerService"]
+    for method in service.methods:
+        assert callable(getattr(TabletServerHandler, rpc.method_name(method.name)))
