@@ -78,7 +78,7 @@ async def test_strictly_increasing() -> None:
 
 
 async def test_strictly_from_memory() -> None:
-    """ "Given an allocated range of timestamps, the oracle can satisfy future requests strictly
+    """ "... given an allocated range of timestamps, the oracle can satisfy future requests strictly
     from memory." """
     files = MemoryFiles()
     oracle = await started(files)

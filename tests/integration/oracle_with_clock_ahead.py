@@ -1,0 +1,34 @@
+"""The oracle as it is, on a machine whose wall clock is an hour ahead."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.world import MachineClock
+from services.chassis.lifecycle import Host, run
+from services.chassis.rpc import Exposed
+from services.chassis.settings import load
+from services.oracle.__main__ import build
+from services.oracle.settings import OracleSettings
+
+AHEAD_MILLISECONDS = 3_600_000
+
+
+class ClockAhead(MachineClock):
+    def wall_milliseconds(self) -> int:
+        return super().wall_milliseconds() + AHEAD_MILLISECONDS
+
+
+@asynccontextmanager
+async def build_ahead(host: Host[OracleSettings]) -> AsyncIterator[list[Exposed]]:
+    host.world = dataclasses.replace(host.world, clock=ClockAhead())
+    async with build(host) as exposed:
+        yield exposed
+
+
+if __name__ == "__main__":
+    sys.exit(run(load(OracleSettings), ServiceKind.SERVICE_KIND_ORACLE, build_ahead))

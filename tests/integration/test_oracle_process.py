@@ -1,0 +1,217 @@
+"""The oracle as a process: killed under load, doubled, with a failing disk, with damaged state."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from percolator import errors
+from percolator.v1.oracle_pb2 import GetTimestampsRequest
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import GET_TIMESTAMPS
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import MachineClock, World, machine_random
+from services.local.process import ServiceProcess
+from services.oracle.mark import Mark
+from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
+
+pytestmark = pytest.mark.integration
+
+READY_SECONDS = 30.0
+
+
+def oracle_process(
+    directory: Path, *arguments: str, module: str = "services.oracle"
+) -> ServiceProcess:
+    arguments = ("--store", str(directory / "store"), *arguments)
+    return ServiceProcess("oracle", module, list(arguments), logs=directory, run=directory)
+
+
+@contextmanager
+def running(process: ServiceProcess) -> Iterator[ServiceProcess]:
+    process.start()
+    try:
+        process.wait_ready(READY_SECONDS)
+        yield process
+    finally:
+        stop(process)
+
+
+def stop(process: ServiceProcess) -> int:
+    process.ask_to_stop()
+    return process.wait_stopped()
+
+
+def refused_start(directory: Path) -> str:
+    """The one line with which an oracle refuses to start."""
+    arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.oracle", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=READY_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    return ended.stderr
+
+
+@asynccontextmanager
+async def source_at(address: str) -> AsyncIterator[TimestampSource]:
+    network = GrpcNetwork()
+    source = TimestampSource(World(MachineClock(), network, machine_random()), [address])
+    try:
+        yield source
+    finally:
+        await source.close()
+        await network.close()
+
+
+class Load:
+    """Many tasks that ask all the time. Each timestamp must exceed all that were received before
+    it was asked for, whoever received them."""
+
+    def __init__(self, source: TimestampSource) -> None:
+        self._source = source
+        self._largest = 0
+        self.received: list[int] = []
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(50)]
+
+    async def _ask(self) -> None:
+        while True:
+            before = self._largest
+            timestamp = await self._source.get(timeout_seconds=READY_SECONDS)
+            assert timestamp > before
+            self._largest = max(self._largest, timestamp)
+            self.received.append(timestamp)
+
+    async def more(self, count: int) -> None:
+        """Returns when so many more have been received."""
+        wanted = len(self.received) + count
+        while len(self.received) < wanted:
+            await asyncio.sleep(0.01)
+            for task in self._tasks:
+                if task.done():
+                    await task
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(outcome, asyncio.CancelledError), outcome
+
+
+async def test_killed_under_load_with_the_clock_set_back_timestamps_still_increase(
+    tmp_path: Path,
+) -> None:
+    """kill -9 three times. The first life has a clock that is an hour ahead of the others'."""
+    ahead = oracle_process(tmp_path, module="tests.integration.oracle_with_clock_ahead")
+    later = oracle_process(tmp_path)
+    ahead.start()
+    later.listen_on(ahead.wait_ready(READY_SECONDS).address)
+    try:
+        async with source_at(ahead.address) as source:
+            load = Load(source)
+            await load.more(5_000)
+            for dying in (ahead, later, later):
+                highest = max(load.received)
+                dying.kill()
+                later.start()
+                await asyncio.to_thread(later.wait_ready, READY_SECONDS)
+                received = len(load.received)
+                await load.more(5_000)
+                assert min(load.received[received + 50 :]) > highest
+            await load.stop()
+        assert len(set(load.received)) == len(load.received)
+        physical = load.received[-1] >> 18
+        lead = physical - MachineClock().wall_milliseconds()
+        assert lead == pytest.approx(AHEAD_MILLISECONDS, abs=60_000)
+    finally:
+        stop(ahead)
+        stop(later)
+
+
+async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_goes_on(
+    tmp_path: Path,
+) -> None:
+    with running(oracle_process(tmp_path)) as first:
+        line = await asyncio.to_thread(refused_start, tmp_path)
+        assert re.search(rf"in use by another oracle, process {first.pid} on ", line)
+        async with source_at(first.address) as source:
+            assert await source.get() < await source.get()
+        assert stop(first) == 0
+
+
+async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_path: Path) -> None:
+    """Linux's /dev/full stands in for the disk: each write to it fails with ENOSPC."""
+    mark_path = tmp_path / "store" / "oracle" / "mark"
+    full = mark_path.with_name("mark.new")
+    with running(oracle_process(tmp_path, "--window-seconds", "0.5")) as oracle:
+        network = GrpcNetwork()
+        ask = network.unary(oracle.address, GET_TIMESTAMPS)
+        received = [(await ask(GetTimestampsRequest(count=1), 10)).first]
+        while not full.is_symlink():
+            # The oracle may be writing its next mark under this very name just now.
+            try:
+                full.symlink_to("/dev/full")
+            except FileExistsError:
+                await asyncio.sleep(0.001)
+
+        async def ask_until_refused() -> None:
+            while True:
+                received.append((await ask(GetTimestampsRequest(count=1), 10)).first)
+
+        with pytest.raises(errors.StoreUnusable) as refused:
+            await ask_until_refused()
+        assert refused.value.fault is errors.StoreFault.DISK_FULL
+        durable = Mark.decode(mark_path.read_bytes(), "mark").milliseconds
+        assert received[-1] < durable << 18
+        with pytest.raises(errors.StoreUnusable):
+            await ask(GetTimestampsRequest(count=1), 10)
+        full.unlink()
+        async with source_at(oracle.address) as source:
+            received.append(await source.get())
+        assert received == sorted(set(received))
+        await network.close()
+
+
+async def test_bad_requests_and_garbage_on_the_port_are_survived(tmp_path: Path) -> None:
+    with running(oracle_process(tmp_path)) as oracle:
+        host, _, port = oracle.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as garbage:
+            garbage.sendall(os.urandom(100_000))
+        network = GrpcNetwork()
+        ask = network.unary(oracle.address, GET_TIMESTAMPS)
+        for count in (0, 1_000_001, 2**32 - 1):
+            with pytest.raises(errors.InvalidArgument) as refused:
+                await ask(GetTimestampsRequest(count=count), 10)
+            assert refused.value.field == "count"
+        first = await ask(GetTimestampsRequest(count=1_000_000), 10)
+        second = await ask(GetTimestampsRequest(count=1), 10)
+        assert second.first >= first.first + 1_000_000
+        await network.close()
+
+
+def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> None:
+    mark = tmp_path / "store" / "oracle" / "mark"
+    mark.parent.mkdir(parents=True)
+    good = Mark(1_800_000_000_000, "").encode()
+    mark.write_bytes(good.replace(b"18", b"17"))
+    assert "oracle/mark is damaged" in refused_start(tmp_path)
+    mark.write_bytes(good.replace(b"mark 1", b"mark 2"))
+    assert "written by a newer version: format 2" in refused_start(tmp_path)
+
+
+def test_a_store_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file where the directory should be")
+    assert str(tmp_path / "store") in refused_start(tmp_path)
