@@ -1,0 +1,164 @@
+"""What every benchmark ends with: a table for people, and a file to compare versions by.
+
+The file is benchmarks/results/NAME.json: {"environment": {...}, "results": [{"name", "value",
+"unit", "must", "met"}]}. Figures are shown, not enforced: they depend on who else uses the machine,
+so that a missed must is marked and changes no exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+_HERE = Path(__file__).parent
+RESULTS = _HERE / "results"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+    must: float | None
+    at_least: bool
+
+    @property
+    def met(self) -> bool | None:
+        """None when nothing is demanded."""
+        if self.must is None:
+            return None
+        return self.value >= self.must if self.at_least else self.value <= self.must
+
+    @property
+    def demand(self) -> str | None:
+        """ ">= 300000" or "<= 80"."""
+        if self.must is None:
+            return None
+        return f"{'>=' if self.at_least else '<='} {_number(self.must)}"
+
+
+class Report:
+    """The figures of one benchmark, in the order in which they were added."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._results: list[Result] = []
+        # Before the benchmark adds its own load.
+        self._environment = environment()
+
+    def add(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        must: float | None = None,
+        at_least: bool = False,
+    ) -> None:
+        """A figure; `must` is its upper bound, or with `at_least` its lower one."""
+        self._results.append(Result(name, value, unit, must, at_least))
+
+    def finish(self, *, results: Path = RESULTS) -> int:
+        """Prints the table and writes the file. Returns the exit code of the benchmark."""
+        Console().print(self._table())
+        results.mkdir(exist_ok=True)
+        path = results / f"{self._name}.json"
+        path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
+        return 0
+
+    def _table(self) -> Table:
+        table = Table(title=f"{self._name}  ({_summary(self._environment)})", title_justify="left")
+        table.add_column("what")
+        table.add_column("value", justify="right")
+        table.add_column("unit")
+        table.add_column("must", justify="right")
+        table.add_column("")
+        verdicts = {True: "met", False: "[bold red]missed[/]", None: ""}
+        for result in self._results:
+            table.add_row(
+                result.name,
+                _number(result.value),
+                result.unit,
+                result.demand or "",
+                verdicts[result.met],
+            )
+        return table
+
+    def _as_json(self) -> dict[str, object]:
+        return {
+            "environment": self._environment,
+            "results": [
+                {
+                    "name": result.name,
+                    "value": float(f"{result.value:.5g}"),
+                    "unit": result.unit,
+                    "must": result.demand,
+                    "met": result.met,
+                }
+                for result in self._results
+            ],
+        }
+
+
+def environment() -> dict[str, object]:
+    """What the figures depend on, without naming the machine."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "grpcio": version("grpcio"),
+        "protobuf": version("protobuf"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": _revision(),
+    }
+
+
+def _summary(found: dict[str, object]) -> str:
+    return (
+        f"{found['cpu']}, {found['cores']} cores, load {found['load_average_before']}, "
+        f"Python {found['python']}, revision {found['revision']}"
+    )
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or platform.machine()
+
+
+def _revision() -> str:
+    """The commit, with "+" when files that it tracks were changed since."""
+    try:
+        commit = _git("rev-parse", "--short", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=_HERE, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _number(value: float) -> str:
+    """Four significant digits at least, thousands apart."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
