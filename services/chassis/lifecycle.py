@@ -84,6 +84,7 @@ class _Process(Generic[SettingsT]):
         self._gate = Gate(settings.concurrency_max)
         self._stop = asyncio.Event()
         self._starting: asyncio.Timeout | None = None
+        self._draining = False
         self._exit_code = EXIT_OK
 
     async def run(self) -> int:
@@ -144,12 +145,12 @@ class _Process(Generic[SettingsT]):
         await membership.find_cluster()
         announced = self._announced(world, bound, metrics_bound)
         host = self._host(stack, world, membership.cluster_id, announced, registry)
-        await server.expose(await stack.enter_async_context(self._build(host)))
+        server.expose(await stack.enter_async_context(self._build(host)))
         if settings.masters:
             registration = Registration(world, membership, announced, self._belonging(server))
             await registration.until_accepted()
             host.background("registration", registration.keep())
-        await server.set_serving()
+        server.health.set_serving(True)
         self._ready_file.write(announced)
         self.log.info(
             "ready",
@@ -200,7 +201,7 @@ class _Process(Generic[SettingsT]):
     def _belonging(self, server: Server) -> Callable[[WrongCluster | None], Awaitable[None]]:
         async def belonging(error: WrongCluster | None) -> None:
             self._gate.refuse(error)
-            await (server.set_serving() if error is None else server.set_not_serving())
+            server.health.set_serving(error is None and not self._draining)
 
         return belonging
 
@@ -218,7 +219,8 @@ class _Process(Generic[SettingsT]):
     async def _drain(self, host: Host[SettingsT], server: Server, deadline: float) -> None:
         self.log.info("draining", calls=self._gate.in_flight)
         self._ready_file.remove()
-        await server.set_draining()
+        self._draining = True
+        server.health.set_serving(False)
         try:
             async with asyncio.timeout_at(deadline):
                 await host.drain()

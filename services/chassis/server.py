@@ -14,19 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
 from percolator.world import Clock
 from services.chassis import metrics
 from services.chassis.addresses import HostPort
+from services.chassis.health import Health
 from services.chassis.rpc import Exposed, Gate, RpcEdge
 from services.chassis.service_settings import ServiceSettings
-
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
 
 _REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
@@ -45,8 +42,7 @@ class Server:
         calls = metrics.RpcMetrics()
         registry.register(calls)
         self._edge = RpcEdge(gate, calls, clock)
-        self._health = health.aio.HealthServicer()
-        self._names = [""]
+        self.health = Health()
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.request_bytes_max),
@@ -59,11 +55,10 @@ class Server:
             ]
         )
         self._server.add_generic_rpc_handlers((self._edge,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
 
     async def start(self) -> HostPort:
         """Listens; returns the address with the port that was taken."""
-        await self._health.set("", _NOT_SERVING)
         check_free(self._listen, "listen")
         try:
             port = self._server.add_insecure_port(str(self._listen))
@@ -72,30 +67,17 @@ class Server:
         await self._server.start()
         return self._listen.with_port(port)
 
-    async def expose(self, services: list[Exposed]) -> None:
+    def expose(self, services: list[Exposed]) -> None:
         """The service is built: from now on its calls are answered."""
         names = [exposed.descriptor.full_name for exposed in services]
-        for name in names:
-            await self._health.set(name, _NOT_SERVING)
-        self._names = ["", *names]
+        self.health.add(names)
         listed = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._edge.mount(_REFLECTION_PATH, _reflection_handler(listed))
         self._edge.expose(services)
 
-    async def set_serving(self) -> None:
-        for name in self._names:
-            await self._health.set(name, _SERVING)
-
-    async def set_not_serving(self) -> None:
-        for name in self._names:
-            await self._health.set(name, _NOT_SERVING)
-
-    async def set_draining(self) -> None:
-        """Not serving, for good: the process is on its way out."""
-        await self._health.enter_graceful_shutdown()
-
     async def stop(self, grace_seconds: float) -> None:
         """Hangs up; calls still in progress after the grace are cancelled."""
+        self.health.finish()
         await self._server.stop(grace_seconds)
 
 

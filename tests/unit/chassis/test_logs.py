@@ -28,7 +28,7 @@ def test_every_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> 
     structlog.get_logger("percolator.oracle").info("mark extended", mark=7, text="two\nlines")
     logging.getLogger("another.package").warning("of %s", "another package")
     try:
-        {}["why"]
+        dict[str, str]()["why"]
     except KeyError:
         structlog.get_logger("percolator.oracle").exception("failed")
     entries = [json.loads(line) for line in capsys.readouterr().err.splitlines()]

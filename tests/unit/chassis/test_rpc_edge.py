@@ -19,7 +19,6 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.methods import method_name
 from percolator.wire.status import from_detail, to_detail
 from percolator.world import MachineClock, UnaryMethod
 from services.chassis.metrics import RpcMetrics
@@ -370,4 +369,4 @@ def test_a_handler_without_one_of_its_methods_is_found_out_at_the_start() -> Non
 )
 def test_methods_are_named_as_in_the_wire_api(method: UnaryMethod[Any, Any]) -> None:
     rpc = method.path.rpartition("/")[2]
-    assert "".join(word.capitalize() for word in method_name(rpc).split("_")) == rpc
+    assert "".join(word.capitalize() for word in methods.method_name(rpc).split("_")) == rpc
