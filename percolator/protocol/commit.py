@@ -21,6 +21,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from copy import copy
 
@@ -97,7 +98,9 @@ class Commit:
         """
         return await self._conclude(self._commit_primary(deadline), deadline)
 
-    async def _conclude(self, attempt: Awaitable[int], deadline: float) -> int:
+    async def _conclude(
+        self, attempt: Awaitable[int], deadline: float, *, alone: bool = False
+    ) -> int:
         self._heartbeats.add(self)
         try:
             try:
@@ -106,10 +109,9 @@ class Commit:
                 if self._commit_sent:
                     raise self._unknown(problem) from problem
                 commit = await self._give_up(problem, deadline)
-        except PercolatorError:
-            raise
-        except BaseException:  # cancelled, or the program is ending
-            self._go_on_alone()
+        except asyncio.CancelledError:
+            if not alone:
+                self._go_on_alone()
             raise
         finally:
             self._heartbeats.discard(self)
@@ -261,9 +263,12 @@ class Commit:
                 # the number only grows: nothing sent before will ever be.
                 self._commit_sent = False
                 await self._take_commit_timestamp(deadline)
+            # A heartbeat may learn of a push while we wait here: the commit is sent for the lock
+            # that it was compared with, and for no other.
+            min_commit = self._min_commit
             if self._weak_notifications:
                 await self._notify(deadline)
-            answer = await self._send_commit(deadline)
+            answer = await self._send_commit(min_commit, deadline)
             if answer is APPLIED:
                 return self._commit
             if isinstance(answer, Refused):
@@ -283,11 +288,11 @@ class Commit:
             if not await backoff.pause(deadline):
                 raise answer
 
-    async def _send_commit(self, deadline: float) -> Answer:
+    async def _send_commit(self, min_commit: int, deadline: float) -> Answer:
         """Once. `_commit_sent` is true from the instant at which it may be applied."""
         primary = self._write.primary
         schema = await self._around.schema(primary.table_id, deadline)
-        step = self._write.commit_primary(schema, self._min_commit, self._commit)
+        step = self._write.commit_primary(schema, min_commit, self._commit)
         sent_before, self._commit_sent = self._commit_sent, True
         self._statistics.round_trips += 1
         (answer,) = await self._around.cells.mutate([step], deadline)
@@ -369,7 +374,8 @@ class Commit:
 
     async def _settle_alone(self) -> None:
         try:
-            await self.settle(aftermath.background_deadline(self._around))
+            deadline = aftermath.background_deadline(self._around)
+            await self._conclude(self._commit_primary(deadline), deadline, alone=True)
         except (ConflictError, OutcomeUnknown):
             # An outcome like any other, which whoever asks will learn from the primary.
             return

@@ -1,0 +1,33 @@
+"""Snapshot isolation and atomicity under every fault of a network, over random schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from .protocol_run import run
+from .protocol_world import NO_FAULTS, Faults
+
+SEEDS_PER_TEST = 15
+
+
+@pytest.mark.parametrize("first_seed", range(0, 90, SEEDS_PER_TEST))
+def test_transactions_are_atomic_and_isolated_whatever_the_network_does(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
+        assert run(seed).violations == [], f"seed {seed}"
+
+
+def test_without_faults_most_transactions_commit() -> None:
+    runs = [run(seed, NO_FAULTS) for seed in range(10)]
+    assert [violation for one in runs for violation in one.violations] == []
+    committed = sum(one.committed for one in runs)
+    assert committed > sum(one.aborted for one in runs)
+
+
+def test_owners_that_are_declared_dead_all_the_time_only_abort() -> None:
+    """Liveness is a hint: believing a wrong one costs work, never correctness."""
+    for seed in range(1_000, 1_010):
+        assert run(seed, Faults(wrongly_dead=1.0)).violations == [], f"seed {seed}"
+
+
+def test_one_seed_always_takes_the_same_course() -> None:
+    assert run(7) == run(7)
