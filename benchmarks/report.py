@@ -21,6 +21,7 @@ from rich.table import Table
 
 _HERE = Path(__file__).parent
 RESULTS = _HERE / "results"
+_WIDTH_OF_A_FILE = 130
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Result:
         """ ">= 300000" or "<= 80"."""
         if self.must is None:
             return None
-        return f"{'>=' if self.at_least else '<='} {_number(self.must)}"
+        return f"{'>=' if self.at_least else '<='} {self.must:.10g}"
 
 
 class Report:
@@ -71,7 +72,10 @@ class Report:
 
     def finish(self, *, results: Path = RESULTS) -> int:
         """Prints the table and writes the file. Returns the exit code of the benchmark."""
-        Console().print(self._table())
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDTH_OF_A_FILE)
+        console.print(self._table())
         results.mkdir(exist_ok=True)
         path = results / f"{self._name}.json"
         path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
