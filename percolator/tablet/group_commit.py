@@ -26,6 +26,7 @@ from percolator.tablet import opening
 from percolator.tablet.commit_work import APPLIED, CommitWork, not_executed, unknown
 from percolator.tablet.judge import Judge
 from percolator.tablet.judged_batch import JudgedBatch
+from percolator.tablet.keys import STATISTICS_KEY
 from percolator.tablet.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -91,7 +92,7 @@ class GroupCommit:
             self._conclude(unknown(ExecutionUnknown(why)))
             raise
         if result is None:
-            batch.publish(state.mirror, state.index, state.counters)
+            batch.publish(state.mirror, state.index, state.recent, state.counters)
         self._conclude(result)
 
     async def _judge_and_write(self, batch: JudgedBatch) -> pb.MutationResult | None:
@@ -107,8 +108,9 @@ class GroupCommit:
             return not_executed(error)
         try:
             if batch.changed:
+                batch.note_bounds(state.recent)
                 if state.counters.batches_synced % BATCHES_PER_NOTE == 0:
-                    batch.writes.put(opening.STATISTICS_KEY, opening.counts_record(state))
+                    batch.writes.put(STATISTICS_KEY, opening.counts_record(state))
                 await state.storage.write(batch.writes)
             else:
                 await asyncio.sleep(0)
@@ -121,7 +123,7 @@ class GroupCommit:
     async def _judge(self, batch: JudgedBatch) -> None:
         """Judges what waits, in the order in which it came, as far as one batch may go."""
         state, limits = self._state, self._state.limits
-        judge = Judge(state.storage, state.mirror)
+        judge = Judge(state.storage, state.mirror, state.recent)
         room = limits.commit_mutations_max
         until_pause = limits.slice_rows
         try:
@@ -149,12 +151,13 @@ class GroupCommit:
         steps, results, judged, touched = work.steps, work.results, work.judged, batch.touched
         for index in part:
             step = steps[index]
-            if step.cell in touched:
+            _, _, cell, not_below, _, changes = step
+            if cell in touched:
                 work.deferred.append(index)
                 continue
             judged.append(index)
-            if step.not_below < safe_point:
-                results[index] = not_executed(state.too_old(step.not_below))
+            if not_below < safe_point:
+                results[index] = not_executed(state.too_old(not_below))
                 continue
             refusal = judge.refusal(step)
             if refusal is not None:
@@ -163,7 +166,7 @@ class GroupCommit:
             else:
                 results[index] = APPLIED
                 batch.applied += 1
-                if step.changes:
+                if changes:
                     batch.add(step)
 
     def _conclude(self, result: pb.MutationResult | None) -> None:

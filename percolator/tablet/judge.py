@@ -3,9 +3,10 @@
 Nothing is in flight while the judge works (group_commit.py): the mirror and the storage agree, and
 nobody but the batch being judged will change them.
 
-A prewrite asks four questions and costs one seek and one lookup: both questions about writes are
-answered by the newest write record when it is older than the transaction, which it nearly always
-is; the lock is asked of the mirror, and only the rollback marker is looked up.
+A prewrite asks four questions, and nearly always memory answers all of them: the lock mirror, and
+what recent_writes.py knows of write records and rollback markers. When it does not know, one seek
+finds the newest write record, and that answers both questions about writes unless it is newer
+than the transaction.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from percolator.tablet.keys import (
     TIMESTAMP_MAX,
     WRITE,
     L,
-    R,
     W,
     component,
     inverted,
 )
 from percolator.tablet.lock_mirror import LockMirror
 from percolator.tablet.mutations import ABSENT, BEGINS_IF_PRESENT, EQUALS, Condition, Step
+from percolator.tablet.recent_writes import RecentWrites
 from percolator.tablet.versions import Version
 from percolator.v1 import tabletserver_pb2 as pb
-from percolator.world import Storage
+from percolator.world import Cursor, Storage
 
 _HOLD_WHEN_NOTHING_IS_SELECTED = (ABSENT, BEGINS_IF_PRESENT)
 
@@ -45,44 +46,50 @@ _HOLD_WHEN_NOTHING_IS_SELECTED = (ABSENT, BEGINS_IF_PRESENT)
 class Judge:
     """Judges the mutations of one batch. Make it when the batch before is durable; close it."""
 
-    def __init__(self, storage: Storage[Any], mirror: LockMirror) -> None:
+    def __init__(self, storage: Storage[Any], mirror: LockMirror, recent: RecentWrites) -> None:
+        self._storage = storage
         self._get = storage.get
         self._headers = mirror.headers
-        self._cursor = storage.cursor()
+        self._recent = recent
+        self._open_cursor: Cursor | None = None
 
     def close(self) -> None:
-        self._cursor.close()
+        if self._open_cursor is not None:
+            self._open_cursor.close()
 
     def refusal(self, step: Step) -> pb.MutationResult | None:
         """None when every condition holds."""
-        cell = step.cell
-        newest_write: int | None = None
-        for index, condition in enumerate(step.conditions):
-            space, expectation, from_, until, _, _, _ = condition
+        cell, conditions = step[2], step[4]
+        bound: int | None = None
+        for index, condition in enumerate(conditions):
+            space, expectation, from_, _, _, _, _ = condition
             if expectation in _HOLD_WHEN_NOTHING_IS_SELECTED:
                 if space == WRITE:
-                    if newest_write is None:
-                        newest_write = self._newest_write(cell)
-                    if newest_write < from_:
+                    if bound is None:
+                        bound = self._recent.bound(cell)
+                    if bound >= from_:
+                        bound = self._newest_write(cell)
+                    if bound < from_:
                         continue
                 elif space == LOCK:
                     if cell not in self._headers:
                         continue
-                elif (
-                    space == ROLLBACK
-                    and until == from_ + 1
-                    and self._get(R + cell + inverted(from_)) is None
-                ):
+                elif space == ROLLBACK and from_ > self._recent.newest_marker:
                     continue
             holds, offender = self._judge(cell, condition)
             if not holds:
                 return self._refused(step, index, condition, offender)
         return None
 
+    def _cursor(self) -> Cursor:
+        if self._open_cursor is None:
+            self._open_cursor = self._storage.cursor()
+        return self._open_cursor
+
     def _newest_write(self, cell: bytes) -> int:
-        """The newest commit timestamp of the cell; -1 when there is none."""
+        """The newest commit timestamp of the cell in the storage; -1 when there is none."""
         prefix = W + cell
-        cursor = self._cursor
+        cursor = self._cursor()
         cursor.seek(prefix)
         key = cursor.key()
         if key.startswith(prefix):
@@ -129,8 +136,8 @@ class Judge:
             value = self._get(key + inverted(from_))
             return () if value is None else ((from_, value),)
         if expectation != ABSENT:
-            return versions.descending(self._cursor, key, from_, until)
-        found = versions.ascending(self._cursor, key, from_, until)
+            return versions.descending(self._cursor(), key, from_, until)
+        found = versions.ascending(self._cursor(), key, from_, until)
         if space == WRITE and prefix[:START_TIMESTAMP_BYTES] == timestamp_bytes(from_):
             # A transaction's own commit is the oldest write at or above its start, because it
             # held the lock until then: a thousand later writes need not be looked at.
@@ -142,12 +149,13 @@ class Judge:
     ) -> pb.MutationResult:
         result = pb.MutationResult(outcome=pb.OUTCOME_REFUSED, failed_condition=index)
         if offender is not None:
+            row, column, cell, _, _, _ = step
             timestamp, value = offender
             if condition[0] == LOCK:
-                value = self._get(L + step.cell) or b""
+                value = self._get(L + cell) or b""
             result.cell.space = condition[0]
-            result.cell.row = step.row
-            result.cell.column = step.column
+            result.cell.row = row
+            result.cell.column = column
             result.cell.timestamp = timestamp
             result.cell.value = value
             result.cell.qualifier = condition[6]

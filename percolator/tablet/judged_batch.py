@@ -7,8 +7,11 @@ from typing import Any
 from percolator.protocol.records import LOCK_HEADER_BYTES
 from percolator.tablet.keys import (
     LOCK,
+    NEWEST_KEY,
     NOTIFY,
     PREFIX_OF_SPACE,
+    ROLLBACK,
+    WRITE,
     L,
     component,
     inverted,
@@ -16,6 +19,7 @@ from percolator.tablet.keys import (
 from percolator.tablet.lock_mirror import LockMirror
 from percolator.tablet.mutations import DELETE, PUT, Change, Step
 from percolator.tablet.notify_index import NotifyIndex
+from percolator.tablet.recent_writes import NEWEST, RecentWrites
 from percolator.tablet.statistics import Counters
 from percolator.world import Storage
 
@@ -37,6 +41,9 @@ class JudgedBatch:
         self._locks_removed: list[bytes] = []
         self._notifications_put: list[bytes] = []
         self._notifications_removed: list[bytes] = []
+        self._committed: dict[bytes, int] = {}
+        self._newest_commit = 0
+        self._newest_marker = 0
         self._cells_added = 0
         self._bytes_added = 0
         self._changed = False
@@ -48,9 +55,9 @@ class JudgedBatch:
 
     def add(self, step: Step) -> None:
         """Adds the changes of a mutation on a cell that was not touched before."""
-        cell = step.cell
+        cell, changes = step[2], step[5]
         self.touched.add(cell)
-        for change in step.changes:
+        for change in changes:
             kind, space, timestamp, value, qualifier = change
             if space == LOCK:
                 self._change_lock(cell, kind, value)
@@ -66,13 +73,27 @@ class JudgedBatch:
                 self.bytes += size
                 if space == NOTIFY:
                     self._notifications_put.append(cell + suffix)
-                else:
-                    self._cells_added += 1
-                    self._bytes_added += size
+                    continue
+                self._cells_added += 1
+                self._bytes_added += size
+                if space == WRITE:
+                    self._committed[cell] = max(timestamp, self._committed.get(cell, 0))
+                    self._newest_commit = max(self._newest_commit, timestamp)
+                elif space == ROLLBACK:
+                    self._newest_marker = max(self._newest_marker, timestamp)
             else:
                 self._delete(change, cell + suffix)
 
-    def publish(self, mirror: LockMirror, index: NotifyIndex, counters: Counters) -> None:
+    def note_bounds(self, recent: RecentWrites) -> None:
+        """Writes, with the batch, what `RecentWrites` has to know when the tablet is opened."""
+        commit = max(self._newest_commit, recent.newest_commit)
+        marker = max(self._newest_marker, recent.newest_marker)
+        if (commit, marker) != (recent.newest_commit, recent.newest_marker):
+            self.writes.put(NEWEST_KEY, NEWEST.pack(commit, marker))
+
+    def publish(
+        self, mirror: LockMirror, index: NotifyIndex, recent: RecentWrites, counters: Counters
+    ) -> None:
         """Makes the batch known in memory. Only when it is durable."""
         for cell in self._locks_removed:
             mirror.remove(cell)
@@ -82,6 +103,7 @@ class JudgedBatch:
             index.remove(key)
         for key in self._notifications_put:
             index.put(key)
+        recent.publish(self._committed, self._newest_commit, self._newest_marker)
         counters.locks_written += len(self._locks_put)
         counters.notifications_written += len(self._notifications_put)
         counters.cells += self._cells_added

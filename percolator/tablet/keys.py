@@ -37,6 +37,12 @@ SPACE_OF_PREFIX = {prefix: space for space, prefix in PREFIX_OF_SPACE.items()}
 FENCES = (b"E", b"M", b"O", b"S", b"V", b"X")
 """Live entries after D, after L, after N, after R, before W and after W."""
 
+FORMAT_KEY = M + b"format"
+SAFE_POINT_KEY = M + b"safe_point"
+NEWEST_KEY = M + b"newest"
+STATISTICS_KEY = M + b"statistics"
+"""What the tablet notes about itself: see opening.py."""
+
 TIMESTAMP_MAX = 2**64 - 1
 TIMESTAMP_BYTES = 8
 
@@ -136,11 +142,6 @@ def cell_bounds(start: bytes, end: bytes) -> tuple[bytes, bytes | None]:
 
 def _next(prefix: bytes) -> bytes:
     return bytes([prefix[0] + 1])
-
-
-def meta(name: bytes) -> bytes:
-    """The key of something that the tablet notes about itself."""
-    return M + name
 
 
 class ColumnEncoder(dict[bytes, bytes]):

@@ -44,5 +44,7 @@ class TabletLimits:
 
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
+    recent_writes_max: int = 16_384
+    """Cells remembered in each generation of recent_writes.py: about 6 MiB in all."""
     timestamp_lead_milliseconds: int = 3_600_000
     """A timestamp further ahead than this of every other one seen, and of the clock, is absurd."""

@@ -13,13 +13,20 @@ from itertools import islice
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.tablet import keys
-from percolator.tablet.keys import FENCES, L, N, W, meta
+from percolator.tablet.keys import (
+    FENCES,
+    FORMAT_KEY,
+    NEWEST_KEY,
+    SAFE_POINT_KEY,
+    STATISTICS_KEY,
+    L,
+    N,
+    W,
+)
+from percolator.tablet.recent_writes import NEWEST
 from percolator.tablet.state import TabletState
 
 FORMAT = b"1"
-FORMAT_KEY = meta(b"format")
-SAFE_POINT_KEY = meta(b"safe_point")
-STATISTICS_KEY = meta(b"statistics")
 
 _COUNTS = struct.Struct(">QQ")
 _SLICE = 4096
@@ -40,6 +47,9 @@ async def load(state: TabletState) -> None:
         )
     safe_point = state.storage.get(SAFE_POINT_KEY)
     state.safe_point = int.from_bytes(safe_point or b"", "big")
+    newest = state.storage.get(NEWEST_KEY)
+    if newest is not None:
+        state.recent.load(*NEWEST.unpack(newest))
     _load_counts(state)
     await _load_locks(state)
     await fill_index(state)

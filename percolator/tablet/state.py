@@ -16,6 +16,7 @@ from percolator.errors import (
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.lock_mirror import LockMirror
 from percolator.tablet.notify_index import NotifyIndex
+from percolator.tablet.recent_writes import RecentWrites
 from percolator.tablet.statistics import Counters
 from percolator.tablet.timestamp_guard import TimestampGuard
 from percolator.v1 import tabletserver_pb2 as pb
@@ -58,6 +59,7 @@ class TabletState:
         self.limits = limits
         self.mirror = LockMirror()
         self.index = NotifyIndex(limits.notifications_indexed_max)
+        self.recent = RecentWrites(limits.recent_writes_max)
         self.counters = Counters(clock)
         self.guard = TimestampGuard(clock, limits.timestamp_lead_milliseconds)
         self.safe_point = 0

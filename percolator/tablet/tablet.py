@@ -18,7 +18,7 @@ from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
 from percolator.tablet import opening, scans, split_point, stored_cells
 from percolator.tablet.commit_work import CommitWork
 from percolator.tablet.group_commit import GroupCommit
-from percolator.tablet.keys import ColumnEncoder
+from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.mutations import MutationChecker
 from percolator.tablet.point_reads import PointReads
@@ -104,7 +104,7 @@ class Tablet:
             try:
                 try:
                     if served_until_now:
-                        await self._note(opening.STATISTICS_KEY, opening.counts_record(state))
+                        await self._note(STATISTICS_KEY, opening.counts_record(state))
                 finally:
                     await state.storage.close()
             except state.storage.failures as error:
@@ -125,7 +125,7 @@ class Tablet:
         async with self._commit.between_batches():
             state.require_open()
             try:
-                await self._note(opening.SAFE_POINT_KEY, state.safe_point.to_bytes(8, "big"))
+                await self._note(SAFE_POINT_KEY, state.safe_point.to_bytes(8, "big"))
             except state.storage.failures as error:
                 raise state.storage_failed(error) from error
             state.require_ownership()
