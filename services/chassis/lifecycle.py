@@ -195,7 +195,7 @@ class _Process(Generic[SettingsT]):
             metrics_registry=registry,
         )
         stack.push_async_callback(host.cancel_background)
-        host.background("event loop lag", metrics.watch_event_loop(registry))
+        host.background("event loop lag", metrics.watch_event_loop(registry, world.clock))
         return host
 
     def _belonging(self, server: Server) -> Callable[[WrongCluster | None], Awaitable[None]]:

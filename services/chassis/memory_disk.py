@@ -43,19 +43,19 @@ class File:
         """The pages are dropped as clean: no later fsync writes them."""
         self._lost = self.content != self._durable
 
-    def lose_power(self, random: Random | None) -> None:
-        self.content = self._durable if random is None else self._torn(random)
+    def lose_power(self, chance: Random | None) -> None:
+        self.content = self._durable if chance is None else self._torn(chance)
         self._durable = self.content
         self.locked = False
         self._lost = False
 
-    def _torn(self, random: Random) -> bytes:
+    def _torn(self, chance: Random) -> bytes:
         extended = self.content.startswith(self._durable)
-        if not extended and random.random() < 0.5:
+        if not extended and chance.random() < 0.5:
             return self._durable
         certain = len(self._durable) if extended else 0
-        length = random.randint(certain, len(self.content))
-        arrived = random.choice((length, random.randint(certain, length)))
+        length = chance.randint(certain, len(self.content))
+        arrived = chance.choice((length, chance.randint(certain, length)))
         return self.content[:arrived] + bytes(length - arrived)
 
 
@@ -76,8 +76,8 @@ class Directory:
     def fsync(self) -> None:
         self._keep(len(self._pending))
 
-    def lose_power(self, random: Random | None) -> None:
-        self._keep(0 if random is None else random.randint(0, len(self._pending)))
+    def lose_power(self, chance: Random | None) -> None:
+        self._keep(0 if chance is None else chance.randint(0, len(self._pending)))
         self.names = dict(self._durable)
 
     def everything(self) -> list[File | Directory]:
@@ -125,12 +125,12 @@ class MemoryDisk:
                 raise fault(errno.ENOTDIR, path)
             directory = found
 
-    def cut_power(self, random: Random | None = None) -> None:
-        """Everything that was not made durable is lost; with `random`, some of it survives."""
+    def cut_power(self, chance: Random | None = None) -> None:
+        """Everything that was not made durable is lost; with `chance`, some of it survives."""
         self._generation += 1
         # In the order of their numbers: the same seed must lose the same things.
         for _, node in sorted(self._all().items()):
-            node.lose_power(random)
+            node.lose_power(chance)
 
     def new_file(self) -> File:
         return File(next(self._numbers))

@@ -28,6 +28,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from percolator.world import Clock
 from services.chassis.addresses import HostPort
 from services.chassis.version import version
 
@@ -127,7 +128,7 @@ def served(registry: CollectorRegistry, listen: HostPort | None) -> Iterator[Hos
         thread.join()
 
 
-async def watch_event_loop(registry: CollectorRegistry) -> None:
+async def watch_event_loop(registry: CollectorRegistry, clock: Clock) -> None:
     """Measures how late the event loop is: what every call waits for, on top of its own work."""
     lag = Histogram(
         "percolator_event_loop_lag_seconds",
@@ -136,9 +137,8 @@ async def watch_event_loop(registry: CollectorRegistry) -> None:
         registry=registry,
     )
     tasks = Gauge("percolator_event_loop_tasks", "Tasks that are not done.", registry=registry)
-    loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + _LAG_SAMPLE_SECONDS
-        await asyncio.sleep(_LAG_SAMPLE_SECONDS)
-        lag.observe(max(0.0, loop.time() - due))
+        due = clock.monotonic_seconds() + _LAG_SAMPLE_SECONDS
+        await clock.sleep(_LAG_SAMPLE_SECONDS)
+        lag.observe(max(0.0, clock.monotonic_seconds() - due))
         tasks.set(len(asyncio.all_tasks()))

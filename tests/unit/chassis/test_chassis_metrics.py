@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from percolator.testing.virtual_time import VirtualClock
 from services.chassis.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
 
 
@@ -32,7 +33,8 @@ def test_a_histogram_counts_every_call_in_each_bucket_that_it_fits(seconds: list
 
 async def test_the_event_loops_lateness_is_measured() -> None:
     registry = CollectorRegistry()
-    watching = asyncio.create_task(watch_event_loop(registry))
+    clock = VirtualClock(asyncio.get_running_loop())
+    watching = asyncio.create_task(watch_event_loop(registry, clock))
     await asyncio.sleep(1.1)
     watching.cancel()
     assert registry.get_sample_value("percolator_event_loop_lag_seconds_count") == 4

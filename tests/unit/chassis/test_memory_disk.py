@@ -211,3 +211,16 @@ async def test_without_the_fsync_of_the_content_replacing_would_lose_both() -> N
         await files.fsync_directory(STORE)
         seen.add((await after_power_cut(disk, random.Random(seed)))["mark"])
     assert b"" in seen
+
+
+async def test_a_file_that_was_overwritten_is_the_old_one_or_a_part_of_the_new() -> None:
+    seen = set()
+    for seed in range(200):
+        disk = new_disk()
+        files = MemoryFiles(disk)
+        await write(files, "mark", b"old", fsync=True)
+        await files.fsync_directory(STORE)
+        async with await files.create(STORE / "mark", exclusive=False) as file:
+            await file.append(b"new")
+        seen.add((await after_power_cut(disk, random.Random(seed)))["mark"])
+    assert {b"old", b"", b"n", b"ne", b"new"} <= seen
