@@ -50,7 +50,8 @@ class Ledger:
         mark: Mark,
     ) -> None:
         self._files = files
-        self._directory = directory
+        self._mark_path = directory / _MARK
+        self._lock_path = directory / _LOCK
         self._holder = holder
         self._is_signed = False
         self._lock = lock
@@ -115,7 +116,7 @@ class Ledger:
         locks another file: then only this look keeps the first one from answering.
         """
         try:
-            found = self._files.stat_now(self._directory / _LOCK)
+            found = self._files.stat_now(self._lock_path)
         except OSError:
             # What cannot be looked at is not known to be ours.
             return False
@@ -128,7 +129,7 @@ class Ledger:
         self._lock.release()
 
     async def _replace(self, mark: Mark) -> None:
-        await replace_durably(self._files, self._directory / _MARK, mark.encode())
+        await replace_durably(self._files, self._mark_path, mark.encode())
         self._mark = mark
         self.writes += 1
         if not self._is_signed:
@@ -136,8 +137,7 @@ class Ledger:
 
     async def _sign(self) -> None:
         """Names the holder, once a mark is durable: a name without a mark tells of a loss."""
-        lock_path = self._directory / _LOCK
-        async with await self._files.create(lock_path, exclusive=False) as file:
+        async with await self._files.create(self._lock_path, exclusive=False) as file:
             await file.append(self._holder.encode()[:_HOLDER_BYTES_MAX])
         self._is_signed = True
 
@@ -161,7 +161,8 @@ async def _read_mark(files: Files, directory: Path, cluster_id: str) -> Mark | N
         if not holder:
             return None
         raise StoreUnusable(
-            f"{path} is missing, though an oracle ({holder}) has served from it",
+            f"{path} is missing, though an oracle ({holder}) has served from it; "
+            "see docs/formats.md",
             fault=StoreFault.DAMAGED,
         ) from None
     if cluster_id and mark.cluster_id and mark.cluster_id != cluster_id:

@@ -64,7 +64,7 @@ class Mark:
 
 def _damaged(where: str) -> StoreUnusable:
     return StoreUnusable(
-        f"{where} is damaged: timestamps that were handed out could be handed out again; "
-        "restore it, see docs/formats.md",
+        f"{where} is damaged, and a guess could hand out timestamps a second time; "
+        "see docs/formats.md",
         fault=StoreFault.DAMAGED,
     )
