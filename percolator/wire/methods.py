@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import oracle_pb2 as oracle
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import StreamMethod, UnaryMethod
+
+_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
+
+
+def method_name(rpc: str) -> str:
+    """The method of a handler that answers an RPC: "GetTimestamps" → "get_timestamps"."""
+    return _WORD_START.sub("_", rpc).lower()
+
 
 # Oracle
 GET_TIMESTAMPS = UnaryMethod(

@@ -11,7 +11,6 @@ into a task of the service's own.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -31,6 +30,7 @@ from percolator.errors import (
     Overloaded,
     PercolatorError,
 )
+from percolator.wire.methods import method_name
 from percolator.wire.status import status_code
 from percolator.world import Clock
 from services.chassis.metrics import MethodMetrics, RpcMetrics
@@ -39,7 +39,6 @@ from services.chassis.trailers import failure
 _OVERLOADED_RETRY_SECONDS = 0.1
 _STARTING_RETRY_SECONDS = 0.25
 _OWN_PACKAGE = "/percolator."
-_WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 _remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
 
@@ -71,11 +70,6 @@ class Exposed:
                     f"{type(self.handler).__name__} has no {method_name(method.name)}(), "
                     f"which {self.descriptor.full_name} needs"
                 )
-
-
-def method_name(rpc: str) -> str:
-    """ "GetTimestamps" → "get_timestamps"."""
-    return _WORD_START.sub("_", rpc).lower()
 
 
 class Gate:
