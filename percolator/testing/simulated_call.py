@@ -1,0 +1,221 @@
+"""One call from one simulated process to another: its request, its execution, its answer.
+
+The caller waits until whatever arrives first: the answer, a broken connection, its time-out. What
+arrives later finds the call over. A request that was duplicated, or is late, is executed all the
+same: its server cannot know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Generic
+
+from percolator.errors import (
+    DeadlineExceeded,
+    InvariantViolation,
+    PercolatorError,
+    Unavailable,
+    UsageError,
+)
+from percolator.testing.network_faults import Fault
+from percolator.testing.simulated_wire import Envelope, Handler, Listener, Wire
+from percolator.v1 import errors_pb2
+from percolator.wire.status import from_detail, to_detail
+from percolator.world import RequestT, ResponseT, StreamMethod, UnaryMethod
+
+
+class CallInFlight(ABC, Generic[RequestT, ResponseT]):
+    """What unary and streaming calls have in common: everything but the answer."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        source: str,
+        method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
+        target: str,
+        request: bytes,
+        timeout_seconds: float,
+    ) -> None:
+        self._wire = wire
+        self._source = source
+        self._target = target
+        self._method = method
+        self._request = request
+        self._timeout_seconds = timeout_seconds
+        self._executions: list[asyncio.Task[None]] = []
+        self._over = False
+        # Set in the caller's own context: while the caller is paused, no time passes for it.
+        self._timer = wire.loop.call_later(timeout_seconds, self._time_out)
+        self._send()
+
+    # ------------------------------------------------------------------ the caller's side
+
+    @abstractmethod
+    def _fail(self, error: PercolatorError) -> None:
+        """Lets the caller's waiting end with this error."""
+
+    def break_off(self, why: str) -> None:
+        """The connection is gone; the request may or may not have been executed."""
+        if not self._over:
+            self._finish()
+            self._fail(Unavailable(why, where=self._where()))
+
+    def give_up(self) -> None:
+        """The caller does not wait any more: the handler is told, if that gets there."""
+        if not self._over:
+            self._finish()
+            self._wire.counts[Fault.GIVEN_UP] += 1
+            self._wire.carry(self._source, self._target, self._cancel_executions)
+
+    def _time_out(self) -> None:
+        if not self._over:
+            self.give_up()
+            self._fail(DeadlineExceeded("no answer in time", where=self._where()))
+
+    def _finish(self) -> None:
+        self._over = True
+        self._timer.cancel()
+
+    def _where(self) -> str:
+        return f"{self._method.path} at {self._target}"
+
+    def _send(self) -> None:
+        wire, there = self._wire, (self._source, self._target)
+        envelope = Envelope(*there, self._method.path, False, self._request)
+        match wire.fate(envelope):
+            case None:
+                wire.carry(*there, self._arrive)
+            case Fault.SLOW:
+                wire.carry(*there, self._arrive, late=True)
+            case Fault.DUPLICATED:
+                wire.carry(*there, self._arrive)
+                wire.carry(*there, self._arrive, late=True)
+            case Fault.BROKEN_BEFORE:
+                self._break_soon()
+            case Fault.BROKEN_AFTER:
+                wire.carry(*there, self._arrive)
+                self._break_soon()
+            case _:
+                pass  # dropped: nobody will ever hear of it
+
+    def _break_soon(self) -> None:
+        self._wire.carry(self._target, self._source, self.break_off, "the connection broke")
+
+    # ------------------------------------------------------------------ the server's side
+
+    def _arrive(self) -> None:
+        listener = self._wire.listener_at(self._target)
+        if listener is None:
+            self._wire.counts[Fault.REFUSED] += 1
+            self._wire.carry(self._target, self._source, self.break_off, "connection refused")
+            return
+        handler = listener.methods.get(self._method.path)
+        if handler is None:
+            self._wire.carry(self._target, self._source, self._miss)
+            return
+        listener.calls[self] = None
+        self._executions.append(listener.life.spawn(self._execute(handler, listener)))
+
+    def _miss(self) -> None:
+        if not self._over:
+            self._finish()
+            self._fail(UsageError("no such method there", where=self._where()))
+
+    def broken_by_server(self) -> None:
+        """The process that was executing it has ended; its machine says so."""
+        self._wire.carry(self._target, self._source, self.break_off, "connection reset")
+
+    def _cancel_executions(self) -> None:
+        for task in self._executions:
+            task.cancel()
+
+    async def _execute(self, handler: Handler, listener: Listener) -> None:
+        """Runs the handler, as a task of its own process."""
+        wire = self._wire
+        try:
+            if wire.on_call is not None:
+                deadline = wire.loop.time() + self._timeout_seconds
+                wire.on_call(lambda: deadline - wire.loop.time())
+            await self._answer(handler, listener)
+        except InvariantViolation as error:
+            wire.unexpected.append(error)
+            self._answer_error(error, listener)
+        except PercolatorError as error:
+            self._answer_error(error, listener)
+        except Exception as error:  # noqa: BLE001  # the simulation fails with it at the end
+            wire.unexpected.append(error)
+            self._answer_error(InvariantViolation(f"failed unexpectedly: {error!r}"), listener)
+        finally:
+            listener.calls.pop(self, None)
+
+    @abstractmethod
+    async def _answer(self, handler: Handler, listener: Listener) -> None:
+        """Calls the handler, and sends what it answers."""
+
+    @abstractmethod
+    def _answer_error(self, error: PercolatorError, listener: Listener) -> None:
+        """Sends the error."""
+
+
+class UnaryInFlight(CallInFlight[RequestT, ResponseT]):
+    """One request, one answer."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        source: str,
+        method: UnaryMethod[RequestT, ResponseT],
+        target: str,
+        request: bytes,
+        timeout_seconds: float,
+    ) -> None:
+        self.answer: asyncio.Future[bytes] = wire.loop.create_future()
+        """The serialised response."""
+        super().__init__(wire, source, method, target, request, timeout_seconds)
+
+    def _fail(self, error: PercolatorError) -> None:
+        if not self.answer.done():  # cancelled, when the caller was
+            self.answer.set_exception(error)
+
+    def _take(self, payload: bytes) -> None:
+        if not self._over:
+            self._finish()
+            self.answer.set_result(payload)
+
+    def _take_error(self, payload: bytes) -> None:
+        if not self._over:
+            self._finish()
+            self._fail(decoded_error(payload))
+
+    async def _answer(self, handler: Handler, listener: Listener) -> None:
+        response = await handler(self._method.request.FromString(self._request))
+        self._reply(listener, response.SerializeToString(), is_error=False)
+
+    def _answer_error(self, error: PercolatorError, listener: Listener) -> None:
+        self._reply(listener, encoded_error(error), is_error=True)
+
+    def _reply(self, listener: Listener, payload: bytes, *, is_error: bool) -> None:
+        if not listener.life.alive:
+            return
+        wire, back = self._wire, (self._target, self._source)
+        take = self._take_error if is_error else self._take
+        match wire.fate(Envelope(*back, self._method.path, True, payload)):
+            case None:
+                wire.carry(*back, take, payload)
+            case Fault.SLOW:
+                wire.carry(*back, take, payload, late=True)
+            case Fault.BROKEN_AFTER | Fault.BROKEN_BEFORE:
+                self._break_soon()
+            case _:
+                pass  # dropped
+
+
+def encoded_error(error: PercolatorError) -> bytes:
+    """An error as it travels."""
+    return to_detail(error).SerializeToString()
+
+
+def decoded_error(payload: bytes) -> PercolatorError:
+    """A new error, equal to the one that was sent."""
+    return from_detail(errors_pb2.ErrorDetail.FromString(payload))

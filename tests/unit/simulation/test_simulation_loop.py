@@ -1,0 +1,178 @@
+"""One loop for many processes: each can be paused and ended, and chance plays no part."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import InvariantViolation
+from percolator.testing.simulated_loop import CURRENT_LIFE, Life, SimulationLoop, run_simulation
+from percolator.testing.virtual_time import NothingLeftToHappen
+
+
+def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set() -> None:
+    async def main(loop: SimulationLoop) -> list[int]:
+        fired: list[int] = []
+        for number in range(50):
+            loop.call_later(1.0, fired.append, number)
+            loop.deliver_at(1.0, fired.append, (100 + number,))
+        await asyncio.sleep(2)
+        return fired
+
+    fired = run_simulation(main)
+    assert fired == [n for number in range(50) for n in (number, 100 + number)]
+
+
+def test_time_jumps_to_the_next_timer_and_never_stands_still_or_goes_back() -> None:
+    async def main(loop: SimulationLoop) -> list[float]:
+        instants = []
+        for seconds in (3600.0, 0.0, 0.25):
+            await asyncio.sleep(seconds)
+            instants.append(loop.time())
+        return instants
+
+    assert run_simulation(main) == [3600.0, 3600.0, 3600.25]
+
+
+def test_many_cancelled_timers_are_forgotten() -> None:
+    """Every call that is answered leaves a cancelled time-out behind."""
+
+    async def main(loop: SimulationLoop) -> int:
+        for _ in range(10_000):
+            loop.call_later(10.0, print).cancel()
+        return len(loop._timers)
+
+    assert run_simulation(main) < 1_000
+
+
+def test_waiting_for_what_nobody_will_do_is_an_error() -> None:
+    async def main(loop: SimulationLoop) -> None:
+        await loop.create_future()
+
+    with pytest.raises(NothingLeftToHappen):
+        run_simulation(main)
+
+
+def test_what_a_process_starts_belongs_to_it() -> None:
+    async def main(loop: SimulationLoop) -> list[str | None]:
+        seen: list[str | None] = []
+
+        def note() -> None:
+            life = CURRENT_LIFE.get()
+            seen.append(None if life is None else life.name)
+
+        async def child() -> None:
+            note()
+            loop.call_soon(note)
+            loop.call_later(1.0, note)
+
+        async def parent() -> None:
+            await asyncio.create_task(child())
+
+        life = Life(loop, "one")
+        life.spawn(parent())
+        await asyncio.sleep(2)
+        note()
+        return seen
+
+    assert run_simulation(main) == ["one", "one", "one", None]
+
+
+async def _tick(log: list[tuple[str, float]], name: str, loop: SimulationLoop) -> None:
+    while True:
+        await asyncio.sleep(1)
+        log.append((name, loop.time()))
+
+
+def test_a_paused_process_does_nothing_while_others_go_on_and_then_is_late() -> None:
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+        paused, other = Life(loop, "paused"), Life(loop, "other")
+        paused.spawn(_tick(log, "paused", loop))
+        other.spawn(_tick(log, "other", loop))
+        await asyncio.sleep(1.5)
+        paused.pause()
+        await asyncio.sleep(2)
+        assert len(paused.held) == 1
+        paused.resume()
+        await asyncio.sleep(1.25)
+        return log
+
+    assert run_simulation(main) == [
+        ("paused", 1.0),
+        ("other", 1.0),
+        ("other", 2.0),
+        ("other", 3.0),
+        ("paused", 3.5),
+        ("other", 4.0),
+        ("paused", 4.5),
+    ]
+
+
+def test_an_ended_process_is_gone_at_that_instant_with_all_its_tasks() -> None:
+    async def main(loop: SimulationLoop) -> tuple[list[str], float]:
+        log: list[str] = []
+
+        async def stubborn() -> None:
+            try:
+                await asyncio.sleep(100)
+            finally:
+                log.append("cleaning up")
+                await loop.create_future()
+
+        async def parent() -> None:
+            asyncio.create_task(stubborn())  # noqa: RUF006  # the life holds it
+            await stubborn()
+
+        life = Life(loop, "one")
+        life.at_end(lambda: log.append("ended"))
+        life.spawn(parent())
+        await asyncio.sleep(1)
+        life.end()
+        life.end()
+        await life.ended()
+        assert life.tasks() == []
+        return log, loop.time()
+
+    assert run_simulation(main) == (["ended", "cleaning up", "cleaning up"], 1.0)
+
+
+def test_a_paused_process_can_be_ended() -> None:
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+        life = Life(loop, "one")
+        life.spawn(_tick(log, "one", loop))
+        life.pause()
+        await asyncio.sleep(5)
+        life.end()
+        await life.ended()
+        return log
+
+    assert run_simulation(main) == []
+
+
+def test_a_task_that_swallows_its_cancellation_is_found_out() -> None:
+    """In production it would keep a draining server from stopping."""
+
+    async def main(loop: SimulationLoop) -> str:
+        stop = False
+
+        async def immortal() -> None:
+            while not stop:
+                try:
+                    await loop.create_future()
+                except asyncio.CancelledError:
+                    continue
+
+        life = Life(loop, "one")
+        task = life.spawn(immortal())
+        await asyncio.sleep(0)
+        life.end()
+        with pytest.raises(InvariantViolation, match="one refuse to be cancelled") as caught:
+            await life.ended()
+        stop = True
+        task.cancel()
+        return str(caught.value)
+
+    assert "immortal" in run_simulation(main)
