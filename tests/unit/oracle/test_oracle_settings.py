@@ -1,0 +1,100 @@
+"""What the oracle can be told, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from percolator.errors import InvalidArgument
+from percolator.testing.virtual_time import VirtualClock
+from services.chassis.settings import load
+from services.oracle.ledger import Ledger
+from services.oracle.metrics import OracleMetrics
+from services.oracle.oracle import Oracle, OracleLimits
+from services.oracle.settings import OracleSettings
+from tests.unit.oracle.memory_files import MemoryFiles
+
+
+def settings(*flags: str) -> OracleSettings:
+    return load(OracleSettings, ["--store", "/store", *flags], {})
+
+
+def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
+    assert settings().limits() == OracleLimits()
+
+
+def test_every_limit_can_be_set() -> None:
+    flags = {
+        "--window-seconds": "1.5",
+        "--count-max": "10",
+        "--wait-seconds-max": "3",
+        "--clock-jump-seconds-max": "5",
+    }
+    given = [part for flag in flags.items() for part in flag]
+    assert settings(*given, "--follow-clock-jumps").limits() == OracleLimits(
+        window_seconds=1.5,
+        count_max=10,
+        wait_seconds_max=3,
+        jump_seconds_max=5,
+        follow_jumps=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--window-seconds", "3"),  # as long as locks live: a crash would expire fresh ones
+        ("--window-seconds", "0.1"),
+        ("--count-max", "0"),
+        ("--wait-seconds-max", "0"),
+        ("--clock-jump-seconds-max", "-1"),
+        ("--store", ""),
+    ],
+)
+def test_a_bad_value_is_refused_by_name_in_one_line(
+    flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        settings(flag, value)
+    assert exited.value.code == 2
+    said = capsys.readouterr().err
+    assert flag.removeprefix("--").replace("-", "_") in said
+    assert len(said.splitlines()) == 1
+
+
+def test_the_store_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(OracleSettings, [], {})
+    assert "store" in capsys.readouterr().err
+
+
+async def test_the_metrics_tell_what_happened_under_names_that_stay() -> None:
+    ledger = await Ledger.open(MemoryFiles(), Path("/store"), holder="me", cluster_id="")
+    clock = VirtualClock(asyncio.get_running_loop())
+    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+    await oracle.extend()
+    await oracle.get_timestamps(1000)
+    with pytest.raises(InvalidArgument):
+        await oracle.get_timestamps(0)
+    clock.set_wall_back(10_000)
+    await oracle.get_timestamps(1)
+    registry = CollectorRegistry()
+    registry.register(OracleMetrics(oracle, ledger))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+    }
+    assert found == {
+        ("percolator_oracle_timestamps_total",): 1001,
+        ("percolator_oracle_mark_extensions_total",): 1,
+        ("percolator_oracle_mark_extension_failures_total",): 0,
+        ("percolator_oracle_fsyncs_total",): 2,
+        ("percolator_oracle_waits_total",): 0,
+        ("percolator_oracle_refused_total", "InvalidArgument"): 1,
+        ("percolator_oracle_wall_clock_lead_seconds",): -10,
+        ("percolator_oracle_mark_timestamp_seconds",): 1_800_000_002.9,
+    }
