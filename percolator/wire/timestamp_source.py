@@ -57,9 +57,12 @@ class _Batch:
         """The sum of the counts."""
 
     def split(self, count_max: int) -> _Batch:
-        """Keeps the first ones, who want `count_max` together at most; returns the rest."""
-        kept, count = 0, 0
-        while count + self.counts[kept] <= count_max:
+        """Keeps the first ones, who want `count_max` together at most, or the first one alone.
+
+        Returns the rest.
+        """
+        kept, count = 1, self.counts[0]
+        while kept < len(self.counts) and count + self.counts[kept] <= count_max:
             count += self.counts[kept]
             kept += 1
         rest = _Batch()
@@ -109,6 +112,7 @@ class TimestampSource:
         ]
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
+        self._request_count_max = count_max
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._now = loop.time
@@ -176,8 +180,8 @@ class TimestampSource:
             while self._waiting.futures:
                 batch = self._in_flight = self._waiting
                 self._waiting = _Batch()
-                if batch.count > self._count_max:
-                    self._waiting = batch.split(self._count_max)
+                if batch.count > self._request_count_max:
+                    self._waiting = batch.split(self._request_count_max)
                 try:
                     response = await self._calls[0](
                         GetTimestampsRequest(count=batch.count), ATTEMPT_SECONDS_MAX
@@ -185,11 +189,15 @@ class TimestampSource:
                 except _WORTH_ANOTHER_TRY as error:
                     tries_in_vain += 1
                     self._last_failure = str(error)
-                    batch.take_over(self._waiting)
-                    self._waiting, self._in_flight = batch, _Batch()
+                    self._put_back(batch)
                     await self._turn_to_the_next(tries_in_vain, error)
                 except errors.PercolatorError as error:
-                    batch.fail(error)
+                    if _is_too_many(error) and len(batch.futures) > 1:
+                        # The oracle is set to less than it grants by default.
+                        self._request_count_max = max(batch.count // 2, 1)
+                        self._put_back(batch)
+                    else:
+                        batch.fail(error)
                 else:
                     tries_in_vain = 0
                     self._distribute(batch, response)
@@ -200,6 +208,11 @@ class TimestampSource:
         finally:
             self._in_flight = _Batch()
             self._dispatcher = None
+
+    def _put_back(self, batch: _Batch) -> None:
+        """Those who still wait go first into the next request."""
+        batch.take_over(self._waiting)
+        self._waiting, self._in_flight = batch, _Batch()
 
     def _distribute(self, batch: _Batch, response: GetTimestampsResponse) -> None:
         first = response.first
@@ -275,3 +288,7 @@ class TimestampSource:
             self._in_flight.fail(kind(message))
             self._waiting.fail(kind(message))
         self._waiting = _Batch()
+
+
+def _is_too_many(error: errors.PercolatorError) -> bool:
+    return isinstance(error, errors.InvalidArgument) and error.field == "count"

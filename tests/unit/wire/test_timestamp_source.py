@@ -172,6 +172,26 @@ async def test_more_than_the_oracle_grants_at_once_is_split_over_several_request
     assert got == [1000, 1004, 1008, 1012, 1022, 1023]
 
 
+async def test_an_oracle_that_is_set_to_grant_less_gets_smaller_requests() -> None:
+    oracles = Oracles()
+
+    async def grants_three(count: int) -> int:
+        if count > 3:
+            raise errors.InvalidArgument("count", f"{count} is outside 1 .. 3")
+        return await oracles.healthy(count)
+
+    oracles.behaviours["a:1"] = grants_three
+    source = source_of(oracles)
+    got = await asyncio.gather(*(source.get() for _ in range(10)))
+    assert got == list(range(1000, 1010))
+    outcomes = await asyncio.gather(source.get(2), source.get(4), return_exceptions=True)
+    assert outcomes[0] == 1010
+    assert isinstance(outcomes[1], errors.InvalidArgument)
+    before = len(oracles.requests)
+    await asyncio.gather(*(source.get() for _ in range(10)))
+    assert max(oracles.counts()[before:]) <= 3
+
+
 @pytest.mark.parametrize("count", [0, -1, 11])
 async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
     oracles = Oracles()
