@@ -11,6 +11,8 @@ import sys
 import time
 from random import Random
 
+from benchmarks.report import Report
+from percolator.errors import InvariantViolation
 from percolator.testing.checker import check
 from percolator.testing.history import (
     CellKey,
@@ -92,17 +94,22 @@ def _recording_microseconds(operations: int) -> float:
     return (time.perf_counter() - begun) / operations * 1e6
 
 
-def main() -> None:
-    """Prints the figures."""
+def main() -> int:
+    """Shows the figures."""
     transactions = int(sys.argv[1]) if len(sys.argv) > 1 else TRANSACTIONS
+    shown = Report("checker")
     history = _Bank(seed=1).history(transactions)
     begun = time.perf_counter()
-    report = check(history)
+    verdict = check(history)
     seconds = time.perf_counter() - begun
-    print(f"{report}")
-    print(f"checked in {seconds:.2f} s: {len(history) / seconds:,.0f} transactions/s")
-    print(f"recording an operation: {_recording_microseconds(200_000):.2f} µs")
+    if not verdict:
+        raise InvariantViolation(f"a valid history was refused: {verdict}")
+    shown.add("transactions checked", len(history), "transactions")
+    shown.add("time to check them", seconds, "s", must=20 * transactions / TRANSACTIONS)
+    shown.add("speed", len(history) / seconds, "transactions/s")
+    shown.add("recording one operation", _recording_microseconds(200_000), "µs")
+    return shown.finish()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

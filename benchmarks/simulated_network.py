@@ -16,6 +16,7 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from benchmarks.report import Report
 from percolator.errors import PercolatorError
 from percolator.testing.network_faults import PERFECT, NetworkFaults
 from percolator.testing.simulated_loop import SimulationLoop, run_simulation
@@ -81,13 +82,16 @@ def _microseconds(calls: int, faults: NetworkFaults) -> float:
     return (time.process_time() - begun) / calls * 1e6
 
 
-def main() -> None:
-    """Prints the figures."""
+def main() -> int:
+    """Shows the figures."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else CALLS
+    shown = Report("simulated_network")
     for name, faults in (("good", PERFECT), ("bad", BAD)):
         cost = _microseconds(calls, faults)
-        print(f"{name} network: {cost:.1f} µs per call, {cost / 2:.1f} µs per hop")
+        shown.add(f"a call on a {name} network", cost, "µs of CPU")
+        shown.add(f"a hop on a {name} network", cost / 2, "µs of CPU", must=30)
+    return shown.finish()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
