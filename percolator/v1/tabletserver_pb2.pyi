@@ -349,6 +349,30 @@ class DescribeTabletsResponse(_message.Message):
     tablets: _containers.RepeatedCompositeFieldContainer[TabletDescription]
     def __init__(self, tablets: _Optional[_Iterable[_Union[TabletDescription, _Mapping]]] = ...) -> None: ...
 
+class ReportRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReportedTablet(_message.Message):
+    __slots__ = ("tablet_id", "epoch", "schema_version", "error")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    epoch: int
+    schema_version: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("server_id", "tablets")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLETS_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    tablets: _containers.RepeatedCompositeFieldContainer[ReportedTablet]
+    def __init__(self, server_id: _Optional[str] = ..., tablets: _Optional[_Iterable[_Union[ReportedTablet, _Mapping]]] = ...) -> None: ...
+
 class ProposeSplitRequest(_message.Message):
     __slots__ = ("target",)
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -362,18 +386,24 @@ class ProposeSplitResponse(_message.Message):
     def __init__(self, row: _Optional[bytes] = ...) -> None: ...
 
 class OpenTabletRequest(_message.Message):
-    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range")
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
+    MUST_EXIST_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     tablet_id: int
     epoch: int
     schema_version: int
     range: _cells_pb2.RowRange
-    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ...) -> None: ...
+    must_exist: bool
+    origin_tablet_id: int
+    origin_epoch: int
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenTabletResponse(_message.Message):
     __slots__ = ("tablet",)

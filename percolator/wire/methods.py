@@ -6,6 +6,7 @@ import re
 
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.v1 import lockservice_pb2 as locks
+from percolator.v1 import master_pb2 as master
 from percolator.v1 import oracle_pb2 as oracle
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import StreamMethod, UnaryMethod
@@ -83,6 +84,9 @@ DESCRIBE_TABLETS = UnaryMethod(
     tablets.DescribeTabletsRequest,
     tablets.DescribeTabletsResponse,
 )
+REPORT = UnaryMethod(
+    "/percolator.v1.TabletServerService/Report", tablets.ReportRequest, tablets.ReportResponse
+)
 PROPOSE_SPLIT = UnaryMethod(
     "/percolator.v1.TabletServerService/ProposeSplit",
     tablets.ProposeSplitRequest,
@@ -97,4 +101,57 @@ CLOSE_TABLET = UnaryMethod(
     "/percolator.v1.TabletServerService/CloseTablet",
     tablets.CloseTabletRequest,
     tablets.CloseTabletResponse,
+)
+
+# Master
+CREATE_TABLE = UnaryMethod(
+    "/percolator.v1.MasterService/CreateTable",
+    master.CreateTableRequest,
+    master.CreateTableResponse,
+)
+DELETE_TABLE = UnaryMethod(
+    "/percolator.v1.MasterService/DeleteTable",
+    master.DeleteTableRequest,
+    master.DeleteTableResponse,
+)
+LIST_TABLES = UnaryMethod(
+    "/percolator.v1.MasterService/ListTables", master.ListTablesRequest, master.ListTablesResponse
+)
+DESCRIBE_TABLE = UnaryMethod(
+    "/percolator.v1.MasterService/DescribeTable",
+    master.DescribeTableRequest,
+    master.DescribeTableResponse,
+)
+CHANGE_OBSERVERS = UnaryMethod(
+    "/percolator.v1.MasterService/ChangeObservers",
+    master.ChangeObserversRequest,
+    master.ChangeObserversResponse,
+)
+LOCATE_TABLETS = UnaryMethod(
+    "/percolator.v1.MasterService/LocateTablets",
+    master.LocateTabletsRequest,
+    master.LocateTabletsResponse,
+)
+LIST_TABLETS = UnaryMethod(
+    "/percolator.v1.MasterService/ListTablets",
+    master.ListTabletsRequest,
+    master.ListTabletsResponse,
+)
+SPLIT_TABLET = UnaryMethod(
+    "/percolator.v1.MasterService/SplitTablet",
+    master.SplitTabletRequest,
+    master.SplitTabletResponse,
+)
+MOVE_TABLET = UnaryMethod(
+    "/percolator.v1.MasterService/MoveTablet", master.MoveTabletRequest, master.MoveTabletResponse
+)
+LIST_SERVERS = UnaryMethod(
+    "/percolator.v1.MasterService/ListServers",
+    master.ListServersRequest,
+    master.ListServersResponse,
+)
+DRAIN_SERVER = UnaryMethod(
+    "/percolator.v1.MasterService/DrainServer",
+    master.DrainServerRequest,
+    master.DrainServerResponse,
 )

@@ -1,0 +1,245 @@
+from percolator.v1 import cells_pb2 as _cells_pb2
+from percolator.v1 import errors_pb2 as _errors_pb2
+from percolator.v1 import tabletserver_pb2 as _tabletserver_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Observer(_message.Message):
+    __slots__ = ("name", "columns", "weak")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    WEAK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    weak: bool
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ...) -> None: ...
+
+class TableOptions(_message.Message):
+    __slots__ = ("retention_milliseconds", "split_bytes")
+    RETENTION_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    retention_milliseconds: int
+    split_bytes: int
+    def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    TABLETS_FIELD_NUMBER: _ClassVar[int]
+    DELETING_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    name: str
+    schema_version: int
+    options: TableOptions
+    observers: _containers.RepeatedCompositeFieldContainer[Observer]
+    tablets: int
+    deleting: bool
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ...) -> None: ...
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("name", "splits", "options", "exist_ok")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    splits: _containers.RepeatedScalarFieldContainer[bytes]
+    options: TableOptions
+    exist_ok: bool
+    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ...) -> None: ...
+
+class CreateTableResponse(_message.Message):
+    __slots__ = ("table", "created")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    created: bool
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ..., created: bool = ...) -> None: ...
+
+class DeleteTableRequest(_message.Message):
+    __slots__ = ("name", "missing_ok")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MISSING_OK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    missing_ok: bool
+    def __init__(self, name: _Optional[str] = ..., missing_ok: bool = ...) -> None: ...
+
+class DeleteTableResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    def __init__(self, deleted: bool = ...) -> None: ...
+
+class ListTablesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTablesResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+
+class DescribeTableRequest(_message.Message):
+    __slots__ = ("name", "table_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    table_id: int
+    def __init__(self, name: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class DescribeTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class ChangeObserversRequest(_message.Message):
+    __slots__ = ("table", "add", "remove")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ADD_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    add: _containers.RepeatedCompositeFieldContainer[Observer]
+    remove: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ChangeObserversResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class LocateTabletsRequest(_message.Message):
+    __slots__ = ("table_id", "range", "limit", "even_deleting")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    EVEN_DELETING_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    range: _cells_pb2.RowRange
+    limit: int
+    even_deleting: bool
+    def __init__(self, table_id: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., limit: _Optional[int] = ..., even_deleting: bool = ...) -> None: ...
+
+class LocateTabletsResponse(_message.Message):
+    __slots__ = ("locations", "schema_version", "observers", "rest")
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    locations: _containers.RepeatedCompositeFieldContainer[_errors_pb2.TabletLocation]
+    schema_version: int
+    observers: _containers.RepeatedCompositeFieldContainer[Observer]
+    rest: _cells_pb2.RowRange
+    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ...) -> None: ...
+
+class TabletInfo(_message.Message):
+    __slots__ = ("location", "table", "server_id", "serving", "error", "statistics")
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    location: _errors_pb2.TabletLocation
+    table: str
+    server_id: str
+    serving: bool
+    error: _errors_pb2.ErrorDetail
+    statistics: _tabletserver_pb2.TabletStatistics
+    def __init__(self, location: _Optional[_Union[_errors_pb2.TabletLocation, _Mapping]] = ..., table: _Optional[str] = ..., server_id: _Optional[str] = ..., serving: bool = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., statistics: _Optional[_Union[_tabletserver_pb2.TabletStatistics, _Mapping]] = ...) -> None: ...
+
+class ListTabletsRequest(_message.Message):
+    __slots__ = ("table", "after_tablet_id", "limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    after_tablet_id: int
+    limit: int
+    def __init__(self, table: _Optional[str] = ..., after_tablet_id: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListTabletsResponse(_message.Message):
+    __slots__ = ("tablets", "more")
+    TABLETS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    tablets: _containers.RepeatedCompositeFieldContainer[TabletInfo]
+    more: bool
+    def __init__(self, tablets: _Optional[_Iterable[_Union[TabletInfo, _Mapping]]] = ..., more: bool = ...) -> None: ...
+
+class SplitTabletRequest(_message.Message):
+    __slots__ = ("tablet_id", "row")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    row: bytes
+    def __init__(self, tablet_id: _Optional[int] = ..., row: _Optional[bytes] = ...) -> None: ...
+
+class SplitTabletResponse(_message.Message):
+    __slots__ = ("lower", "upper")
+    LOWER_FIELD_NUMBER: _ClassVar[int]
+    UPPER_FIELD_NUMBER: _ClassVar[int]
+    lower: _errors_pb2.TabletLocation
+    upper: _errors_pb2.TabletLocation
+    def __init__(self, lower: _Optional[_Union[_errors_pb2.TabletLocation, _Mapping]] = ..., upper: _Optional[_Union[_errors_pb2.TabletLocation, _Mapping]] = ...) -> None: ...
+
+class MoveTabletRequest(_message.Message):
+    __slots__ = ("tablet_id", "server")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    server: str
+    def __init__(self, tablet_id: _Optional[int] = ..., server: _Optional[str] = ...) -> None: ...
+
+class MoveTabletResponse(_message.Message):
+    __slots__ = ("location",)
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    location: _errors_pb2.TabletLocation
+    def __init__(self, location: _Optional[_Union[_errors_pb2.TabletLocation, _Mapping]] = ...) -> None: ...
+
+class TabletServerInfo(_message.Message):
+    __slots__ = ("server_id", "address", "tablets", "serving", "draining", "silence_milliseconds")
+    SERVER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TABLETS_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    server_id: str
+    address: str
+    tablets: int
+    serving: int
+    draining: bool
+    silence_milliseconds: int
+    def __init__(self, server_id: _Optional[str] = ..., address: _Optional[str] = ..., tablets: _Optional[int] = ..., serving: _Optional[int] = ..., draining: bool = ..., silence_milliseconds: _Optional[int] = ...) -> None: ...
+
+class ListServersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListServersResponse(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: _containers.RepeatedCompositeFieldContainer[TabletServerInfo]
+    def __init__(self, servers: _Optional[_Iterable[_Union[TabletServerInfo, _Mapping]]] = ...) -> None: ...
+
+class DrainServerRequest(_message.Message):
+    __slots__ = ("server", "undo")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    undo: bool
+    def __init__(self, server: _Optional[str] = ..., undo: bool = ...) -> None: ...
+
+class DrainServerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
