@@ -7,8 +7,13 @@ import inspect
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from percolator.testing.virtual_time import run_virtually
+
+# The same examples in every run, and no wall-clock limit on one: a loaded machine is not a bug.
+settings.register_profile("deterministic", deadline=None, derandomize=True)
+settings.load_profile("deterministic")
 
 REAL_TIME_MARKS = ("integration", "chaos", "spark", "real_time")
 

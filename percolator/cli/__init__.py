@@ -3,6 +3,12 @@
 Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong.
 """
 
-from percolator.cli.app import main
+import os
+
+# gRPC writes lines of its own to standard error, for instance when a server shuts down; it reads
+# this when it is first imported. Whatever fails is reported by the command itself.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from percolator.cli.app import main  # noqa: E402
 
 __all__ = ["main"]

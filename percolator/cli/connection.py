@@ -13,8 +13,8 @@ from rich.console import Console
 
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.v1.cluster_pb2 import DescribeResponse
-from percolator.wire.addresses import default_addresses, describe, parse_addresses
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import default_addresses, describe, parse_addresses
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from percolator.errors import Unavailable
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.lockservice_pb2 import ListSessionsRequest, Session
-from percolator.wire.addresses import addresses_of
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of
 from percolator.wire.methods import LIST_SESSIONS
 
 

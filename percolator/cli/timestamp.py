@@ -11,8 +11,8 @@ from percolator.cli.connection import connection, fail
 from percolator.errors import InvalidArgument, Unavailable
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX, Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
-from percolator.wire.addresses import addresses_of
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import MachineClock, World, machine_random
 

@@ -1,55 +1,72 @@
-"""Finding a cluster: one list of `host:port` is all that anybody needs.
-
-Any master or gateway of the list describes the cluster; the first answer wins.
-"""
+"""Addresses of the form host:port: one reading of them for settings, sockets and announcements."""
 
 from __future__ import annotations
 
-import os
+import ipaddress
 import re
-from collections.abc import Sequence
+import socket
+from dataclasses import dataclass
 
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable
-from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, ServiceKind
-from percolator.wire.methods import DESCRIBE
-from percolator.world import Network
+from percolator.errors import InvalidArgument
 
-DEFAULT_ADDRESS = "localhost:7100"
-ENVIRONMENT_VARIABLE = "PERCOLATOR_ADDRESS"
-
-_ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/,\[\]]+):(?P<port>\d{1,5})")
+_HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?$")
+_PORT = re.compile(r"^[0-9]{1,5}$")
 
 
-def parse_addresses(text: str, *, field: str = "address") -> list[str]:
-    """Splits "host:port,host:port"; an empty or malformed one is refused by name."""
-    addresses = [part.strip() for part in text.split(",")]
-    for address in addresses:
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match["port"]) <= 65535:
-            raise InvalidArgument(field, f"expected host:port[,host:port…], got {text!r}")
-    return addresses
+@dataclass(frozen=True)
+class HostPort:
+    """A host (name, IPv4 or IPv6 address without brackets) and a port; port 0 is any free one."""
 
+    host: str
+    port: int
 
-def default_addresses() -> list[str]:
-    """What PERCOLATOR_ADDRESS says, or the port of a master on this machine."""
-    text = os.environ.get(ENVIRONMENT_VARIABLE, DEFAULT_ADDRESS)
-    return parse_addresses(text, field=ENVIRONMENT_VARIABLE)
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-
-async def describe(
-    network: Network, addresses: Sequence[str], timeout_seconds: float
-) -> DescribeResponse:
-    """Asks one address after another until one describes the cluster."""
-    problems = []
-    for address in addresses:
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
         try:
-            call = network.unary(address, DESCRIBE)
-            return await call(DescribeRequest(), timeout_seconds / len(addresses))
-        except PercolatorError as error:
-            problems.append(f"{address}: {error.message}")
-    raise Unavailable(f"no master or gateway answered: {'; '.join(problems)}", where="Describe")
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def is_wildcard(self) -> bool:
+        """Whether it means every interface: good to listen on, useless to dial."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+    def with_port(self, port: int) -> HostPort:
+        return HostPort(self.host, port)
+
+    def dialable(self) -> HostPort:
+        """What others can dial: every interface is named by this machine's host name."""
+        return HostPort(socket.gethostname(), self.port) if self.is_wildcard() else self
 
 
-def addresses_of(cluster: DescribeResponse, kind: ServiceKind) -> list[str]:
-    """Where the servers of one kind listen."""
-    return [server.address for server in cluster.servers if server.kind == kind]
+def parse_host_port(text: str, field: str) -> HostPort:
+    """Reads "host:port" or "[IPv6]:port"; `InvalidArgument` names `field`."""
+    if not text:
+        raise InvalidArgument(field, "is empty; expected host:port")
+    host, colon, port = text.rpartition(":")
+    if not colon or not host:
+        raise InvalidArgument(field, f"expected host:port, found {text!r}")
+    if host.startswith("[") and host.endswith("]"):
+        host = _ipv6(host[1:-1], text, field)
+    elif ":" in host:
+        raise InvalidArgument(field, f"an IPv6 address stands in brackets, found {text!r}")
+    elif not _HOST_NAME.match(host):
+        raise InvalidArgument(field, f"{host!r} is not a host name or address, in {text!r}")
+    if not _PORT.match(port) or int(port) > 65_535:
+        raise InvalidArgument(field, f"expected a port from 0 to 65535, found {text!r}")
+    return HostPort(host, int(port))
+
+
+def _ipv6(host: str, text: str, field: str) -> str:
+    try:
+        return str(ipaddress.IPv6Address(host))
+    except ValueError as error:
+        raise InvalidArgument(field, f"{error}, in {text!r}") from None

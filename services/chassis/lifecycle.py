@@ -25,10 +25,10 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvariantViolation, NotReady, PercolatorError, WrongCluster
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import MachineClock, World, machine_random
 from services.chassis import logs, metrics
-from services.chassis.addresses import HostPort
 from services.chassis.files import RealFiles
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration

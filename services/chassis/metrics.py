@@ -28,8 +28,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from percolator.wire.addresses import HostPort
 from percolator.world import Clock
-from services.chassis.addresses import HostPort
 from services.chassis.version import version
 
 BUCKETS_SECONDS = (

@@ -18,9 +18,9 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
+from percolator.wire.addresses import HostPort
 from percolator.world import Clock
 from services.chassis import metrics
-from services.chassis.addresses import HostPort
 from services.chassis.health import Health
 from services.chassis.rpc import Exposed, Gate, RpcEdge
 from services.chassis.service_settings import ServiceSettings

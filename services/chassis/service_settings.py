@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from percolator.errors import InvalidArgument
-from services.chassis.addresses import HostPort, parse_host_port
+from percolator.wire.addresses import HostPort, parse_host_port
 
 AUTO = "auto"
 """The value of an address that is derived from another one."""

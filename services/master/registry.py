@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument, Overloaded
 from percolator.v1.cluster_pb2 import Server, ServiceKind
-from services.chassis.addresses import parse_host_port
+from percolator.wire.addresses import parse_host_port
 from services.chassis.lived_time import LivedTime, milliseconds_between
 
 _TEXT_CHARACTERS_MAX = 256

@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from services.chassis.addresses import HostPort
+from percolator.wire.addresses import HostPort
 from services.chassis.settings import ListenAddress, ServiceSettings, environment_name, load
 from services.chassis.settings_output import to_toml
 

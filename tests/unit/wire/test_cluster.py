@@ -8,7 +8,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse
-from percolator.wire.addresses import describe, parse_addresses
+from percolator.wire.cluster import describe, parse_addresses
 from percolator.world import Network
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument
-from services.chassis.addresses import HostPort, parse_host_port
+from percolator.wire.addresses import HostPort, parse_host_port
 
 hosts = st.one_of(
     st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?(\.[a-z0-9]{1,10}){0,3}\Z"),
