@@ -9,6 +9,6 @@ import os
 # this when it is first imported. Whatever fails is reported by the command itself.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from percolator.cli.app import main  # noqa: E402
+from percolator.cli.app import main
 
 __all__ = ["main"]
