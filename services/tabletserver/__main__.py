@@ -47,7 +47,14 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
             host.log,
             tablets_warn=settings.tablets_warn,
         )
-        handler = TabletServerHandler(tablets, disk, clock, host.log, settings.request_limits())
+        handler = TabletServerHandler(
+            tablets,
+            disk,
+            clock,
+            host.log,
+            settings.request_limits(),
+            server_id=host.server_id,
+        )
         host.metrics_registry.register(TabletServerMetrics(tablets, disk, handler.counts))
         service = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
         try:

@@ -61,12 +61,15 @@ class TabletServerHandler:
         clock: Clock,
         log: BoundLogger,
         limits: RequestLimits = RequestLimits(),
+        *,
+        server_id: str,
     ) -> None:
         self._tablets = tablets
         self._disk = disk
         self._now = clock.monotonic_seconds
         self._log = log
         self._limits = limits
+        self._server_id = server_id
         self.counts = RequestCounts()
 
     # ---------------------------------------------------------------------------- rows
@@ -119,6 +122,12 @@ class TabletServerHandler:
         self, request: wire.DescribeTabletsRequest
     ) -> wire.DescribeTabletsResponse:
         return wire.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
+
+    async def report(self, request: wire.ReportRequest) -> wire.ReportResponse:
+        return wire.ReportResponse(
+            server_id=self._server_id,
+            tablets=[served.report() for served in self._tablets.all()],
+        )
 
     async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
         row = await self._tablets.serving(request.target).propose_split()

@@ -134,6 +134,17 @@ class ServedTablet:
             description.error.CopyFrom(to_detail(self._error))
         return description
 
+    def report(self) -> wire.ReportedTablet:
+        """What the master has to know several times a second, and no more."""
+        reported = wire.ReportedTablet(
+            tablet_id=self.identity.tablet_id,
+            epoch=self.identity.epoch,
+            schema_version=self.schema_version,
+        )
+        if self._tablet is None and self._error is not None:
+            reported.error.CopyFrom(to_detail(self._error))
+        return reported
+
     async def _opened(self) -> Tablet:
         started = self._shared.clock.monotonic_seconds()
         storage = await self._shared.store.open(

@@ -15,12 +15,12 @@ from random import Random
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from services.chassis.files import Files, FileStatus
-from services.tabletserver.epoch_directory import (
+from services.chassis.epoch_directory import (
     EpochDirectory,
     remove_superseded,
     take_over,
 )
+from services.chassis.files import Files, FileStatus
 
 TABLET = Path("/tablet")
 DAMAGED = -1

@@ -111,7 +111,9 @@ class Machine:
         self.tablets = Tablets(
             self.store, self.clock, self.tablet_limits, self._background, log, tablets_warn=100
         )
-        self.handler = TabletServerHandler(self.tablets, self.disk, self.clock, log, self.limits)
+        self.handler = TabletServerHandler(
+            self.tablets, self.disk, self.clock, log, self.limits, server_id="server"
+        )
 
     def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

@@ -8,8 +8,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
+from services.chassis.epoch_directory import take_over
 from services.chassis.files import RealFiles
-from services.tabletserver.epoch_directory import take_over
 from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from percolator.errors import InvalidArgument
+from percolator.errors import StoreUnusable as UnusableStore
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
-from services.chassis import rpc
-from services.tabletserver.handler import RequestLimits, TabletServerHandler
-from tests.unit.tabletserver.memory_store import COMMIT, Machine, outcomes, put, target
+from services.chassis.rpc import Exposed
+from services.tabletserver.handler import RequestLimits
+from tests.unit.tabletserver.memory_store import COMMIT, Machine, disk_full, outcomes, put, target
 
 
 async def test_every_batch_has_its_own_answer() -> None:
@@ -150,7 +151,19 @@ async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None
     assert b"000" < proposed.row <= b"099"
 
 
-def test_every_method_of_the_service_is_there() -> None:
-    service = wire.DESCRIPTOR.services_by_name["TabletServerService"]
-    for method in service.methods:
-        assert callable(getattr(TabletServerHandler, rpc.method_name(method.name)))
+async def test_a_report_names_this_process_and_what_fails_here() -> None:
+    machine = Machine()
+    await machine.open(1, epoch=4, schema=2)
+    machine.store.open_fails = disk_full()
+    with pytest.raises(UnusableStore):
+        await machine.open(2)
+    report = await machine.handler.report(wire.ReportRequest())
+    assert report.server_id == "server"
+    served, failed = report.tablets
+    assert (served.tablet_id, served.epoch, served.schema_version) == (1, 4, 2)
+    assert not served.HasField("error")
+    assert failed.error.HasField("store_unusable")
+
+
+async def test_every_method_of_the_service_is_there() -> None:
+    Exposed(wire.DESCRIPTOR.services_by_name["TabletServerService"], Machine().handler)

@@ -11,14 +11,14 @@ from random import Random
 import pytest
 
 from percolator.errors import InvalidArgument, TabletMoved
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
-from services.tabletserver.epoch_directory import (
+from services.chassis.epoch_directory import (
     EpochDirectory,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
 from services.tabletserver.leveldb_clone import clone_leveldb
 
 ROOT = Path("/store")

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from percolator.errors import TabletMoved
-from services.tabletserver import epoch_directory
-from services.tabletserver.epoch_names import EpochName, Stage
+from services.chassis import epoch_directory
+from services.chassis.epoch_names import EpochName, Stage
 from tests.unit.tabletserver.interleavings import Explorer
 
 WALKS = 1_000
