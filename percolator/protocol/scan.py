@@ -6,7 +6,8 @@ lock is settled; the rows around it stay as they are, since a snapshot does not 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from percolator.errors import CellAddress
 from percolator.protocol.cleanup import Cleanup
@@ -28,23 +29,25 @@ async def scan_pages(
     own: WriteSet | None,
     timeout_seconds: float,
     statistics: Statistics,
-) -> AsyncIterator[list[FoundRow]]:
+) -> AsyncGenerator[list[FoundRow], None]:
     """The rows of the range in order, in pages. The time-out is that of each page."""
-    async for page in around.cells.scan(question, timeout_seconds):
-        statistics.round_trips += 1
-        rows = page.rows
-        if page.locks:
-            deadline = around.clock.monotonic_seconds() + timeout_seconds
-            rows = await _without_locks(around, cleanup, question, page, deadline, statistics)
-        written = own.rows(question.table_id, page.start, page.end) if own and own.cells else None
-        if written:
-            _lay_over(rows, written, question.columns)
-        if page.locks or written:
-            found = [(row, cells) for row, cells in rows.items() if cells]
-            found.sort(key=_row_of, reverse=question.reverse)
-            yield found
-        else:
-            yield list(rows.items())
+    async with aclosing(around.cells.scan(question, timeout_seconds)) as pages:
+        async for page in pages:
+            statistics.round_trips += 1
+            rows = page.rows
+            if page.locks:
+                deadline = around.clock.monotonic_seconds() + timeout_seconds
+                rows = await _without_locks(around, cleanup, question, page, deadline, statistics)
+            written = None
+            if own is not None and own.cells:
+                written = own.rows(question.table_id, page.start, page.end)
+                _lay_over(rows, written, question.columns)
+            if page.locks or written:
+                found = [(row, cells) for row, cells in rows.items() if cells]
+                found.sort(key=_row_of, reverse=question.reverse)
+                yield found
+            else:
+                yield list(rows.items())
 
 
 async def _without_locks(

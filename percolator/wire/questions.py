@@ -9,7 +9,7 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -124,7 +124,9 @@ class Cells(Protocol):
         """Answers in the order of the questions. Raises what made one of them impossible."""
         ...
 
-    def scan(self, question: RangeQuestion, timeout_seconds: float) -> AsyncIterator[RangePage]:
+    def scan(
+        self, question: RangeQuestion, timeout_seconds: float
+    ) -> AsyncGenerator[RangePage, None]:
         """Pages without gaps from one end of the range to the other. The time-out is each page's,
         since a scan lasts as long as its caller takes."""
         ...

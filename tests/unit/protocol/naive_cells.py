@@ -6,7 +6,7 @@ real tablet could be compared with.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from percolator.errors import CellAddress, SchemaChanged, SnapshotTooOld
 from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
@@ -168,7 +168,7 @@ class PatientCells:
 
     async def scan(
         self, question: RangeQuestion, timeout_seconds: float
-    ) -> AsyncIterator[RangePage]:
+    ) -> AsyncGenerator[RangePage, None]:
         for page in pages(self.naive, question):
             yield page
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from percolator.errors import (
@@ -173,7 +173,7 @@ class Network:
 
     async def scan(
         self, question: RangeQuestion, timeout_seconds: float
-    ) -> AsyncIterator[RangePage]:
+    ) -> AsyncGenerator[RangePage, None]:
         for page in pages(self._world.store, question):
             await self._travel()
             yield page

@@ -1,0 +1,103 @@
+"""What a caller waits for: one future for all rows that it asked about at once."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from typing import Any
+
+from percolator.errors import DeadlineExceeded, PercolatorError, Retry, TabletLocation
+from percolator.v1.tabletserver_pb2 import Mutation, RowRead
+
+NOWHERE = TabletLocation(table_id=0, tablet_id=0, epoch=0, start=b"", end=b"", address="")
+"""The location of a row before it was looked up."""
+
+
+class Entry:
+    """One mutation or one row to read, on its way to a tablet server and back."""
+
+    __slots__ = (
+        "alone",
+        "asked",
+        "attempts",
+        "index",
+        "location",
+        "message",
+        "row",
+        "schema_version",
+        "sent",
+        "size_bytes",
+        "table_id",
+    )
+
+    def __init__(
+        self,
+        asked: Asked,
+        index: int,
+        table_id: int,
+        schema_version: int,
+        message: Mutation | RowRead,
+    ) -> None:
+        self.asked = asked
+        self.index = index
+        self.table_id = table_id
+        self.schema_version = schema_version
+        """Only this one will do; 0 for any."""
+        self.message: Any = message
+        self.row: bytes = message.row
+        self.size_bytes: int = message.ByteSize()
+        self.location = NOWHERE
+        self.attempts = 0
+        """That ended without execution."""
+        self.sent = False
+        """True while it may have been executed without our knowing."""
+        self.alone = False
+        """It, or another one of its batch, made the whole batch fail."""
+
+
+class Asked:
+    """A caller's question, about one or many rows."""
+
+    __slots__ = ("answers", "deadline", "entries", "future", "is_read", "last_problem", "left")
+
+    def __init__(
+        self, future: asyncio.Future[Any], rows: int, deadline: float, *, is_read: bool
+    ) -> None:
+        self.future = future
+        self.answers: list[Any] = [None] * rows
+        self.left = rows
+        self.deadline = deadline
+        self.is_read = is_read
+        self.entries: list[Entry] = []
+        self.last_problem: PercolatorError | None = None
+
+    def answer(self, index: int, answer: object) -> None:
+        if self.future.done():
+            return  # too late: the caller has gone on without it
+        self.answers[index] = answer
+        self.left -= 1
+        if not self.left:
+            self.future.set_result(self.answers)
+
+    def fail(self, entry: Entry, error: PercolatorError) -> None:
+        """A mutation's error is its answer; a read that fails takes the whole question with it."""
+        if not self.is_read:
+            self.answer(entry.index, error)
+        elif not self.future.done():
+            self.future.set_exception(copy(error))
+
+    def expire(self) -> None:
+        """The deadline has come. What was not sent is definitely not done."""
+        for entry in self.entries:
+            if self.answers[entry.index] is None:
+                self.fail(entry, self._late(entry))
+
+    def _late(self, entry: Entry) -> DeadlineExceeded:
+        problem = self.last_problem
+        late = DeadlineExceeded(
+            f"no answer in time; at last: {problem.message}" if problem else "no answer in time",
+            where=problem.where if problem else "",
+        )
+        if self.is_read or not entry.sent:
+            late.retry = Retry.SAFE
+        return late

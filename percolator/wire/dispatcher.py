@@ -1,0 +1,238 @@
+"""Everything that this process sends to one tablet server.
+
+The rows of all concurrent transactions share its calls: one call costs as much as thirty rows, so
+one row per call would cap a machine at a tenth of what it can do. There is no timer: what is asked
+in one turn of the event loop leaves together, and what is asked while all calls are in flight forms
+the next one. So a lone caller waits for one round trip, and a crowd fills the batches.
+
+Bounds: `server_calls_max` calls, of at most `batch_rows_max` rows or `batch_bytes_max` each;
+`server_rows_max` rows or `server_bytes_max` queued and in flight together: above, callers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from percolator.errors import (
+    ExecutionUnknown,
+    NotExecuted,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+    Unavailable,
+)
+from percolator.limits import Limits
+from percolator.wire.asked import Entry
+from percolator.wire.lanes import Lane, MutationLane, Problem, ReadLane, SchemaVersions
+from percolator.world import Network, Random
+
+RETRY_SECONDS_MIN = 0.02
+"""At least so long is a tablet left alone that could not serve, whatever it says itself."""
+
+
+class Dispatcher:
+    """The queue in front of one server."""
+
+    def __init__(
+        self,
+        address: str,
+        network: Network,
+        random: Random,
+        limits: Limits,
+        versions: SchemaVersions,
+        on_problem: Callable[[list[Entry], PercolatorError], None],
+    ) -> None:
+        """`on_problem` is told what this server did not answer, and takes back those rows whose
+        caller still waits: they may be sent again, here or elsewhere."""
+        self._random = random
+        self._limits = limits
+        self._on_problem = on_problem
+        self._loop = asyncio.get_running_loop()
+        self._mutations = MutationLane(address, network, versions)
+        self._reads = ReadLane(address, network, versions)
+        self._calls = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self._held: dict[int, list[Entry]] = {}
+        self._rows = 0
+        self._bytes = 0
+        self._turns: deque[asyncio.Future[None]] = deque()
+        self.calls_sent = 0
+        self.rows_sent = 0
+
+    # ------------------------------------------------------------------ the way in
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a row may enter now. Those who wait already come first."""
+        return not self._turns and self._fits(size_bytes)
+
+    async def room(self, size_bytes: int) -> None:
+        """Waits for its turn to enter; the caller enters at once, without waiting again."""
+        if self.has_room(size_bytes):
+            return
+        while True:
+            turn = self._loop.create_future()
+            self._turns.append(turn)
+            await turn
+            if self._fits(size_bytes):
+                return
+
+    def _fits(self, size_bytes: int) -> bool:
+        limits = self._limits
+        return not self._rows or (
+            self._rows < limits.server_rows_max
+            and self._bytes + size_bytes <= limits.server_bytes_max
+        )
+
+    def submit(self, entry: Entry) -> None:
+        """Takes a row whose location is set."""
+        self._rows += 1
+        self._bytes += entry.size_bytes
+        if self._held and entry.location.tablet_id in self._held:
+            self._held[entry.location.tablet_id].append(entry)
+            return
+        lane = self._reads if entry.asked.is_read else self._mutations
+        lane.queue.append(entry)
+        self._send_soon()
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        """They have left, whatever has become of them."""
+        self._rows -= len(entries)
+        for entry in entries:
+            self._bytes -= entry.size_bytes
+        if self._turns:
+            free = self._limits.server_rows_max - self._rows
+            while self._turns and free > 0:
+                turn = self._turns.popleft()
+                if not turn.done():  # or its caller has gone
+                    turn.set_result(None)
+                    free -= 1
+
+    # ------------------------------------------------------------------ calls
+
+    def _send_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            # In the next turn of the loop: everybody who is ready now comes along.
+            self._loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        """Fills calls as long as there are rows and calls to spare."""
+        self._scheduled = False
+        calls_max = self._limits.server_calls_max
+        for lane in (self._mutations, self._reads):
+            # Neither kind may take all calls: mutations wait for a disk, which reads need not.
+            while lane.queue and self._calls < calls_max and lane.calls < calls_max - 1:
+                entries = self._take(lane)
+                if entries:
+                    lane.calls += 1
+                    self._calls += 1
+                    task = self._loop.create_task(self._call(lane, entries))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+
+    def _take(self, lane: Lane) -> list[Entry]:
+        """The rows of the next call. Drops those whose caller has gone."""
+        queue, limits = lane.queue, self._limits
+        entries: list[Entry] = []
+        gone: list[Entry] = []
+        size_bytes = 0
+        while queue and len(entries) < limits.batch_rows_max:
+            entry = queue[0]
+            if entry.asked.future.done():
+                gone.append(queue.popleft())
+                continue
+            if entries and (entry.alone or size_bytes + entry.size_bytes > limits.batch_bytes_max):
+                break
+            entries.append(queue.popleft())
+            entry.sent = True
+            size_bytes += entry.size_bytes
+            if entry.alone:
+                break
+        if gone:
+            self._release(gone)
+        return entries
+
+    async def _call(self, lane: Lane, entries: list[Entry]) -> None:
+        self.calls_sent += 1
+        self.rows_sent += len(entries)
+        problems: Sequence[Problem]
+        try:
+            problems = await lane.call(entries, self._limits.attempt_seconds_max)
+        except PercolatorError as error:
+            problems = [(entries, error)]
+        except asyncio.CancelledError:
+            # The client is being closed: whoever still waits must not wait for ever.
+            for entry in entries:
+                entry.asked.fail(entry, Unavailable("the client was closed"))
+            raise
+        lane.calls -= 1
+        self._calls -= 1
+        self._release(entries)
+        for failed, problem in problems:
+            self._failed(failed, problem)
+        if self._mutations.queue or self._reads.queue:
+            self._send_soon()
+
+    # ------------------------------------------------------------------ problems
+
+    def _failed(self, entries: list[Entry], error: PercolatorError) -> None:
+        """Rows of one tablet, or of one call, that have no answer of their own."""
+        if isinstance(error, NotExecuted):
+            self._not_executed(entries, error)
+        elif isinstance(error, ExecutionUnknown):
+            # A read may be repeated whatever happened; of a mutation, only its sender knows.
+            if entries[0].asked.is_read:
+                for entry in entries:
+                    entry.attempts += 1
+                    entry.asked.last_problem = error
+            else:
+                for entry in entries:
+                    entry.asked.fail(entry, error)
+            self._on_problem(entries, error)
+        elif len(entries) == 1:
+            entries[0].asked.fail(entries[0], error)
+        else:
+            # One row that is refused for itself takes its batch with it: each is asked again alone.
+            for entry in entries:
+                entry.alone = True
+            self._on_problem(entries, error)
+
+    def _not_executed(self, entries: list[Entry], error: NotExecuted) -> None:
+        for entry in entries:
+            entry.sent = False
+            entry.attempts += 1
+            entry.asked.last_problem = error
+        if isinstance(error, Overloaded | NotReady):
+            self._hold(entries, error.retry_after_seconds)
+        else:
+            self._on_problem(entries, error)
+
+    def _hold(self, entries: Sequence[Entry], seconds: float) -> None:
+        """Leaves these tablets alone for a while, and them only."""
+        seconds = max(seconds, RETRY_SECONDS_MIN) * (1.0 + 0.25 * self._random.random())
+        for entry in entries:
+            tablet_id = entry.location.tablet_id
+            held = self._held.get(tablet_id)
+            if held is None:
+                held = self._held[tablet_id] = []
+                self._loop.call_later(seconds, self._let_go, tablet_id)
+            held.append(entry)
+            self._rows += 1
+            self._bytes += entry.size_bytes
+
+    def _let_go(self, tablet_id: int) -> None:
+        for entry in self._held.pop(tablet_id, ()):
+            lane = self._reads if entry.asked.is_read else self._mutations
+            lane.queue.append(entry)
+        self._send_soon()
+
+    async def close(self) -> None:
+        """Gives up all calls in flight."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

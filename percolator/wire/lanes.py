@@ -1,0 +1,152 @@
+"""The two kinds of calls to a tablet server: how rows become a request, and a response answers.
+
+A call answers each row by itself. What could not be answered so comes back: with the error of its
+tablet's batch, or of the whole call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from percolator.errors import InvariantViolation, PercolatorError
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.asked import Entry
+from percolator.wire.methods import MUTATE, READ
+from percolator.wire.questions import APPLIED, FoundCell, Refused, RowAnswer
+from percolator.wire.status import from_detail
+from percolator.world import Network
+
+Problem = tuple[list[Entry], PercolatorError]
+"""Rows without an answer of their own, and why."""
+
+_APPLIED = wire.OUTCOME_APPLIED
+_REFUSED = wire.OUTCOME_REFUSED
+
+
+class SchemaVersions:
+    """The schema version under which each tablet takes requests, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.of_table: dict[int, int] = {}
+        self.of_tablet: dict[int, int] = {}
+
+    def get(self, table_id: int, tablet_id: int) -> int:
+        version = self.of_tablet.get(tablet_id)
+        return self.of_table.get(table_id, 0) if version is None else version
+
+
+class Lane(Protocol):
+    """One kind of calls."""
+
+    queue: deque[Entry]
+    calls: int
+    """In flight."""
+
+    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+        """Answers what it can. Raises when the whole call failed."""
+        ...
+
+
+class MutationLane:
+    """Conditional mutations."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        self.queue: deque[Entry] = deque()
+        self.calls = 0
+        self._mutate = network.unary(address, MUTATE)
+        self._versions = versions
+
+    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+        request = wire.MutateRequest()
+        groups = _by_target(entries, self._versions)
+        for (tablet_id, epoch, version), group in groups:
+            batch = request.batches.add()
+            target = batch.target
+            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            batch.mutations.extend([entry.message for entry in group])
+        response = await self._mutate(request, timeout_seconds)
+        _require(len(response.batches) == len(groups), "batches")
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+                continue
+            results = result.results
+            _require(len(results) == len(group), "results")
+            for entry, one in zip(group, results, strict=True):
+                outcome = one.outcome
+                if outcome == _APPLIED:
+                    entry.asked.answer(entry.index, APPLIED)
+                elif outcome == _REFUSED:
+                    cell = one.cell if one.HasField("cell") else None
+                    entry.asked.answer(entry.index, Refused(one.failed_condition, cell))
+                else:
+                    problems.append(([entry], from_detail(one.error)))
+        return problems
+
+
+class ReadLane:
+    """Reads of rows."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        self.queue: deque[Entry] = deque()
+        self.calls = 0
+        self._read = network.unary(address, READ)
+        self._versions = versions
+
+    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+        request = wire.ReadRequest()
+        groups = _by_target(entries, self._versions)
+        for (tablet_id, epoch, version), group in groups:
+            batch = request.batches.add()
+            target = batch.target
+            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            batch.reads.extend([entry.message for entry in group])
+        response = await self._read(request, timeout_seconds)
+        _require(len(response.batches) == len(groups), "batches")
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+            else:
+                _answer_reads(group, result)
+        return problems
+
+
+def _answer_reads(group: Sequence[Entry], result: wire.ReadBatchResult) -> None:
+    answers = [RowAnswer() for _ in group]
+    found = result.found
+    deletes = set(found.deletes)
+    cells = zip(found.reads, found.columns, found.commit_timestamps, found.values, strict=True)
+    for place, (read, column, commit, value) in enumerate(cells):
+        shown = None if place in deletes else value
+        answers[read].found[column] = FoundCell(commit, shown)
+    for blocking in result.locks:
+        answers[blocking.read].locks.append(blocking.lock)
+    for entry, answer in zip(group, answers, strict=True):
+        entry.asked.answer(entry.index, answer)
+
+
+def _by_target(
+    entries: Sequence[Entry], versions: SchemaVersions
+) -> list[tuple[tuple[int, int, int], list[Entry]]]:
+    """The rows by tablet, epoch and schema version."""
+    groups: dict[tuple[int, int, int], list[Entry]] = {}
+    for entry in entries:
+        location = entry.location
+        tablet_id = location.tablet_id
+        version = entry.schema_version or versions.get(entry.table_id, tablet_id)
+        target = (tablet_id, location.epoch, version)
+        group = groups.get(target)
+        if group is None:
+            groups[target] = [entry]
+        else:
+            group.append(entry)
+    return list(groups.items())
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise InvariantViolation(f"a tablet server answered another number of {what} than asked")

@@ -1,0 +1,180 @@
+"""Scanning a range that may lie in many tablets, on servers that come and go.
+
+One tablet after the other, each as a stream of pages. A page says what remains after it, so a
+stream that breaks is continued at exactly that place, on whatever server has the tablet by then. A
+tablet without rows is a page like any other, not the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotExecuted,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    TabletLocation,
+    TabletMoved,
+    Unavailable,
+)
+from percolator.limits import Limits
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire.backoff import Backoff
+from percolator.wire.lanes import SchemaVersions
+from percolator.wire.methods import SCAN
+from percolator.wire.questions import FoundCell, RangePage, RangeQuestion
+from percolator.wire.status import from_detail
+from percolator.wire.tablet_map import TabletMap
+from percolator.world import World
+
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 1.0
+
+
+class RangeScan:
+    """One scan: a position in its range, and the way on."""
+
+    def __init__(
+        self,
+        question: RangeQuestion,
+        timeout_seconds: float,
+        tablets: TabletMap,
+        versions: SchemaVersions,
+        world: World,
+        limits: Limits,
+    ) -> None:
+        self._question = question
+        self._start = question.start
+        self._end = question.end
+        self._left = question.row_limit
+        self._timeout_seconds = timeout_seconds
+        self._tablets = tablets
+        self._versions = versions
+        self._world = world
+        self._limits = limits
+        self._at_end = bool(question.end) and question.start >= question.end
+
+    def ended(self) -> bool:
+        """Whether nothing of the range remains."""
+        return self._at_end
+
+    async def pages(self) -> AsyncGenerator[RangePage, None]:
+        while not self.ended():
+            deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
+            backoff = Backoff(
+                self._world.clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX
+            )
+            location: TabletLocation | None = None
+            try:
+                location = await self._locate()
+                async with aclosing(self._tablet_pages(location)) as pages:
+                    async for page in pages:
+                        yield page
+                        deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
+            except (NotExecuted, ExecutionUnknown) as error:
+                self._learn(location, error)
+                if not await backoff.pause(deadline):
+                    raise self._late(error) from error
+                if not isinstance(error, SchemaChanged):
+                    await self._look_up(location)
+
+    async def _locate(self) -> TabletLocation:
+        location = self._known()
+        if location is None:
+            await self._tablets.refresh(self._question.table_id, self._start)
+            location = self._known()
+        if location is None:
+            raise Unavailable(f"no tablet is known for row {self._start!r}")
+        return location
+
+    def _known(self) -> TabletLocation | None:
+        if self._question.reverse:
+            return self._tablets.locate_below(self._question.table_id, self._end)
+        return self._tablets.locate(self._question.table_id, self._start)
+
+    async def _tablet_pages(self, location: TabletLocation) -> AsyncGenerator[RangePage, None]:
+        """Pages of one tablet. Moves the position with each, before it is handed out."""
+        start = max(self._start, location.start)
+        end = min(self._end or location.end, location.end or self._end)
+        call = self._world.network.stream(location.address, SCAN)
+        async for response in call(self._request(location, start, end), self._timeout_seconds):
+            if response.HasField("error"):
+                raise from_detail(response.error)
+            rest = response.rest if response.HasField("rest") else None
+            page = self._page(response, start, end, rest)
+            self._advance(page, location)
+            yield page
+            if rest is None:
+                return
+            start, end = rest.start, rest.end
+        # The server may end a stream early, after a complete page: the position says where.
+
+    def _request(self, location: TabletLocation, start: bytes, end: bytes) -> wire.ScanRequest:
+        question = self._question
+        version = self._versions.get(question.table_id, location.tablet_id)
+        return wire.ScanRequest(
+            target=wire.TabletTarget(
+                tablet_id=location.tablet_id, epoch=location.epoch, schema_version=version
+            ),
+            range=RowRange(start=start, end=end),
+            columns=question.columns or (),
+            all_columns=question.columns is None,
+            timestamp=question.timestamp,
+            reverse=question.reverse,
+            row_limit=self._left,
+            page_rows_max=self._limits.page_rows_max,
+            page_bytes_max=self._limits.page_bytes_max,
+            report_deletes=question.report_deletes,
+        )
+
+    def _page(
+        self, response: wire.ScanResponse, start: bytes, end: bytes, rest: RowRange | None
+    ) -> RangePage:
+        rows: dict[bytes, dict[bytes, FoundCell]] = {}
+        found = response.found
+        deletes = set(found.deletes)
+        last: bytes | None = None
+        cells: dict[bytes, FoundCell] = {}
+        columns = zip(found.rows, found.columns, found.commit_timestamps, found.values, strict=True)
+        for place, (row, column, commit, value) in enumerate(columns):
+            if row != last:
+                cells = rows[row] = {}
+                last = row
+            cells[column] = FoundCell(commit, None if place in deletes else value)
+        if rest is not None:
+            start, end = (rest.end, end) if self._question.reverse else (start, rest.start)
+        return RangePage(rows, [blocking.lock for blocking in response.locks], start, end)
+
+    def _advance(self, page: RangePage, location: TabletLocation) -> None:
+        if self._question.reverse:
+            self._end = page.start
+            self._at_end = page.start <= self._start or not page.start
+        else:
+            self._start = page.end
+            self._at_end = not page.end or (bool(self._end) and page.end >= self._end)
+        if self._left:
+            seen = len(page.rows.keys() | {cell.row for cell in page.locks})
+            self._left = max(self._left - seen, 1)
+
+    def _learn(self, location: TabletLocation | None, error: PercolatorError) -> None:
+        if isinstance(error, SchemaChanged) and location is not None:
+            self._versions.of_tablet[location.tablet_id] = error.schema_version
+        elif isinstance(error, TabletMoved):
+            self._tablets.learn(error.locations)
+
+    async def _look_up(self, location: TabletLocation | None) -> None:
+        if location is None or self._known() is location:
+            try:
+                await self._tablets.refresh(self._question.table_id, self._start)
+            except (NotExecuted, ExecutionUnknown):
+                return  # the old map is all there is; the next attempt may come here again
+
+    def _late(self, error: PercolatorError) -> DeadlineExceeded:
+        late = DeadlineExceeded(f"no page came in time; at last: {error.message}")
+        late.retry = Retry.SAFE
+        return late
