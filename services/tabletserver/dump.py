@@ -22,9 +22,9 @@ import plyvel
 from percolator.errors import InvariantViolation
 from percolator.protocol.records import LockRecord, WriteRecord
 from percolator.tablet import keys
+from services.chassis import epoch_names
+from services.chassis.epoch_names import Stage
 from services.chassis.files import RealFiles
-from services.tabletserver import epoch_names
-from services.tabletserver.epoch_names import Stage
 from services.tabletserver.leveldb_clone import clone_leveldb
 
 EXIT_REFUSED = 2

@@ -21,6 +21,7 @@ from percolator.wire.status import to_detail
 from percolator.world import Clock
 from services.chassis.rpc import remaining_seconds
 from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.tablet_store import Ancestry
 from services.tabletserver.tablets import Tablets
 
 OVERLOAD_RETRY_SECONDS = 0.1
@@ -141,7 +142,8 @@ class TabletServerHandler:
             start=request.range.start,
             end=request.range.end,
         )
-        served = await self._tablets.open(identity, request.schema_version)
+        ancestry = Ancestry(request.must_exist, request.origin_tablet_id, request.origin_epoch)
+        served = await self._tablets.open(identity, request.schema_version, ancestry)
         return wire.OpenTabletResponse(tablet=served.describe())
 
     async def close_tablet(self, request: wire.CloseTabletRequest) -> wire.CloseTabletResponse:

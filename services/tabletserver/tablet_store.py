@@ -17,13 +17,15 @@ from typing import Any, Protocol
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.tablet.tablet import TabletIdentity
 from percolator.world import Storage
-from services.chassis.files import Files
-from services.tabletserver.epoch_directory import (
+from services.chassis.epoch_directory import (
     EpochDirectory,
+    Inheritance,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
+from services.chassis.epoch_names import EpochName, Stage
+from services.chassis.files import Files
 from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current
 from services.tabletserver.leveldb_storage import (
     LevelDBOptions,
@@ -45,10 +47,21 @@ class Ownership(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Ancestry:
+    """What a tablet that has had no owner begins with. By default with nothing."""
+
+    must_exist: bool = False
+    """It has had an owner: finding nothing is damage."""
+    origin_tablet_id: int = 0
+    origin_epoch: int = 0
+    """Of the tablet of the same table that was split; 0 for none."""
+
+
 class TabletStore(Protocol):
     """Everything that outlives a tablet server. Raises `StoreUnusable` when the disk fails."""
 
-    async def take_over(self, tablet: TabletIdentity) -> Ownership:
+    async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> Ownership:
         """Owns the tablet at its epoch, from now on alone; `TabletMoved` when it is too late."""
         ...
 
@@ -99,12 +112,18 @@ class SharedDirectoryStore:
         self._budget = budget or Budget()
         self._opener = opener
 
-    async def take_over(self, tablet: TabletIdentity) -> EpochDirectory:
+    async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:
+        origin = None
+        if ancestry.origin_tablet_id:
+            name = EpochName(ancestry.origin_epoch, Stage.LIVE)
+            parent = self._root / str(tablet.table_id) / str(ancestry.origin_tablet_id)
+            origin = parent / str(name)
+        inheritance = Inheritance(origin, ancestry.must_exist)
         try:
             directory = await make_tablet_directory(
                 self._files, self._root, tablet.table_id, tablet.tablet_id
             )
-            return await take_over(self._files, directory, tablet.epoch, clone_leveldb)
+            return await take_over(self._files, directory, tablet.epoch, clone_leveldb, inheritance)
         except OSError as error:
             raise StoreUnusable(
                 f"cannot take over tablet {tablet.tablet_id} at epoch {tablet.epoch}: {error}",

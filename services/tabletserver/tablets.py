@@ -18,7 +18,7 @@ from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import Clock
 from services.tabletserver.served_tablet import Background, ServedTablet, Surroundings
-from services.tabletserver.tablet_store import TabletStore
+from services.tabletserver.tablet_store import Ancestry, TabletStore
 
 
 class Tablets:
@@ -55,7 +55,9 @@ class Tablets:
         """Every tablet, whether it can be served or not."""
         return list(self._served.values())
 
-    async def open(self, identity: TabletIdentity, schema_version: int) -> ServedTablet:
+    async def open(
+        self, identity: TabletIdentity, schema_version: int, ancestry: Ancestry
+    ) -> ServedTablet:
         """Serves the tablet at this epoch from now on. Repeating it is harmless."""
         _check(identity)
         async with self._orders[identity.tablet_id]:
@@ -66,7 +68,7 @@ class Tablets:
                 # The next owner is this very process: two open LevelDBs of one tablet are not
                 # kept apart by anything but this.
                 await self._let_go(present)
-            ownership = await self._store.take_over(identity)
+            ownership = await self._store.take_over(identity, ancestry)
             served = ServedTablet(identity, schema_version, ownership, self._shared, self._on_lost)
             self._served[identity.tablet_id] = served
             self._warn_of_many()

@@ -20,10 +20,11 @@ from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestLimits, TabletServerHandler
-from services.tabletserver.tablet_store import Ownership
+from services.tabletserver.tablet_store import Ancestry, Ownership
 from services.tabletserver.tablets import Tablets
 
 COLUMN = b"c"
+NO_ANCESTRY = Ancestry()
 START = 1_700_000_000_000 << 18
 COMMIT = START + 1
 
@@ -68,7 +69,9 @@ class MemoryStore:
         self.opened = 0
         self.cleared: list[int] = []
 
-    async def take_over(self, tablet: TabletIdentity) -> MemoryOwnership:
+    async def take_over(
+        self, tablet: TabletIdentity, ancestry: Ancestry = NO_ANCESTRY
+    ) -> MemoryOwnership:
         former = self.owners.get(tablet.tablet_id)
         if former is not None:
             if former.identity.epoch >= tablet.epoch:

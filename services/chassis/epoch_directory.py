@@ -1,4 +1,6 @@
-"""Ownership of a tablet: one directory per epoch, taken over by renaming the former one away.
+"""Ownership of a directory: one below it per epoch, taken over by renaming the former one away.
+
+What is owned is a tablet, or a role of the coordinator.
 
 A claimant at epoch M looks, claims (`eM.tmp`), looks again, seals every live epoch below, clones
 the highest sealed one, publishes (`eM`), looks once more, and only then serves. An owner that still
@@ -17,10 +19,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from percolator.errors import InvalidArgument, NotReady, TabletMoved
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    StoreFault,
+    StoreUnusable,
+    TabletMoved,
+)
+from services.chassis import epoch_names
+from services.chassis.epoch_names import EpochName, Stage
 from services.chassis.files import Files, FileStatus
-from services.tabletserver import epoch_names
-from services.tabletserver.epoch_names import EpochName, Stage
 
 LOOKS_MAX = 100
 """Rounds of look, seal and clone. Each repetition takes a step of another claimant, so that many
@@ -51,25 +60,46 @@ class EpochDirectory:
         return (found.inode, found.device) == (self.identity.inode, self.identity.device)
 
 
-async def take_over(files: Files, tablet: Path, epoch: int, clone: Clone) -> EpochDirectory:
+@dataclass(frozen=True)
+class Inheritance:
+    """What a first owner, who finds no former epoch, begins with. By default with nothing."""
+
+    origin: Path | None = None
+    """The epoch directory of a tablet that was split, under its live name. It is sealed first, if
+    nobody has done so yet: whatever its last owner acknowledged is in what is cloned then."""
+
+    must_exist: bool = False
+    """There were former owners: finding none means that data was lost."""
+
+
+async def take_over(
+    files: Files,
+    tablet: Path,
+    epoch: int,
+    clone: Clone,
+    inheritance: Inheritance = Inheritance(),  # noqa: B008 - frozen
+) -> EpochDirectory:
     """Becomes the owner of the directory `tablet` at `epoch`, or raises `TabletMoved`.
 
-    The directory exists. A first owner starts with an empty epoch. Whoever failed here, or crashed,
-    needs a new epoch: this one counts as used.
+    The directory exists. Whoever failed here, or crashed, needs a new epoch: this one counts as
+    used. `StoreUnusable` when there is nothing to inherit and there should be.
     """
     if epoch < 1:
         raise InvalidArgument("epoch", f"expected 1 or more, found {epoch}")
-    return await _Takeover(files, tablet, epoch, clone).run()
+    return await _Takeover(files, tablet, epoch, clone, inheritance).run()
 
 
 class _Takeover:
     """One claimant, from its first look to its last."""
 
-    def __init__(self, files: Files, tablet: Path, epoch: int, clone: Clone) -> None:
+    def __init__(
+        self, files: Files, tablet: Path, epoch: int, clone: Clone, inheritance: Inheritance
+    ) -> None:
         self._files = files
         self._tablet = tablet
         self._epoch = epoch
         self._clone = clone
+        self._inheritance = inheritance
         self._claim = tablet / str(EpochName(epoch, Stage.CLAIM))
         self._live = tablet / str(EpochName(epoch, Stage.LIVE))
 
@@ -86,7 +116,7 @@ class _Takeover:
         except FileNotFoundError:
             # Only a later owner removes claims, as waste.
             raise self._moved("a later owner removed the claim") from None
-        except (TabletMoved, NotReady, OSError):
+        except (PercolatorError, OSError):
             # Given up, or the disk is full: half a clone would only keep it full.
             await remove_tree(self._files, self._claim)
             raise
@@ -105,7 +135,8 @@ class _Takeover:
                 # Another may have appeared meanwhile: nothing is cloned until a look finds none.
                 await self._seal(live)
                 continue
-            source = epoch_names.highest_sealed(names, self._epoch)
+            former = epoch_names.highest_sealed(names, self._epoch)
+            source = self._tablet / str(former) if former else await self._first_source()
             if source is None or await self._cloned(source):
                 await self._files.fsync_directory(self._claim)
                 return
@@ -120,10 +151,39 @@ class _Takeover:
                 # Another claimant was faster, or this one withdrew.
                 continue
 
-    async def _cloned(self, source: EpochName) -> bool:
+    async def _first_source(self) -> Path | None:
+        """Where a first owner's content is; None when it begins with nothing."""
+        origin = self._inheritance.origin
+        if origin is None:
+            if self._inheritance.must_exist:
+                raise StoreUnusable(
+                    f"{self._tablet} is missing or empty, though it was served before",
+                    fault=StoreFault.DAMAGED,
+                )
+            return None
+        sealed = origin.with_name(origin.name + Stage.SEALED.value)
+        try:
+            await self._files.rename(origin, sealed)
+            await self._files.fsync_directory(origin.parent)
+        except FileNotFoundError:
+            # The owner of the other half was faster, or the data is gone.
+            if sealed.name not in await self._names_beside(sealed):
+                raise StoreUnusable(
+                    f"{sealed}, from which {self._tablet} is to be cloned, is missing",
+                    fault=StoreFault.DAMAGED,
+                ) from None
+        return sealed
+
+    async def _names_beside(self, path: Path) -> list[str]:
+        try:
+            return await self._files.list(path.parent)
+        except FileNotFoundError:
+            return []
+
+    async def _cloned(self, source: Path) -> bool:
         """False when the source changed meanwhile, and everything is to be looked at again."""
         try:
-            await self._clone(self._files, self._tablet / str(source), self._claim)
+            await self._clone(self._files, source, self._claim)
         except FileNotFoundError:
             await _remove_files(self._files, self._claim)
             return False
