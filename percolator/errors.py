@@ -168,6 +168,14 @@ class UsageError(PercolatorError):
 class SchemaError(PercolatorError):
     """An unknown table or column, or a value that does not fit its column."""
 
+    def __init__(
+        self, message: str, *, table: str = "", table_id: int = 0, where: str = ""
+    ) -> None:
+        super().__init__(message, where=where)
+        self.table = table
+        """The table that is unknown, if it is one; by name or by id."""
+        self.table_id = table_id
+
 
 class NotExecuted(PercolatorError):
     """The request was definitely not executed: sending it again is safe."""

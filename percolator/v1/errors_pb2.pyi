@@ -19,7 +19,7 @@ RETRY_SAFETY_USELESS: RetrySafety
 RETRY_SAFETY_UNKNOWN: RetrySafety
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict")
+    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict", "schema_mismatch")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class ErrorDetail(_message.Message):
     NOT_READY_FIELD_NUMBER: _ClassVar[int]
     INVARIANT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_MISMATCH_FIELD_NUMBER: _ClassVar[int]
     message: str
     where: str
     retry: RetrySafety
@@ -50,7 +51,8 @@ class ErrorDetail(_message.Message):
     not_ready: NotReady
     invariant_violated: InvariantViolated
     conflict: Conflict
-    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ...) -> None: ...
+    schema_mismatch: SchemaMismatch
+    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ..., schema_mismatch: _Optional[_Union[SchemaMismatch, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("field", "reason")
@@ -179,3 +181,11 @@ class InvariantViolated(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     rule: str
     def __init__(self, rule: _Optional[str] = ...) -> None: ...
+
+class SchemaMismatch(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...

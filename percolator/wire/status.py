@@ -37,6 +37,7 @@ _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.SessionExpired, grpc.StatusCode.NOT_FOUND),
+    (errors.SchemaError, grpc.StatusCode.NOT_FOUND),
     (errors.SnapshotTooOld, grpc.StatusCode.OUT_OF_RANGE),
     (errors.TabletMoved, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.SchemaChanged, grpc.StatusCode.FAILED_PRECONDITION),
@@ -97,6 +98,9 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
             detail.conflict.start_timestamp = error.start_timestamp
             detail.conflict.other_start_timestamp = error.other_start_timestamp
             detail.conflict.other_commit_timestamp = error.other_commit_timestamp
+        case errors.SchemaError():
+            detail.schema_mismatch.table = error.table
+            detail.schema_mismatch.table_id = error.table_id
         case errors.InvariantViolation():
             detail.invariant_violated.rule = error.message
     return detail
@@ -281,6 +285,13 @@ def _conflict(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     )
 
 
+def _schema_mismatch(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    cause = detail.schema_mismatch
+    return errors.SchemaError(
+        detail.message, table=cause.table, table_id=cause.table_id, where=detail.where
+    )
+
+
 def _invariant_violated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     return errors.InvariantViolation(detail.message, where=detail.where)
 
@@ -298,4 +309,5 @@ _BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]]
     "outcome_unknown": _outcome_unknown,
     "invariant_violated": _invariant_violated,
     "conflict": _conflict,
+    "schema_mismatch": _schema_mismatch,
 }
