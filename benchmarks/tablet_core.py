@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from percolator.errors import PercolatorError
-from percolator.protocol.records import CellAddress, LockRecord, RecordKind, WriteRecord
+from percolator.errors import CellAddress, PercolatorError
+from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

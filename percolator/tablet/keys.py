@@ -34,8 +34,8 @@ D, L, M, N, R, W = b"D", b"L", b"M", b"N", b"R", b"W"
 PREFIX_OF_SPACE = {LOCK: L, WRITE: W, DATA: D, ROLLBACK: R, NOTIFY: N}
 SPACE_OF_PREFIX = {prefix: space for space, prefix in PREFIX_OF_SPACE.items()}
 
-FENCES = (b"E", b"M", b"O", b"S", b"V", b"X")
-"""Live entries after D, after L, after N, after R, before W and after W."""
+FENCES = (b"C", b"E", b"M", b"O", b"S", b"V", b"X")
+"""Live entries before D, after D, after L, after N, after R, before W and after W."""
 
 FORMAT_KEY = M + b"format"
 SAFE_POINT_KEY = M + b"safe_point"

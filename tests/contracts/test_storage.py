@@ -1,0 +1,354 @@
+"""What every `Storage` keeps to: the same tests for the one in memory and the one on LevelDB."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
+from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.world import Cursor, Storage
+from services.tabletserver.leveldb_storage import LevelDBOptions, LevelDBStorage, write_buffer_bytes
+
+pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
+
+
+class Place(Protocol):
+    """Somewhere a storage can be opened again and again."""
+
+    def open(self) -> Storage[Any]: ...
+
+
+class MemoryPlace:
+    def __init__(self) -> None:
+        self.disk = MemoryDisk()
+
+    def open(self) -> Storage[Any]:
+        return MemoryStorage(self.disk)
+
+
+class LevelDBPlace:
+    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+        self._directory = directory
+        self._pool = pool
+
+    def open(self) -> Storage[Any]:
+        return LevelDBStorage(self._directory, self._pool, LevelDBOptions())
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "memory":
+        yield MemoryPlace()
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            yield LevelDBPlace(tmp_path / "tablet", pool)
+
+
+@asynccontextmanager
+async def opened(place: Place) -> AsyncIterator[Storage[Any]]:
+    storage = place.open()
+    try:
+        yield storage
+    finally:
+        await storage.close()
+
+
+async def write(storage: Storage[Any], **entries: str | None) -> None:
+    batch = storage.batch()
+    for key, value in entries.items():
+        if value is None:
+            batch.delete(key.encode())
+        else:
+            batch.put(key.encode(), value.encode())
+    await storage.write(batch)
+
+
+def forwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
+    cursor.seek(start)
+    found = []
+    while cursor.valid():
+        found.append(cursor.item())
+        cursor.next()
+    return found
+
+
+async def test_what_was_written_is_found_and_what_was_deleted_is_not(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1", b="2")
+        await write(storage, a="3", b=None, c="")
+        assert storage.get(b"a") == b"3"
+        assert storage.get(b"b") is None
+        assert storage.get(b"c") == b""
+        assert storage.get(b"never") is None
+
+
+async def test_of_two_changes_of_a_key_in_one_batch_the_later_counts(place: Place) -> None:
+    async with opened(place) as storage:
+        batch = storage.batch()
+        batch.put(b"a", b"1")
+        batch.delete(b"a")
+        batch.delete(b"b")
+        batch.put(b"b", b"2")
+        await storage.write(batch)
+        assert storage.get(b"a") is None
+        assert storage.get(b"b") == b"2"
+
+
+async def test_a_cursor_goes_both_ways_and_stands_where_it_is_told(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1", c="3", e="5")
+        cursor = storage.cursor()
+        cursor.seek(b"b")
+        assert cursor.item() == (b"c", b"3")
+        cursor.prev()
+        assert cursor.key() == b"a"
+        cursor.prev()
+        assert not cursor.valid()
+        cursor.seek(b"e")
+        cursor.next()
+        assert not cursor.valid()
+        cursor.seek(b"f")
+        assert not cursor.valid()
+        cursor.seek_to_last()
+        assert cursor.key() == b"e"
+        cursor.close()
+
+
+async def test_a_cursor_does_not_see_what_is_written_after_it_was_made(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1", b="2")
+        cursor = storage.cursor()
+        iterator = storage.iterate(b"a", b"z")
+        await write(storage, a="changed", b=None, c="new")
+        assert forwards(cursor, b"a") == [(b"a", b"1"), (b"b", b"2")]
+        assert list(iterator) == [(b"a", b"1"), (b"b", b"2")]
+        fresh = storage.cursor()
+        assert forwards(fresh, b"a") == [(b"a", b"changed"), (b"c", b"new")]
+        cursor.close()
+        fresh.close()
+
+
+async def test_an_iteration_ends_before_its_stop(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1", b="2", c="3")
+        assert list(storage.iterate(b"a", b"c")) == [(b"a", b"1"), (b"b", b"2")]
+        assert list(storage.iterate(b"d", b"z")) == []
+
+
+async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(place: Place) -> None:
+    """Readers go on while a write is under way in another thread. If they saw a part of it, or all
+    of it before it was synced, a power cut could take back what somebody has acted upon."""
+    async with opened(place) as storage:
+        keys = [b"%04d" % number for number in range(2000)]
+        for generation in range(20):
+            batch = storage.batch()
+            for key in keys:
+                batch.put(key, b"%d" % generation)
+            writing = asyncio.ensure_future(storage.write(batch))
+            while not writing.done():
+                # What one cursor sees is one generation, and a later look never sees an older one.
+                values = {value for _, value in storage.iterate(keys[0], b"~")}
+                assert len(values) <= 1
+                await asyncio.sleep(0)
+            await writing
+            assert {value for _, value in storage.iterate(keys[0], b"~")} == {b"%d" % generation}
+
+
+async def test_a_closed_storage_opened_again_has_everything(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1")
+        await write(storage, b="2", a=None)
+    async with opened(place) as storage:
+        assert storage.get(b"a") is None
+        assert storage.get(b"b") == b"2"
+
+
+async def test_the_size_of_a_range_grows_with_what_is_in_it(place: Place) -> None:
+    async with opened(place) as storage:
+        batch = storage.batch()
+        for number in range(1000):
+            batch.put(b"k%04d" % number, bytes(str(number), "ascii") * 100)
+        await storage.write(batch)
+    async with opened(place) as storage:  # opening moves LevelDB's log into tables
+        whole = storage.approximate_bytes(b"k", b"l")
+        assert whole > 0
+        assert storage.approximate_bytes(b"k", b"k0500") < whole
+        assert storage.approximate_bytes(b"x", b"y") == 0
+
+
+CHANGES = st.lists(
+    st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=3), max_size=8),
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batches=CHANGES, start=st.binary(max_size=3))
+@pytest.mark.parametrize("kind", ["memory", "leveldb"])
+def test_any_storage_is_a_sorted_map(
+    kind: str, batches: list[dict[bytes, bytes | None]], start: bytes
+) -> None:
+    async def check(place: Place) -> None:
+        model: dict[bytes, bytes] = {}
+        async with opened(place) as storage:
+            for changes in batches:
+                batch = storage.batch()
+                for key, value in changes.items():
+                    if value is None:
+                        batch.delete(key)
+                        model.pop(key, None)
+                    else:
+                        batch.put(key, value)
+                        model[key] = value
+                await storage.write(batch)
+            cursor = storage.cursor()
+            assert forwards(cursor, b"") == sorted(model.items())
+            assert forwards(cursor, start) == sorted(
+                item for item in model.items() if item[0] >= start
+            )
+            cursor.seek_to_last()
+            backwards = []
+            while cursor.valid():
+                backwards.append(cursor.key())
+                cursor.prev()
+            assert backwards == sorted(model, reverse=True)
+            cursor.close()
+
+    if kind == "memory":
+        asyncio.run(check(MemoryPlace()))
+    else:
+        with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
+            asyncio.run(check(LevelDBPlace(Path(directory) / "tablet", pool)))
+
+
+# ------------------------------------------------------------------- what only memory can show
+
+
+class BreakingDisk(MemoryDisk):
+    """Fails, or hangs, in the middle of a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = False
+        self.hanging: asyncio.Event | None = None
+
+    async def sync(self) -> None:
+        if self.hanging is not None:
+            await self.hanging.wait()
+        if self.failing:
+            raise OSError("the disk is on fire")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_failed_write_is_in_doubt_until_the_storage_is_opened_again(kept: bool) -> None:
+    disk = BreakingDisk()
+    storage = MemoryStorage(disk)
+    await write(storage, a="before")
+    disk.failing = True
+    with pytest.raises(OSError, match="on fire"):
+        await write(storage, a="doubtful", b="doubtful")
+    with pytest.raises(OSError, match="cannot be used"):
+        storage.get(b"a")
+    with pytest.raises(InvariantViolation):
+        MemoryStorage(disk)
+    disk.settle(kept=kept)
+    reopened = MemoryStorage(disk)
+    assert reopened.get(b"a") == (b"doubtful" if kept else b"before")
+    assert reopened.get(b"b") == (b"doubtful" if kept else None)
+
+
+async def test_a_crash_loses_what_was_not_synced() -> None:
+    disk = BreakingDisk()
+    storage = MemoryStorage(disk)
+    await write(storage, a="synced")
+    disk.hanging = asyncio.Event()
+    writing = asyncio.ensure_future(write(storage, a="unsynced", b="unsynced"))
+    await asyncio.sleep(0)
+    assert storage.get(b"a") == b"synced"
+    storage.crash()
+    disk.settle(kept=False)
+    disk.hanging.set()
+    with pytest.raises(OSError, match="crashed"):
+        await writing
+    reopened = MemoryStorage(disk)
+    assert reopened.get(b"a") == b"synced"
+    assert reopened.get(b"b") is None
+
+
+async def test_two_writes_at_a_time_are_a_bug() -> None:
+    disk = BreakingDisk()
+    storage = MemoryStorage(disk)
+    disk.hanging = asyncio.Event()
+    first = asyncio.ensure_future(write(storage, a="1"))
+    await asyncio.sleep(0)
+    with pytest.raises(InvariantViolation):
+        await write(storage, a="2")
+    disk.hanging.set()
+    await first
+    assert storage.get(b"a") == b"1"
+
+
+# ------------------------------------------------------------------- what only LevelDB can show
+
+
+def test_a_directory_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "CURRENT").write_text("MANIFEST-000007\n")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreUnusable) as caught:
+        LevelDBStorage(tmp_path, pool)
+    assert caught.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
+
+
+def bytes_of_logs(directory: Path) -> int:
+    return sum(log.stat().st_size for log in directory.glob("*.log"))
+
+
+async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        storage = LevelDBStorage(tmp_path, pool)
+        await write(storage, a="1" * 1000)
+        assert bytes_of_logs(tmp_path) > 1000
+        await storage.close()
+    assert bytes_of_logs(tmp_path) == 0
+
+
+async def test_an_abandoned_database_keeps_what_was_synced(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        storage = LevelDBStorage(tmp_path, pool)
+        await write(storage, a="1")
+        storage.abandon()
+        reopened = LevelDBStorage(tmp_path, pool)
+        assert reopened.get(b"a") == b"1"
+        await reopened.close()
+
+
+def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
+    mebibyte = 1024 * 1024
+    assert write_buffer_bytes(0) == write_buffer_bytes(32) == 8 * mebibyte
+    assert write_buffer_bytes(64) == 4 * mebibyte
+    assert write_buffer_bytes(10_000) == 1 * mebibyte
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError(28, "No space left on device"), StoreFault.DISK_FULL),
+        (OSError(30, "Read-only file system"), StoreFault.READ_ONLY),
+        (OSError(5, "Input/output error"), StoreFault.INPUT_OUTPUT),
+    ],
+)
+def test_failures_are_told_apart(tmp_path: Path, error: OSError, fault: StoreFault) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        storage = LevelDBStorage(tmp_path, pool)
+        assert storage.fault(error) is fault
+        assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault
+        storage.abandon()

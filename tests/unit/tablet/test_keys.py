@@ -1,0 +1,98 @@
+"""Keys sort as cells do, for any bytes, and tell cells apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator.errors import InvariantViolation
+from percolator.tablet import keys
+
+# Many zeros, ones and 255s: the bytes that the encoding treats, or could treat, specially.
+TRICKY = st.lists(st.sampled_from([0, 1, 2, 0xFE, 0xFF, 0x61]), max_size=6).map(bytes)
+ANY_BYTES = TRICKY | st.binary(max_size=12)
+TIMESTAMPS = st.integers(0, keys.TIMESTAMP_MAX)
+
+
+@st.composite
+def cells(draw: st.DrawFn) -> keys.CellKey:
+    space = draw(st.sampled_from(keys.SPACES))
+    return keys.CellKey(
+        space,
+        draw(ANY_BYTES),
+        draw(ANY_BYTES),
+        draw(ANY_BYTES) if space == keys.NOTIFY else b"",
+        0 if space == keys.LOCK else draw(TIMESTAMPS),
+    )
+
+
+def encode(cell: keys.CellKey) -> bytes:
+    return keys.encode(cell.space, cell.row, cell.column, cell.timestamp, cell.qualifier)
+
+
+@given(cell=cells())
+def test_a_key_decodes_to_the_cell_it_was_made_of(cell: keys.CellKey) -> None:
+    assert keys.decode(encode(cell)) == cell
+
+
+@given(one=cells(), other=cells())
+def test_keys_sort_as_cells_and_newer_versions_first(
+    one: keys.CellKey, other: keys.CellKey
+) -> None:
+    def rank(cell: keys.CellKey) -> tuple[bytes, bytes, bytes, bytes, int]:
+        prefix = keys.PREFIX_OF_SPACE[cell.space]
+        return prefix, cell.row, cell.column, cell.qualifier, -cell.timestamp
+
+    assert (encode(one) < encode(other)) == (rank(one) < rank(other))
+    assert (encode(one) == encode(other)) == (one == other)
+
+
+@given(one=cells(), other=cells())
+def test_no_cell_is_taken_for_a_version_of_another(one: keys.CellKey, other: keys.CellKey) -> None:
+    """Readers and judge take whatever begins with a cell's prefix for a version of that cell."""
+    prefix = keys.PREFIX_OF_SPACE[one.space] + keys.cell_prefix(one.row, one.column)
+    same = (one.space, one.row, one.column) == (other.space, other.row, other.column)
+    assert encode(other).startswith(prefix) == same
+
+
+@given(cell=cells(), start=ANY_BYTES, end=ANY_BYTES)
+def test_bounds_of_rows_hold_exactly_the_cells_of_these_rows(
+    cell: keys.CellKey, start: bytes, end: bytes
+) -> None:
+    first, stop = keys.space_bounds(keys.PREFIX_OF_SPACE[cell.space], start, end)
+    inside = start <= cell.row and (not end or cell.row < end)
+    assert (first <= encode(cell) < stop) == inside
+    first, last = keys.cell_bounds(start, end)
+    assert (first <= encode(cell)[1:] and (last is None or encode(cell)[1:] < last)) == inside
+
+
+@given(row=ANY_BYTES, other=cells())
+def test_what_comes_after_a_row_comes_after_all_its_cells(row: bytes, other: keys.CellKey) -> None:
+    behind = keys.after_component(keys.component(row))
+    assert (encode(other)[1:] >= behind) == (other.row > row)
+
+
+@given(cell=cells())
+def test_every_cell_lies_between_the_fences_around_its_space(cell: keys.CellKey) -> None:
+    """An iterator that leaves a space meets a fence at once, whatever was deleted in the next."""
+    key = encode(cell)
+    behind = next(fence for fence in keys.FENCES if fence > key)
+    others = [prefix for prefix in keys.SPACE_OF_PREFIX if prefix != key[:1]]
+    assert not any(key[:1] < prefix < behind for prefix in others)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"Q\0\x01\0\x01", b"W", b"Wrow\0\x01", b"Wrow\0\x01column", b"Wr\0\x01c\0\x01short"],
+)
+def test_damaged_keys_are_reported(damaged: bytes) -> None:
+    with pytest.raises(InvariantViolation):
+        keys.decode(damaged)
+
+
+def test_the_cache_of_columns_is_bounded() -> None:
+    encoder = keys.ColumnEncoder()
+    for number in range(10_000):
+        assert encoder[b"%d" % number] == keys.component(b"%d" % number)
+    assert len(encoder) <= 4096
