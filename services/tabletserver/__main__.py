@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -15,6 +14,7 @@ from services.chassis.rpc import Exposed
 from services.chassis.settings import load
 from services.tabletserver import dump, host_limits
 from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.handler import TabletServerHandler
 from services.tabletserver.metrics import TabletServerMetrics
 from services.tabletserver.settings import TabletServerSettings
@@ -36,9 +36,9 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     )
     disk.check()
     host.background("disk space", disk.watch())
-    with ThreadPoolExecutor(settings.write_threads, "leveldb") as executor:
+    with DiskThreads(settings.write_threads, "leveldb") as threads:
         budget = Budget(settings.block_caches_bytes, host_limits.raise_descriptor_limit())
-        store = SharedDirectoryStore(host.files, root, executor, budget=budget)
+        store = SharedDirectoryStore(host.files, root, threads, budget=budget)
         tablets = Tablets(
             store,
             clock,

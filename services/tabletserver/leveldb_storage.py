@@ -18,13 +18,13 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 import plyvel
 
 from percolator.errors import StoreFault, StoreUnusable
+from services.tabletserver.disk_threads import DiskThreads
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
@@ -59,7 +59,7 @@ class LevelDBStorage:
     def __init__(
         self,
         directory: Path,
-        executor: Executor,
+        threads: DiskThreads,
         options: LevelDBOptions = LevelDBOptions(),
     ) -> None:
         """Opens the directory, or creates it: replays the log, 7.5 ms per MB. Blocks.
@@ -67,7 +67,7 @@ class LevelDBStorage:
         Raises `StoreUnusable`.
         """
         self._directory = directory
-        self._executor = executor
+        self._threads = threads
         try:
             self._database = plyvel.DB(
                 str(directory),
@@ -97,7 +97,7 @@ class LevelDBStorage:
         return self._database.write_batch(sync=True)
 
     async def write(self, batch: plyvel.WriteBatch) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, batch.write)
+        await self._threads.run(batch.write)
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
         return int(self._database.approximate_size(start, stop))
@@ -107,7 +107,8 @@ class LevelDBStorage:
         if self._database.closed:
             return
         try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._flush)
+            # Not among the writes, which other tablets wait for: this may take a second.
+            await asyncio.to_thread(self._flush)
         finally:
             self._database.close()
 

@@ -8,8 +8,6 @@ epoch (see `epoch_directory`). A store that replicates each tablet's log would b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,16 +99,14 @@ class SharedDirectoryStore:
         self,
         files: Files,
         root: Path,
-        executor: Executor,
+        threads: DiskThreads,
         *,
         budget: Budget | None = None,
-        opener: Callable[[Path, Executor, LevelDBOptions], LevelDBStorage] = LevelDBStorage,
     ) -> None:
         self._files = files
         self._root = root
-        self._executor = executor
+        self._threads = threads
         self._budget = budget or Budget()
-        self._opener = opener
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:
         origin = None
@@ -146,9 +142,7 @@ class SharedDirectoryStore:
             )
         options = self._budget.options(open_tablets)
         # Replaying a log takes milliseconds per MiB: the event loop goes on meanwhile.
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._opener, ownership.path, self._executor, options
-        )
+        return await asyncio.to_thread(LevelDBStorage, ownership.path, self._threads, options)
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
         directory = self._root / str(tablet.table_id) / str(tablet.tablet_id)
