@@ -77,7 +77,7 @@ async def take_over(
     tablet: Path,
     epoch: int,
     clone: Clone,
-    inheritance: Inheritance = Inheritance(),  # noqa: B008 - frozen
+    inheritance: Inheritance = Inheritance(),
 ) -> EpochDirectory:
     """Becomes the owner of the directory `tablet` at `epoch`, or raises `TabletMoved`.
 

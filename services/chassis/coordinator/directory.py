@@ -1,0 +1,247 @@
+"""The coordinator on the store root: `coordinator/<role>` and `coordinator/sessions`.
+
+A candidate waits until the leader is gone. It is when its lock is free (a killed process is
+noticed at once), or when its beat has not changed for the grace, in the candidate's own time (a
+paused one, or one on a machine that is cut off). Then the candidate takes the directory over at
+the next epoch, exactly as a tablet is taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from percolator.errors import InvalidArgument, NotReady, StoreFault, StoreUnusable, TabletMoved
+from percolator.world import Clock
+from services.chassis import epoch_names
+from services.chassis.coordinator import stored_value
+from services.chassis.coordinator.directory_leadership import (
+    BEAT,
+    LEADER,
+    LOCK,
+    DirectoryLeadership,
+    clone_values,
+)
+from services.chassis.coordinator.directory_sessions import DirectorySession, DirectorySessions
+from services.chassis.coordinator.interface import Leader, check_name
+from services.chassis.epoch_directory import remove_superseded, take_over
+from services.chassis.epoch_names import EpochName, Stage
+from services.chassis.files import FileLock, Files
+from services.chassis.lived_time import LivedTime, milliseconds_between
+
+DIRECTORY = "coordinator"
+SESSIONS = "sessions"
+_LOOKS_MAX = 20
+_SMALL_BYTES_MAX = 4096
+
+_log = structlog.get_logger("percolator.coordinator")
+
+
+@dataclass(frozen=True)
+class CoordinatorTimes:
+    """How soon the others notice."""
+
+    beat_seconds: float = 0.5
+    """Between two signs of life."""
+    grace_seconds: float = 3.0
+    """A leader or session without any for so long is taken for dead."""
+    poll_seconds: float = 0.1
+    """Between two looks of a candidate, or of a watcher."""
+
+
+class DirectoryCoordinator:
+    """One process's access. Belongs to one event loop."""
+
+    def __init__(
+        self, files: Files, clock: Clock, root: Path, times: CoordinatorTimes = CoordinatorTimes()
+    ) -> None:
+        self._files = files
+        self._clock = clock
+        self._directory = root / DIRECTORY
+        self._times = times
+        self._sessions = DirectorySessions(
+            files, clock, self._directory / SESSIONS, grace_seconds=times.grace_seconds
+        )
+        self._open: list[DirectorySession] = []
+        self._led: list[DirectoryLeadership] = []
+
+    async def campaign(self, role: str, holder: str) -> DirectoryLeadership:
+        check_name("role", role)
+        if role == SESSIONS:
+            raise InvalidArgument("role", f"{SESSIONS!r} is none")
+        directory = await self._role(role)
+        silence = _Silence(self._clock, self._times.grace_seconds)
+        while True:
+            leadership = await self._try(directory, role, silence)
+            if leadership is not None:
+                try:
+                    await leadership.begin(holder)
+                except NotReady:
+                    await leadership.resign()
+                    continue
+                except BaseException:
+                    await leadership.resign()
+                    raise
+                self._led.append(leadership)
+                _log.info("leading", role=role, epoch=leadership.epoch)
+                return leadership
+            await self._clock.sleep(self._times.poll_seconds)
+
+    async def leader(self, role: str) -> Leader | None:
+        found = await self._read(role, LEADER, live_only=True)
+        return None if found is None else Leader(found[0], found[1].decode(errors="replace"))
+
+    async def read(self, role: str, key: str) -> bytes | None:
+        found = await self._read(role, key, live_only=False)
+        return None if found is None else found[1]
+
+    async def watch(self, role: str, key: str) -> AsyncIterator[bytes | None]:
+        last = await self.read(role, key)
+        yield last
+        while True:
+            await self._clock.sleep(self._times.poll_seconds)
+            value = await self.read(role, key)
+            if value != last:
+                last = value
+                yield value
+
+    async def open_session(self, name: str, value: bytes) -> DirectorySession:
+        check_name("name", name)
+        directory = await self._role(SESSIONS)
+        session = DirectorySession(
+            self._files,
+            self._clock,
+            directory / name,
+            value,
+            beat_seconds=self._times.beat_seconds,
+        )
+        await session.begin()
+        self._open.append(session)
+        return session
+
+    async def sessions(self, prefix: str) -> Mapping[str, bytes]:
+        await self._role(SESSIONS)
+        return await self._sessions.alive(prefix)
+
+    async def close(self) -> None:
+        for session in self._open:
+            await session.close()
+        for leadership in self._led:
+            await leadership.resign()
+        self._open.clear()
+        self._led.clear()
+
+    # ------------------------------------------------------------------------- candidates
+
+    async def _try(
+        self, directory: Path, role: str, silence: _Silence
+    ) -> DirectoryLeadership | None:
+        """None while there is a leader that may live, or when somebody else was faster."""
+        lock = await self._try_lock(directory)
+        leadership = None
+        try:
+            names = epoch_names.parse_all(await self._files.list(directory))
+            live = max((n.epoch for n in names if n.stage is Stage.LIVE), default=0)
+            if live and not await self._is_gone(directory, live, lock, silence):
+                return None
+            epoch = max((name.epoch for name in names), default=0) + 1
+            owned = await take_over(self._files, directory, epoch, clone_values)
+            leadership = DirectoryLeadership(
+                self._files,
+                self._clock,
+                role,
+                epoch,
+                owned,
+                lock,
+                beat_seconds=self._times.beat_seconds,
+            )
+            await remove_superseded(self._files, directory, epoch)
+        except TabletMoved:
+            return None
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot lead as {role}: {error}", fault=StoreFault.INPUT_OUTPUT
+            ) from error
+        finally:
+            if leadership is None and lock is not None:
+                lock.release()
+        return leadership
+
+    async def _try_lock(self, directory: Path) -> FileLock | None:
+        try:
+            return await self._files.lock(directory / LOCK)
+        except BlockingIOError:
+            return None
+
+    async def _is_gone(
+        self, directory: Path, epoch: int, lock: FileLock | None, silence: _Silence
+    ) -> bool:
+        path = directory / str(EpochName(epoch, Stage.LIVE))
+        if lock is not None:
+            # Free, and locked last by this very leader: it is dead. By another: this leader took
+            # over from one that was only silent, and has not got the lock yet.
+            signed = await self._small(directory / LOCK)
+            if signed == str(epoch).encode():
+                return True
+        return silence.lasts((epoch, await self._small(path / BEAT)))
+
+    async def _small(self, path: Path) -> bytes:
+        try:
+            return await self._files.read(path, bytes_max=_SMALL_BYTES_MAX)
+        except FileNotFoundError:
+            return b""
+
+    # ------------------------------------------------------------------------- readers
+
+    async def _read(self, role: str, key: str, *, live_only: bool) -> tuple[int, bytes] | None:
+        check_name("role", role)
+        check_name("key", key)
+        directory = self._directory / role
+        for _ in range(_LOOKS_MAX):
+            try:
+                names = epoch_names.parse_all(await self._files.list(directory))
+            except FileNotFoundError:
+                return None
+            stages = (Stage.LIVE,) if live_only else (Stage.LIVE, Stage.SEALED)
+            held = [name for name in names if name.stage in stages]
+            if not held:
+                return None
+            newest = max(held, key=lambda name: name.epoch)
+            path = directory / str(newest) / key
+            try:
+                return newest.epoch, await stored_value.read(self._files, path)
+            except FileNotFoundError:
+                # Either there is no such value, or the directory was sealed just now.
+                if str(newest) in await self._files.list(directory):
+                    return None
+        raise NotReady(f"the leaders of {role} change too fast")
+
+    async def _role(self, role: str) -> Path:
+        path = self._directory / role
+        for directory in (self._directory, path):
+            try:
+                await self._files.make_directory(directory)
+            except FileExistsError:
+                continue
+            await self._files.fsync_directory(directory.parent)
+        return path
+
+
+class _Silence:
+    """For how long nothing has changed, in the time that this process has lived."""
+
+    def __init__(self, clock: Clock, grace_seconds: float) -> None:
+        self._time = LivedTime(clock)
+        self._grace_milliseconds = round(grace_seconds * 1000)
+        self._last: object = None
+        self._changed = 0
+
+    def lasts(self, seen: object) -> bool:
+        """Whether what is seen has been the same for the whole grace."""
+        now = self._time.tick()
+        if seen != self._last:
+            self._last, self._changed = seen, now
+        return milliseconds_between(self._changed, now) > self._grace_milliseconds
