@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from percolator.limits import Limits
 from percolator.protocol.background import Background
 from percolator.protocol.verdicts import Verdicts
 from percolator.wire.backoff import Backoff
+from percolator.wire.catalog import TableSchema
 from percolator.wire.liveness import Liveness
 from percolator.wire.questions import Cells
 from percolator.world import Clock, Random
@@ -34,17 +35,6 @@ class Owners(Protocol):
     async def liveness(self, session_ids: Sequence[bytes]) -> list[Liveness]:
         """Which of these live, asked now."""
         ...
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """Which columns of a table notify whom."""
-
-    version: int = 0
-    observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
-    """By column: who is notified by the commit of a put or delete."""
-    weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
-    """By column: who is notified by `notify` only."""
 
 
 class Schemas(Protocol):

@@ -18,7 +18,7 @@ from percolator.protocol.records import (
     lock_prefix,
     shared_part,
 )
-from percolator.protocol.surroundings import TableSchema
+from percolator.wire.catalog import TableSchema
 from percolator.wire.questions import Step
 
 Write = tuple[int, bytes]

@@ -111,12 +111,13 @@ class ReadLane:
             if result.HasField("error"):
                 problems.append((group, from_detail(result.error)))
             else:
-                _answer_reads(group, result)
+                problems += _answer_reads(group, result)
         return problems
 
 
-def _answer_reads(group: Sequence[Entry], result: wire.ReadBatchResult) -> None:
+def _answer_reads(group: Sequence[Entry], result: wire.ReadBatchResult) -> list[Problem]:
     answers = [RowAnswer() for _ in group]
+    refused_reads = set()
     found = result.found
     deletes = set(found.deletes)
     cells = zip(found.reads, found.columns, found.commit_timestamps, found.values, strict=True)
@@ -125,8 +126,15 @@ def _answer_reads(group: Sequence[Entry], result: wire.ReadBatchResult) -> None:
         answers[read].found[column] = FoundCell(commit, shown)
     for blocking in result.locks:
         answers[blocking.read].locks.append(blocking.lock)
-    for entry, answer in zip(group, answers, strict=True):
-        entry.asked.answer(entry.index, answer)
+    problems: list[Problem] = []
+    for refused in result.refused:
+        entry = group[refused.read]
+        problems.append(([entry], from_detail(refused.error)))
+        refused_reads.add(refused.read)
+    for index, (entry, answer) in enumerate(zip(group, answers, strict=True)):
+        if index not in refused_reads:
+            entry.asked.answer(entry.index, answer)
+    return problems
 
 
 def _by_target(

@@ -198,7 +198,7 @@ class Router:
         elif isinstance(error, TabletMoved) and error.locations:
             self.tablets.learn(error.locations)
         waiting = [entry for entry in entries if not self._is_answered(entry)]
-        lost = not isinstance(error, SchemaChanged | StoreUnusable)
+        lost = isinstance(error, TabletMoved | ExecutionUnknown)
         if waiting or lost:
             self._start(self._send_again(entries, waiting, look_up=lost))
 
@@ -215,7 +215,7 @@ class Router:
             if self.tablets.locate(first.table_id, first.row) is first.location:
                 await self._look_up(first)
             attempts = max(entry.attempts for entry in entries)
-            if attempts > 1:
+            if attempts > 1:  # what we learned the first time did not help
                 seconds = min(RETRY_SECONDS_MIN * 2 ** min(attempts, 16), _RETRY_SECONDS_MAX)
                 await self._world.clock.sleep(seconds * (0.5 + 0.5 * self._world.random.random()))
         for entry in waiting:

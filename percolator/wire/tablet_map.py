@@ -103,6 +103,8 @@ class TabletMap:
         for old in replaced:
             index = table.locations.index(old)
             del table.locations[index], table.starts[index]
+        if not location.address:
+            return  # nobody serves it at the moment
         index = bisect_left(table.starts, location.start)
         table.starts.insert(index, location.start)
         table.locations.insert(index, location)

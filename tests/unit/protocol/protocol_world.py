@@ -25,12 +25,13 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
-from percolator.protocol.surroundings import Statistics, Surroundings, TableSchema
+from percolator.protocol.surroundings import Statistics, Surroundings
 from percolator.protocol.verdicts import Verdicts
 from percolator.protocol.write_steps import Write, WriteSteps
 from percolator.testing.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.wire.catalog import TableSchema
 from percolator.wire.liveness import Liveness
 from percolator.wire.questions import (
     Answer,
