@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from percolator.errors import CellAddress, PercolatorError
@@ -26,6 +25,7 @@ from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
+from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
 
 TARGET = pb.TabletTarget(tablet_id=1, epoch=1, schema_version=1)
@@ -117,7 +117,7 @@ class Bench:
     """One tablet on LevelDB in a fresh directory."""
 
     def __init__(self, directory: Path) -> None:
-        self.pool = ThreadPoolExecutor(1)
+        self.pool = DiskThreads(1, "leveldb")
         self.storage = LevelDBStorage(directory, self.pool)
         identity = directory.stat().st_ino
         self.clock = MachineClock()

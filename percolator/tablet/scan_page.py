@@ -124,11 +124,11 @@ class ScanPage:
                 return
             stop = key[:at]
             rows += 1
+            if rows >= limits.page_entries_max:
+                self.rest = self._after(row)
+                return
             if rows % limits.slice_rows == 0:
                 await self._pause()
-                if rows >= limits.page_entries_max:
-                    self.rest = self._after(row)
-                    return
 
     async def _pause(self) -> None:
         await asyncio.sleep(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
 from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
 from percolator.world import Cursor, Storage
+from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBOptions, LevelDBStorage, write_buffer_bytes
 
 pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
@@ -37,7 +37,7 @@ class MemoryPlace:
 
 
 class LevelDBPlace:
-    def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, directory: Path, pool: DiskThreads) -> None:
         self._directory = directory
         self._pool = pool
 
@@ -50,7 +50,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "memory":
         yield MemoryPlace()
     else:
-        with ThreadPoolExecutor(1) as pool:
+        with DiskThreads(1, "leveldb") as pool:
             yield LevelDBPlace(tmp_path / "tablet", pool)
 
 
@@ -227,7 +227,7 @@ def test_any_storage_is_a_sorted_map(
     if kind == "memory":
         asyncio.run(check(MemoryPlace()))
     else:
-        with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
+        with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
             asyncio.run(check(LevelDBPlace(Path(directory) / "tablet", pool)))
 
 
@@ -303,7 +303,7 @@ async def test_two_writes_at_a_time_are_a_bug() -> None:
 
 def test_a_directory_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "CURRENT").write_text("MANIFEST-000007\n")
-    with ThreadPoolExecutor(1) as pool, pytest.raises(StoreUnusable) as caught:
+    with DiskThreads(1, "leveldb") as pool, pytest.raises(StoreUnusable) as caught:
         LevelDBStorage(tmp_path, pool)
     assert caught.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
 
@@ -313,7 +313,7 @@ def bytes_of_logs(directory: Path) -> int:
 
 
 async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as pool:
+    with DiskThreads(1, "leveldb") as pool:
         storage = LevelDBStorage(tmp_path, pool)
         await write(storage, a="1" * 1000)
         assert bytes_of_logs(tmp_path) > 1000
@@ -322,7 +322,7 @@ async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
 
 
 async def test_an_abandoned_database_keeps_what_was_synced(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as pool:
+    with DiskThreads(1, "leveldb") as pool:
         storage = LevelDBStorage(tmp_path, pool)
         await write(storage, a="1")
         storage.abandon()
@@ -347,7 +347,7 @@ def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
     ],
 )
 def test_failures_are_told_apart(tmp_path: Path, error: OSError, fault: StoreFault) -> None:
-    with ThreadPoolExecutor(1) as pool:
+    with DiskThreads(1, "leveldb") as pool:
         storage = LevelDBStorage(tmp_path, pool)
         assert storage.fault(error) is fault
         assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault

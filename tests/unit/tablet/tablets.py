@@ -58,7 +58,7 @@ class Rig:
         clock: Clock | None = None,
         identity: TabletIdentity = IDENTITY,
         schema_version: int = 3,
-        **limits: int | float,
+        **limits: Any,
     ) -> None:
         self.disk = disk or SlowDisk()
         self.clock = clock or VirtualClock(asyncio.get_running_loop())
@@ -72,7 +72,7 @@ class Rig:
             clock=self.clock,
             still_owner=self._still_owner,
             on_closed=self.closed.append,
-            limits=TabletLimits(**limits),  # type: ignore[arg-type]
+            limits=TabletLimits(**limits),
         )
 
     def _still_owner(self) -> bool:

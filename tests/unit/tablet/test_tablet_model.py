@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from percolator.testing.virtual_time import run_virtually
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Storage
+from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
 from tests.unit.tablet.naive_tablet import NaiveTablet
 from tests.unit.tablet.tablets import (
@@ -322,6 +322,6 @@ def test_a_tablet_in_memory_is_its_model(program: list[list[Step]], limits: dict
 def test_a_tablet_on_leveldb_is_its_model(
     program: list[list[Step]], limits: dict[str, Any]
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
+    with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
         path = Path(directory) / "tablet"
         asyncio.run(run(program, limits, lambda: LevelDBStorage(path, pool)))

@@ -1,0 +1,124 @@
+"""What a tablet finds in its storage when it is opened, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator.errors import StoreUnusable
+from percolator.tablet import keys
+from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.tablet.tablet import TabletIdentity
+from tests.unit.tablet.tablets import (
+    LOCK,
+    NOTIFY,
+    REFUSED,
+    WRITE,
+    Rig,
+    commit,
+    mutation,
+    prewrite,
+    put,
+    roll_back,
+    written,
+)
+
+
+def of_rows(start: bytes, end: bytes) -> TabletIdentity:
+    return TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=start, end=end)
+
+
+async def test_locks_and_notifications_are_found_again() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(prewrite(b"a", 10), mutation(b"b", put(NOTIFY, b"", 5, b"f")))
+    await rig.tablet.close()
+    reopened = await Rig(disk=disk).open()
+    assert len((await reopened.read(b"a", 30)).locks) == 1
+    assert [(c.row, c.timestamp, c.qualifier) for c in await reopened.cells(NOTIFY)] == [
+        (b"b", 5, b"f")
+    ]
+    statistics = reopened.tablet.statistics()
+    assert (statistics.locks, statistics.notifications) == (1, 1)
+
+
+async def test_a_child_of_a_split_sees_nothing_outside_of_its_range() -> None:
+    """Its directory is a clone of its parent's and still holds the other half: data, locks and
+    notifications of which are somebody else's now."""
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    rows = [b"a", b"m", b"z"]
+    await rig.apply(
+        *(written(row, 5, 6, row) for row in rows),
+        *(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in rows),
+    )
+    await rig.apply(*(prewrite(row, 10) for row in rows))
+    await rig.tablet.close()
+    child = await Rig(disk=disk, identity=of_rows(b"m", b"z")).open()
+    [page] = await child.scan(9)
+    assert list(page.found.rows) == [b"m"]
+    for space in (LOCK, WRITE, NOTIFY):
+        assert [cell.row for cell in await child.cells(space)] == [b"m"]
+    [page] = await child.scan(30)
+    assert [found.lock.row for found in page.locks] == [b"m"]
+    [page] = await child.scan(9, reverse=True)
+    assert list(page.found.rows) == [b"m"]
+    statistics = child.tablet.statistics()
+    assert (statistics.locks, statistics.notifications) == (1, 1)
+
+
+async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage() -> None:
+    """What memory knew of recent commits and markers is gone; the stored bounds say so."""
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(prewrite(b"a", 10), roll_back(b"b", 11))
+    await rig.apply(commit(b"a", 10, 20))
+    reopened = await Rig(disk=disk).open()
+    [late, rolled_back, own] = await reopened.mutate(
+        prewrite(b"a", 15), prewrite(b"b", 11), prewrite(b"c", 10)
+    )
+    assert late.outcome == REFUSED
+    assert (late.failed_condition, late.cell.timestamp) == (3, 20)
+    assert rolled_back.outcome == REFUSED
+    assert rolled_back.cell.timestamp == 11
+    assert own.outcome != REFUSED
+
+
+async def test_a_storage_of_another_format_is_refused_by_name() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.tablet.close()
+    disk.durable[keys.FORMAT_KEY] = b"2"
+    with pytest.raises(StoreUnusable, match="format b'2'"):
+        await Rig(disk=disk).open()
+
+
+async def test_a_storage_that_holds_something_else_is_refused() -> None:
+    disk = MemoryDisk()
+    disk.durable[b"what"] = b"ever"
+    with pytest.raises(StoreUnusable, match="no tablet"):
+        await Rig(disk=disk).open()
+    assert disk.durable == {b"what": b"ever"}
+
+
+class UnreadableStorage(MemoryStorage):
+    def get(self, key: bytes) -> bytes | None:
+        raise OSError("damaged")
+
+
+async def test_a_storage_that_cannot_be_read_is_unusable() -> None:
+    with pytest.raises(StoreUnusable, match="damaged"):
+        await Rig(storage=UnreadableStorage()).open()
+
+
+async def test_counts_outlive_a_clean_close_and_are_shared_out_after_a_split() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 50) for number in range(100)))
+    await rig.tablet.close()
+    counted = rig.tablet.statistics()
+    assert counted.cells == 100
+    assert 100 * 60 < counted.bytes < 100 * 120
+    reopened = (await Rig(disk=disk).open()).tablet.statistics()
+    assert (reopened.cells, reopened.bytes) == (counted.cells, counted.bytes)
+    child = (await Rig(disk=disk, identity=of_rows(b"", b"025")).open()).tablet.statistics()
+    assert child.cells == 25

@@ -1,0 +1,366 @@
+"""Reads and scans: while a write is made known, below the safe point, and at their limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld, StoreUnusable
+from percolator.protocol.records import RecordKind
+from percolator.tablet.memory_storage import MemoryBatch, MemoryDisk, MemoryStorage
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.tablets import (
+    COLUMN,
+    LOCK,
+    NOT_EXECUTED,
+    TARGET,
+    WRITE,
+    Rig,
+    SlowDisk,
+    commit,
+    condition,
+    lock_record,
+    mutation,
+    prewrite,
+    put,
+    write_record,
+    written,
+)
+
+
+class LingeringStorage(MemoryStorage):
+    """Shows a batch a while before the write returns, as LevelDB does in its thread."""
+
+    lingering = False
+
+    async def write(self, batch: MemoryBatch) -> None:
+        await super().write(batch)
+        if self.lingering:
+            await asyncio.sleep(1)
+
+
+async def lingering_rig(*mutations: pb.Mutation) -> tuple[Rig, asyncio.Task[Any]]:
+    """Durable and visible in the storage, not yet known to the mirror."""
+    storage = LingeringStorage(MemoryDisk())
+    rig = await Rig(storage=storage).open()
+    await rig.apply(written(b"a", 5, 6, b"old"), prewrite(b"b", 10, b"new"))
+    storage.lingering = True
+    writing = asyncio.ensure_future(rig.mutate(*mutations))
+    await asyncio.sleep(0.5)
+    return rig, writing
+
+
+async def scanned(rig: Rig, timestamp: int) -> tuple[list[bytes], list[bytes]]:
+    """Values, and the rows of locks."""
+    [page] = await rig.scan(timestamp)
+    return list(page.found.values), [found.lock.row for found in page.locks]
+
+
+async def test_a_lock_that_the_storage_no_longer_has_is_not_in_the_way_and_its_commit_is_seen() -> (
+    None
+):
+    """The mirror is asked first and the cursor made second: else neither would be found."""
+    rig, writing = await lingering_rig(commit(b"b", 10, 20, b"new"))
+    assert await rig.value(b"b", 30) == b"new"
+    assert await scanned(rig, 30) == ([b"old", b"new"], [])
+    assert await rig.cells(LOCK) == []
+    await writing
+
+
+async def test_a_lock_is_judged_as_it_is_in_the_storage() -> None:
+    pushed = mutation(b"b", put(LOCK, lock_record(10, b"new", min_commit_timestamp=31)))
+    rig, writing = await lingering_rig(pushed)
+    assert await rig.value(b"b", 30) is None
+    assert await scanned(rig, 30) == ([b"old"], [])
+    result = await rig.read(b"b", 31)
+    assert [found.lock.value for found in result.locks] == [
+        lock_record(10, b"new", min_commit_timestamp=31)
+    ]
+    await writing
+
+
+async def test_a_lock_that_nobody_was_told_of_is_not_in_the_way() -> None:
+    """Its transaction asks for its commit timestamp later, and gets one above every reader's."""
+    rig, writing = await lingering_rig(prewrite(b"a", 25, b"newer"))
+    assert await rig.value(b"a", 30) == b"old"
+    await writing
+    assert [found.lock.row for found in (await rig.read(b"a", 30)).locks] == [b"a"]
+
+
+# ---------------------------------------------------------------- below the safe point
+
+
+async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(written(b"a", 5, 6, b"old"), written(b"b", 15, 16, b"new"))
+    await rig.tablet.raise_safe_point(20)
+    await rig.tablet.raise_safe_point(10)
+    for opened in (rig, await Rig(disk=disk).open()):
+        assert opened.tablet.safe_point == 20
+        with pytest.raises(SnapshotTooOld) as caught:
+            await opened.scan(19)
+        assert (caught.value.timestamp, caught.value.safe_point) == (19, 20)
+        assert len(await opened.scan(20)) == 1
+        [late, fine] = await opened.mutate(
+            mutation(b"c", not_below=19), mutation(b"c", not_below=20)
+        )
+        assert late.outcome == NOT_EXECUTED
+        assert late.error.snapshot_too_old.safe_point == 20
+        assert fine.outcome == pb.OUTCOME_APPLIED
+
+
+async def test_one_read_below_the_safe_point_does_not_spoil_its_batch() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        written(b"a", 5, 6, b"of a"),
+        mutation(b"b", put(WRITE, write_record(5, b"", RecordKind.DELETE), 6)),
+    )
+    await rig.tablet.raise_safe_point(20)
+    reads = [
+        pb.RowRead(row=row, columns=[COLUMN], timestamp=timestamp, report_deletes=True)
+        for row, timestamp in [(b"a", 19), (b"b", 20), (b"a", 20), (b"b", 7)]
+    ]
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
+    assert [refused.read for refused in result.refused] == [0, 3]
+    assert all(refused.error.HasField("snapshot_too_old") for refused in result.refused)
+    assert list(result.found.reads) == [1, 2]
+    assert list(result.found.values) == [b"", b"of a"]
+    assert list(result.found.deletes) == [0]
+
+
+async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None:
+    """The page may lack versions that were collected behind its back."""
+    rig = await Rig(slice_entries=2).open()
+    await rig.apply(*(written(b"%d" % number, 5, 6) for number in range(10)))
+    pages = rig.tablet.scan(pb.ScanRequest(target=TARGET, all_columns=True, timestamp=10))
+    reading = asyncio.ensure_future(anext(pages))
+    await asyncio.sleep(0)
+    raising = asyncio.ensure_future(rig.tablet.raise_safe_point(20))
+    with pytest.raises(SnapshotTooOld):
+        await reading
+    await raising
+
+
+# ---------------------------------------------------------------- limits
+
+
+async def test_what_does_not_fit_into_an_answer_is_refused_to_be_asked_again() -> None:
+    rig = await Rig(answer_bytes_max=250).open()
+    rows = [b"%d" % number for number in range(6)]
+    await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
+    reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
+    whole = pb.RowRead(row=b"0", all_columns=True, timestamp=30)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[*reads, whole]))
+    assert list(result.found.reads) == [0, 1, 2]
+    assert [refused.read for refused in result.refused] == [3, 4, 5, 6]
+    assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
+
+
+async def test_a_large_batch_of_reads_lets_others_run() -> None:
+    rig = await Rig(slice_rows=10).open()
+    await rig.apply(written(b"a", 5, 6, b"value"))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(others())
+    read = pb.RowRead(row=b"a", columns=[COLUMN], timestamp=30)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read] * 95))
+    assert list(result.found.values) == [b"value"] * 95
+    assert turns >= 9
+    running.cancel()
+
+
+async def test_a_tablet_that_stops_while_it_is_read_says_so() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk, slice_entries=2, slice_rows=2).open()
+    await rig.apply(*(written(b"%d" % number, 5, 6) for number in range(20)))
+    disk.failure = OSError("the disk is on fire")
+    failing = asyncio.ensure_future(rig.mutate(written(b"x", 5, 6)))
+    pages = rig.tablet.scan(
+        pb.ScanRequest(target=TARGET, all_columns=True, timestamp=10, page_rows_max=5)
+    )
+    await anext(pages)
+    await failing
+    with pytest.raises(StoreUnusable):
+        await anext(pages)
+
+
+class UnreadableStorage(MemoryStorage):
+    damaged = False
+
+    def cursor(self) -> Any:
+        if self.damaged:
+            raise OSError("a damaged block")
+        return super().cursor()
+
+
+async def test_what_cannot_be_read_costs_the_request_not_the_tablet() -> None:
+    storage = UnreadableStorage(MemoryDisk())
+    rig = await Rig(storage=storage).open()
+    await rig.apply(written(b"a", 5, 6, b"value"))
+    storage.damaged = True
+    with pytest.raises(StoreUnusable):
+        await rig.read(b"a", 30)
+    with pytest.raises(StoreUnusable):
+        await rig.scan(30)
+    storage.damaged = False
+    assert await rig.value(b"a", 30) == b"value"
+    assert rig.closed == []
+
+
+async def test_a_write_record_without_its_value_is_reported() -> None:
+    rig = await Rig().open()
+    await rig.apply(mutation(b"a", put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)))
+    with pytest.raises(InvariantViolation):
+        await rig.read(b"a", 30)
+
+
+# ---------------------------------------------------------------- scans
+
+
+async def drained(pages: AsyncIterator[Any]) -> list[Any]:
+    return [page async for page in pages]
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("range", pb.ScanRequest(range=cells_pb2.RowRange(start=b"c", end=b"b"))),
+        ("range", pb.ScanRequest(range=cells_pb2.RowRange(start=b"c", end=b"c"))),
+        ("timestamp", pb.ScanRequest(timestamp=0)),
+        ("columns", pb.ScanRequest(all_columns=False)),
+    ],
+)
+async def test_a_bad_scan_is_refused_by_the_name_of_its_field(
+    field: str, request_: pb.ScanRequest
+) -> None:
+    rig = await Rig().open()
+    request = pb.ScanRequest(target=TARGET, timestamp=30, all_columns=True)
+    request.MergeFrom(request_)
+    if field == "timestamp":
+        request.timestamp = 0
+    if field == "columns":
+        request.all_columns = False
+    with pytest.raises(InvalidArgument) as caught:
+        await drained(rig.tablet.scan(request))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("space", pb.ScanCellsRequest(target=TARGET)),
+        (
+            "until_timestamp",
+            pb.ScanCellsRequest(target=TARGET, space=WRITE, from_timestamp=5, until_timestamp=5),
+        ),
+        (
+            "range",
+            pb.ScanCellsRequest(
+                target=TARGET, space=WRITE, range=cells_pb2.RowRange(start=b"b", end=b"a")
+            ),
+        ),
+    ],
+)
+async def test_a_bad_scan_of_cells_is_refused_by_the_name_of_its_field(
+    field: str, request_: pb.ScanCellsRequest
+) -> None:
+    rig = await Rig().open()
+    with pytest.raises(InvalidArgument) as caught:
+        await drained(rig.tablet.scan_cells(request_))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> None:
+    """After a broken stream a client goes on with `rest`, and misses and repeats nothing."""
+    rig = await Rig().open()
+    rows = [b"", b"\0", b"a", b"a\0", b"b\xff", b"c"]
+    await rig.apply(*(written(row, 5, 6, row) for row in rows), prewrite(b"ab", 7))
+    seen: list[bytes] = []
+    range_ = cells_pb2.RowRange()
+    while True:
+        request = pb.ScanRequest(
+            target=TARGET,
+            timestamp=30,
+            all_columns=True,
+            range=range_,
+            page_rows_max=2,
+            reverse=reverse,
+        )
+        pages = rig.tablet.scan(request)
+        page = await anext(pages)
+        await pages.aclose()  # type: ignore[attr-defined]
+        seen += [*page.found.rows, *(found.lock.row for found in page.locks)]
+        if not page.HasField("rest"):
+            break
+        range_ = page.rest
+    assert sorted(seen) == sorted([*rows, b"ab"])
+
+
+async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages() -> None:
+    """One cursor over millions of them would hold back compaction, and its caller hear nothing."""
+    rig = await Rig(slice_entries=5, page_entries_max=10).open()
+    gone = write_record(5, b"", RecordKind.DELETE)
+    await rig.apply(*(mutation(b"%03d" % number, put(WRITE, gone, 6)) for number in range(60)))
+    await rig.apply(written(b"zzz", 5, 6, b"last"))
+    for reverse in (False, True):
+        pages = await rig.scan(30, reverse=reverse)
+        assert len(pages) >= 4
+        assert [value for page in pages for value in page.found.values] == [b"last"]
+
+
+async def test_many_locks_end_a_page_too() -> None:
+    rig = await Rig().open()
+    await rig.apply(*(prewrite(b"%05d" % number, 10) for number in range(5000)))
+    for reverse in (False, True):
+        pages = await rig.scan(9, reverse=reverse, page_rows_max=10_000)
+        assert len(pages) == 2
+        assert not any(page.locks for page in pages)
+        pages = await rig.scan(30, reverse=reverse, page_rows_max=1000)
+        assert [len(page.locks) for page in pages] == [1000] * 5
+
+
+async def test_locks_can_be_looked_for_by_their_age() -> None:
+    rig = await Rig().open()
+    await rig.apply(*(prewrite(b"%d" % start, start) for start in (10, 20, 30)))
+    found = await rig.cells(LOCK, until_timestamp=25, from_timestamp=11)
+    assert [cell.row for cell in found] == [b"20"]
+    assert [cell.row for cell in await rig.cells(LOCK, cell_limit=2)] == [b"10", b"20"]
+
+
+async def test_pages_of_stored_cells_say_what_remains() -> None:
+    rig = await Rig().open()
+    versions = [put(WRITE, write_record(time), time + 1) for time in range(2, 9)]
+    await rig.apply(mutation(b"a", *versions), written(b"b", 5, 6), written(b"c", 5, 6))
+    request = pb.ScanCellsRequest(target=TARGET, space=WRITE, page_rows_max=1)
+    pages = [page async for page in rig.tablet.scan_cells(request)]
+    assert [len(page.cells) for page in pages] == [7, 1, 1]
+    assert [page.rest.start for page in pages] == [b"b", b"c", b""]
+    assert not pages[-1].HasField("rest")
+
+
+async def test_a_condition_that_fails_names_itself_and_its_cell() -> None:
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", 10))
+    [result] = await rig.mutate(
+        mutation(
+            b"a",
+            conditions=[
+                condition(WRITE, pb.Condition.EXPECTATION_ABSENT),
+                condition(LOCK, pb.Condition.EXPECTATION_ABSENT),
+            ],
+        )
+    )
+    assert result.failed_condition == 1
+    assert result.cell == cells_pb2.Cell(space=LOCK, row=b"a", column=COLUMN, value=lock_record(10))

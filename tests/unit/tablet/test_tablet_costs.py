@@ -1,0 +1,208 @@
+"""What must not grow: looks into the storage, counted, whatever has been stored and deleted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from percolator.protocol.records import RecordKind
+from percolator.tablet import split_point
+from percolator.tablet.memory_storage import MemoryCursor, MemoryDisk, MemoryStorage
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.world import MachineClock
+from services.tabletserver.disk_threads import DiskThreads
+from services.tabletserver.leveldb_storage import LevelDBStorage
+from tests.unit.tablet.tablets import (
+    COLUMN,
+    DATA,
+    LOCK,
+    NOTIFY,
+    REFUSED,
+    ROLLBACK,
+    TARGET,
+    WRITE,
+    Rig,
+    commit,
+    delete,
+    delete_if,
+    mutation,
+    prewrite,
+    put,
+    write_record,
+    written,
+)
+
+
+class CountingCursor(MemoryCursor):
+    """Counts what costs: seeks by the space they go to, and steps."""
+
+    counts: Counter[str]
+
+    def seek(self, key: bytes) -> None:
+        self.counts[f"seek {key[:1].decode()}"] += 1
+        super().seek(key)
+
+    def next(self) -> None:
+        self.counts["step"] += 1
+        super().next()
+
+    def prev(self) -> None:
+        self.counts["step"] += 1
+        super().prev()
+
+
+class CountingStorage(MemoryStorage):
+    def __init__(self) -> None:
+        super().__init__(MemoryDisk())
+        self.counts: Counter[str] = Counter()
+
+    def cursor(self) -> MemoryCursor:
+        cursor = CountingCursor(self._entries, self._keys)
+        cursor.counts = self.counts
+        self._shared = True
+        return cursor
+
+    def get(self, key: bytes) -> bytes | None:
+        self.counts[f"get {key[:1].decode()}"] += 1
+        return super().get(key)
+
+
+async def counting_rig(**limits: Any) -> tuple[Rig, Counter[str]]:
+    storage = CountingStorage()
+    rig = await Rig(storage=storage, **limits).open()
+    return rig, storage.counts
+
+
+async def test_a_fresh_transaction_prewrites_without_a_look_into_the_storage() -> None:
+    rig, counts = await counting_rig()
+    counts.clear()
+    for start in range(10, 500, 10):
+        await rig.apply(prewrite(b"a", start), prewrite(b"%d" % start, start))
+        await rig.apply(commit(b"a", start, start + 1), commit(b"%d" % start, start, start + 1))
+    assert counts == Counter()
+
+
+async def test_a_transaction_from_before_the_horizon_costs_one_seek() -> None:
+    rig, counts = await counting_rig(recent_writes_max=1)
+    await rig.apply(*(written(b"%d" % number, 50, 100 + number) for number in range(20)))
+    await rig.apply(*(written(b"%d" % number, 50, 200 + number) for number in range(20)))
+    counts.clear()
+    await rig.apply(prewrite(b"other", 90))
+    assert counts == Counter({"seek W": 1})
+
+
+@pytest.mark.parametrize("versions", [2, 1000])
+async def test_the_number_of_versions_does_not_matter(versions: int) -> None:
+    rig, counts = await counting_rig()
+    changes = [put(WRITE, write_record(at), at + 1) for at in range(10, 10 + 2 * versions, 2)]
+    for first in range(0, len(changes), 200):
+        await rig.apply(mutation(b"hot", *changes[first : first + 200]))
+    newest = 10 + 2 * versions
+    counts.clear()
+    assert await rig.value(b"hot", newest) == b""
+    assert await rig.value(b"hot", 12) == b""
+    assert counts == Counter({"seek W": 2})
+    counts.clear()
+    [refused] = await rig.mutate(prewrite(b"hot", 5))
+    assert refused.outcome == REFUSED
+    assert refused.cell.timestamp == 11  # the oldest above the start
+    assert counts["seek W"] <= 4
+    assert counts["step"] <= 4
+    counts.clear()
+    pages = await rig.scan(12)
+    assert list(pages[0].found.commit_timestamps) == [11]
+    assert sum(counts.values()) < 25
+
+
+async def test_lock_only_records_are_stepped_over_and_counted() -> None:
+    rig, _ = await counting_rig()
+    kinds = [RecordKind.PUT] + [RecordKind.LOCK_ONLY] * 20
+    await rig.apply(
+        mutation(
+            b"a",
+            *(
+                put(WRITE, write_record(10 * at + 1, b"", kind), 10 * at + 2)
+                for at, kind in enumerate(kinds)
+            ),
+        )
+    )
+    result = await rig.read(b"a", 1000)
+    assert list(result.found.commit_timestamps) == [2]
+    assert rig.tablet.statistics().versions_skipped == 20
+
+
+async def test_nobody_seeks_among_locks_or_notifications_while_serving() -> None:
+    """Each went and left a tombstone: a seek there walks over all of them, 300 us instead of 2."""
+    rig, counts = await counting_rig()
+    await rig.apply(*(prewrite(b"%d" % number, 10) for number in range(50)))
+    counts.clear()
+    await rig.scan(30)
+    await rig.scan(30, reverse=True)
+    read = pb.RowRead(row=b"1", all_columns=True, timestamp=30)
+    await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+    await rig.mutate(prewrite(b"1", 20), commit(b"1", 10, 20))
+    assert counts["seek L"] == counts["seek N"] == 0
+    assert counts["seek W"] > 0
+
+
+async def test_deleting_what_is_not_there_leaves_no_tombstone() -> None:
+    rig, _ = await counting_rig()
+    before = rig.tablet.statistics().batches_synced
+    missing = [
+        delete(LOCK),
+        delete(DATA, 5),
+        delete(NOTIFY, 5, b"f"),
+        delete_if(ROLLBACK, b"", 5),
+    ]
+    await rig.apply(mutation(b"a", *missing))
+    assert rig.tablet.statistics().batches_synced == before
+
+
+# ---------------------------------------------------------------- split points
+
+
+async def test_a_split_halves_a_tablet_by_size() -> None:
+    rig = await Rig().open()
+    assert await rig.tablet.propose_split() is None
+    await rig.apply(written(b"a", 5, 6))
+    assert await rig.tablet.propose_split() is None
+    await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 100) for number in range(100)))
+    row = await rig.tablet.propose_split()
+    assert row is not None
+    assert 45 <= int(row) <= 55
+    await rig.apply(written(b"005", 7, 8, b"v" * 20_000))
+    assert await rig.tablet.propose_split() in (b"005", b"006")
+
+
+@pytest.mark.real_time
+async def test_a_split_point_on_leveldb_is_found_by_bisection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split_point, "ESTIMATE_TRUSTED_BYTES", 1)
+    prefix = b"all rows have this in common/"
+    with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "test") as pool:
+
+        def storage() -> LevelDBStorage:
+            return LevelDBStorage(Path(directory) / "tablet", pool)
+
+        rig = await Rig(storage=storage(), clock=MachineClock()).open()
+        for first in range(0, 4000, 500):
+            numbers = range(first, first + 500)
+            # Incompressible, so that sizes on disk are those of the values.
+            values = {
+                n: bytes((n * 31 + i * i * 17 + (n * i >> 3)) & 255 for i in range(300))
+                for n in numbers
+            }
+            await rig.apply(*(written(prefix + b"%06d" % n, 5, 6, values[n]) for n in numbers))
+        await rig.tablet.close()
+        reopened = await Rig(storage=storage(), clock=MachineClock()).open()
+        row = await reopened.tablet.propose_split()
+        assert row is not None
+        assert 1500 <= int(row.removeprefix(prefix)) <= 2500
+        result: Any = await reopened.read(row, 30, COLUMN)
+        assert len(result.found.values) == 1
+        await reopened.tablet.close()

@@ -1,0 +1,155 @@
+"""What a tablet keeps in memory: ordered keys, live notifications, recent commits, rates."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator.tablet import ordered_keys
+from percolator.tablet.notify_index import NotifyIndex
+from percolator.tablet.ordered_keys import OrderedKeys
+from percolator.tablet.recent_writes import RecentWrites
+from percolator.tablet.statistics import Rate
+from percolator.testing.virtual_time import VirtualClock
+from tests.unit.tablet.tablets import NOTIFY, Rig, delete, mutation, prewrite, put, roll_back
+
+KEYS = st.binary(max_size=2)
+
+
+@given(
+    operations=st.lists(st.tuples(st.booleans(), KEYS), max_size=40),
+    looks=st.lists(st.tuples(KEYS, st.none() | KEYS, st.booleans()), max_size=5),
+)
+def test_ordered_keys_are_a_sorted_set_whenever_somebody_looks(
+    operations: list[tuple[bool, bytes]], looks: list[tuple[bytes, bytes | None, bool]]
+) -> None:
+    ordered, model = OrderedKeys(), set[bytes]()
+    for at, (adding, key) in enumerate(operations):
+        if adding and key not in model:
+            ordered.add(key)
+            model.add(key)
+        elif not adding and key in model:
+            ordered.remove(key)
+            model.remove(key)
+        if looks and at % 3 == 0:
+            start, stop, reverse = looks[at % len(looks)]
+            inside = {one for one in model if start <= one and (stop is None or one < stop)}
+            expected = sorted(inside, reverse=reverse)
+            assert list(ordered.between(start, stop, reverse=reverse)) == expected
+        assert len(ordered) == len(model)
+
+
+def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first scan after a million locks would stop the server for a second."""
+    monkeypatch.setattr(ordered_keys, "UNSORTED_MAX", 4)
+    ordered = OrderedKeys()
+    for number in range(100):
+        ordered.add(b"%03d" % number)
+        assert len(ordered._unsorted) <= 4
+
+
+# ---------------------------------------------------------------- notifications
+
+
+def test_an_index_holds_so_many_and_says_when_there_are_more() -> None:
+    index = NotifyIndex(2)
+    states = []
+    for key in (b"a", b"b", b"b", b"c"):
+        index.put(key)
+        states.append(index.complete)
+    assert states == [True, True, True, False]
+    assert list(index.between(b"", None)) == [b"a", b"b"]
+    assert not index.worth_filling
+    index.remove(b"a")
+    assert index.worth_filling
+
+
+def test_filling_completes_an_index_unless_it_overflows_meanwhile() -> None:
+    index = NotifyIndex(2)
+    for key in (b"a", b"b", b"c"):
+        index.put(key)
+    index.remove(b"a")
+    index.begin_filling()
+    index.put(b"c")
+    index.put(b"d")  # somebody else's, and there is no room
+    index.end_filling()
+    assert not index.complete
+    index.remove(b"b")
+    index.begin_filling()
+    index.put(b"d")
+    index.end_filling()
+    assert index.complete
+
+
+async def test_more_notifications_than_memory_holds_are_all_found() -> None:
+    rig = await Rig(notifications_indexed_max=3).open()
+    rows = [b"%d" % number for number in range(9)]
+    await rig.apply(*(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in rows))
+    assert [cell.row for cell in await rig.cells(NOTIFY)] == rows
+    assert rig.tablet.statistics().notifications == 3
+    await rig.apply(*(mutation(row, delete(NOTIFY, 5, b"f")) for row in rows[:7]))
+    assert [cell.row for cell in await rig.cells(NOTIFY)] == rows[7:]
+    assert rig.tablet.statistics().notifications == 2  # filled again
+    assert [cell.row for cell in await rig.cells(NOTIFY)] == rows[7:]
+
+
+async def test_counters_of_what_was_ever_written_never_shrink() -> None:
+    """`percolator wait` compares them: an equal count means that nothing came and went."""
+    rig = await Rig().open()
+    await rig.apply(mutation(b"a", put(NOTIFY, b"", 5, b"f")), prewrite(b"b", 10))
+    await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f")), roll_back(b"b", 10))
+    statistics = rig.tablet.statistics()
+    assert (statistics.notifications, statistics.locks) == (0, 0)
+    assert (statistics.notifications_written, statistics.locks_written) == (1, 1)
+
+
+# ---------------------------------------------------------------- recent commits
+
+
+@given(
+    batches=st.lists(
+        st.dictionaries(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(1, 30), max_size=3),
+        max_size=20,
+    ),
+    loaded=st.integers(0, 20),
+)
+def test_no_cell_was_ever_committed_above_its_bound(
+    batches: list[dict[bytes, int]], loaded: int
+) -> None:
+    """A bound too low lets a prewrite pass over a newer commit: a lost update."""
+    recent = RecentWrites(cells_max=1)
+    recent.load(loaded, 0)
+    newest = dict.fromkeys((b"a", b"b", b"c", b"d", b"never"), loaded)
+    for committed in batches:
+        recent.publish(committed, max(committed.values(), default=0), 0)
+        for cell, at in committed.items():
+            newest[cell] = max(newest[cell], at)
+        for cell, at in newest.items():
+            assert recent.bound(cell) >= at
+        assert len(recent._young) + len(recent._old) <= 2 * (1 + 3)
+
+
+def test_who_began_after_everything_remembered_needs_no_look_into_the_storage() -> None:
+    recent = RecentWrites(cells_max=10)
+    for start in range(1, 1000):
+        recent.publish({b"%d" % start: start}, start, 0)
+        assert recent.bound(b"other") < start
+
+
+# ---------------------------------------------------------------- rates
+
+
+async def test_a_rate_is_of_the_last_ten_seconds() -> None:
+    rate = Rate(VirtualClock(asyncio.get_running_loop()))
+    assert rate.per_second() == 0
+    rate.add(5)
+    assert rate.per_second() == 5
+    for _ in range(30):
+        await asyncio.sleep(1)
+        rate.add(100)
+    assert 90 <= rate.per_second() <= 110
+    await asyncio.sleep(20)
+    assert rate.per_second() == 0
