@@ -13,7 +13,6 @@ from percolator.testing.history import (
     CellKey,
     Delete,
     History,
-    Outcome,
     Put,
     TransactionRecord,
 )
@@ -112,8 +111,7 @@ def _described(kind: ViolationKind, source: _Write | None) -> tuple[str, Transac
         return "which nobody ever wrote", None
     writer = source.writer
     if not writer.committed:
-        state = "unknown" if writer.outcome is Outcome.UNKNOWN else "aborted"
-        return f"written by {writer}, which {state}", writer
+        return f"written by {writer}, which aborted", writer
     verb = "written" if source.final else "written, and replaced before its commit,"
     return f"{verb} by {writer}, committed at {writer.commit_ts}", writer
 

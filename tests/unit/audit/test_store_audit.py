@@ -198,6 +198,7 @@ def test_collection_leaves_one_put_per_cell_below_the_safe_point() -> None:
         report = audited(*cells, collected_below=5, collection_finished=True).report
         return report.counts[Invariant.COLLECTED]
 
+    assert leftovers(newer) == 0
     assert leftovers(kept, newer) == 0
     assert leftovers(older, kept, newer) == 1
     assert leftovers(commit("x", 3, 4, kind=DELETE), newer) == 1

@@ -163,7 +163,7 @@ BAD: dict[str, Bad] = {
     "aborted read (G1a)": Bad(
         history(transaction(1, put("x", "1"), outcome=ABORTED), transaction(3, read("x", "1"))),
         ViolationKind.ABORTED_READ,
-        ("by transaction 1", "aborted", "holds nothing"),
+        ("by transaction 1 (s1 #1), which aborted", "holds nothing"),
     ),
     "aborted deletion read": Bad(
         history(
@@ -327,7 +327,7 @@ BAD: dict[str, Bad] = {
             transaction(3, scan("", "", ("a.p", "1"), ("a.q", "2"), columns="p")),
         ),
         ViolationKind.SCAN_OUT_OF_BOUNDS,
-        ("t['a']['q'] was not asked for",),
+        ("columns 'p'", "t['a']['q'] was not asked for"),
     ),
     "scan with a stale value": Bad(
         history(
@@ -457,6 +457,14 @@ def test_one_fault_is_reported_as_few_violations(name: str) -> None:
     bad = BAD[name]
     report = check(bad.history, resolve=lambda record: bad.unknown_commit)
     assert report.counts.total() <= 3, str(report)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["row at the exclusive end returned", "column that was not asked for", "scan beyond its limit"],
+)
+def test_what_is_there_but_was_not_asked_for_is_no_phantom_too(name: str) -> None:
+    assert check(BAD[name].history).counts == {ViolationKind.SCAN_OUT_OF_BOUNDS: 1}
 
 
 def test_every_violation_is_reported_not_only_the_first() -> None:
