@@ -20,5 +20,6 @@ def test_each_cause_is_sent_with_the_status_code_that_its_comment_names() -> Non
     for field in ErrorDetail.DESCRIPTOR.oneofs_by_name["cause"].fields:
         detail = ErrorDetail()
         getattr(detail, field.name).SetInParent()
-        sent[field.message_type.name] = status_code(from_detail(detail)).name
+        cause = type(getattr(detail, field.name)).__name__
+        sent[cause] = status_code(from_detail(detail)).name
     assert sent == documented
