@@ -98,6 +98,11 @@ class Commit:
         """
         return await self._conclude(self._commit_primary(deadline), deadline)
 
+    @property
+    def may_be_committed(self) -> bool:
+        """The commit was sent, and nothing since then says that it was not applied."""
+        return self._commit_sent
+
     async def _conclude(
         self, attempt: Awaitable[int], deadline: float, *, alone: bool = False
     ) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from percolator.world import Clock, Random
 class Timestamps(Protocol):
     """The oracle."""
 
-    async def get(self, count: int = 1, timeout_seconds: float | None = None) -> int:
+    def get(self, count: int = 1, timeout_seconds: float | None = None) -> Awaitable[int]:
         """A timestamp larger than every one that was received before the call."""
         ...
 

@@ -1,0 +1,182 @@
+"""Finding the parts of a cluster, and connecting to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Any
+
+from percolator.aio.database import Database
+from percolator.aio.engine import Engine, OpenStarts
+from percolator.errors import PercolatorError, Unavailable, UsageError
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.v1.cluster_pb2 import (
+    ROUTE_THROUGH,
+    SERVICE_KIND_LOCK_SERVICE,
+    SERVICE_KIND_MASTER,
+    SERVICE_KIND_ORACLE,
+    DescribeResponse,
+)
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of, default_addresses, describe, parse_addresses
+from percolator.wire.sessions import Sessions, SessionSettings
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import MachineClock, World, machine_random
+
+_WATCH_SECONDS = 5.0
+"""How often the cluster is asked who its parts are."""
+
+
+def connect(
+    address: str | None = None,
+    *,
+    limits: Limits | None = None,
+    retry: RetryPolicy | None = None,
+    description: str = "",
+    timeout: float = 10.0,
+) -> Connecting:
+    """Connects to a cluster, by the `host:port` of any master or gateway (or several, with commas).
+
+    Without an address, PERCOLATOR_ADDRESS says it, or else it is localhost:7100. `description` is
+    what others see of this process, such as who holds a lock.
+
+    >>> async with percolator.aio.connect("localhost:7100") as db: ...
+    >>> db = await percolator.aio.connect("localhost:7100")
+    """
+    addresses = default_addresses() if address is None else parse_addresses(address)
+    return Connecting(addresses, limits or Limits(), retry or RetryPolicy(), description, timeout)
+
+
+class Connecting:
+    """Either awaited, or entered as a block at whose end the database is closed."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        limits: Limits,
+        retry: RetryPolicy,
+        description: str,
+        timeout_seconds: float,
+    ) -> None:
+        self._addresses = addresses
+        self._limits = limits
+        self._retry = retry
+        self._description = description
+        self._timeout_seconds = timeout_seconds
+        self._database: Database | None = None
+
+    def __await__(self) -> Generator[Any, None, Database]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Database:
+        self._database = await self._connect()
+        return self._database
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._database is not None:
+            await self._database.close()
+
+    async def _connect(self) -> Database:
+        network = GrpcNetwork()
+        world = World(clock=MachineClock(), network=network, random=machine_random())
+        try:
+            return await connect_to(
+                world,
+                self._addresses,
+                self._limits,
+                self._retry,
+                description=self._description,
+                timeout_seconds=self._timeout_seconds,
+            )
+        except BaseException:
+            await network.close()
+            raise
+
+
+async def connect_to(
+    world: World,
+    addresses: Sequence[str],
+    limits: Limits,
+    retry: RetryPolicy,
+    *,
+    description: str = "",
+    timeout_seconds: float = 10.0,
+) -> Database:
+    """As `connect`, in any world: a simulated one, too. The database closes the network."""
+    cluster = await describe(world.network, addresses, timeout_seconds)
+    parts = ClusterParts(world, addresses, cluster)
+    timestamps = TimestampSource(world, parts.oracles, timeout_seconds=limits.call_seconds)
+    open_starts = OpenStarts()
+    sessions = Sessions(
+        world,
+        parts.lock_services,
+        SessionSettings(description=description),
+        oldest_start=open_starts.oldest,
+    )
+    if parts.lock_services:
+        await sessions.current()
+    watch = asyncio.create_task(parts.watch())
+    engine = Engine(
+        world,
+        parts.masters,
+        timestamps,
+        sessions,
+        limits,
+        open_starts,
+        [_Cancelled(watch), sessions, timestamps, world.network],
+    )
+    return Database(engine, retry)
+
+
+class ClusterParts:
+    """Who the parts of the cluster are. The lists change in place as the cluster does."""
+
+    def __init__(self, world: World, addresses: Sequence[str], cluster: DescribeResponse) -> None:
+        self._world = world
+        self._addresses = addresses
+        self._cluster_id = cluster.cluster_id
+        self.masters: list[str] = []
+        self.oracles: list[str] = []
+        self.lock_services: list[str] = []
+        self._learn(cluster)
+        if not self.oracles:
+            raise Unavailable("the cluster has no oracle yet", where=addresses[0])
+
+    def _learn(self, cluster: DescribeResponse) -> None:
+        if cluster.route == ROUTE_THROUGH:
+            raise UsageError("this cluster is reached through a gateway, which is not supported")
+        given = list(self._addresses)
+        masters = addresses_of(cluster, SERVICE_KIND_MASTER)
+        self.masters[:] = given + [address for address in masters if address not in given]
+        self.oracles[:] = addresses_of(cluster, SERVICE_KIND_ORACLE) or self.oracles
+        self.lock_services[:] = addresses_of(cluster, SERVICE_KIND_LOCK_SERVICE)
+
+    async def watch(self) -> None:
+        """Asks again and again, as long as the client lives."""
+        while True:
+            await self._world.clock.sleep(_WATCH_SECONDS)
+            try:
+                cluster = await describe(self._world.network, self.masters, _WATCH_SECONDS)
+            except PercolatorError:
+                # What is known stays: nobody needs a master as long as the others are there.
+                continue
+            if cluster.cluster_id == self._cluster_id:
+                self._learn(cluster)
+
+
+class _Cancelled:
+    """A task that ends with the client."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])

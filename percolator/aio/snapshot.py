@@ -1,0 +1,68 @@
+"""A snapshot: reads only, at one timestamp, of the present or of the past."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from types import TracebackType
+
+from percolator.aio.engine import Engine
+from percolator.aio.reading import Reading
+from percolator.errors import InvalidArgument, UsageError
+from percolator.timestamps import Timestamp
+
+
+class Snapshot(Reading):
+    """Shows the store as it was at its timestamp, however much is written meanwhile.
+
+    >>> async with db.snapshot() as snapshot:
+    ...     print(await snapshot.get("bob", balance))
+    """
+
+    def __init__(
+        self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
+    ) -> None:
+        super().__init__(engine, timeout_seconds)
+        self._at = None if at is None else _as_timestamp(at)
+
+    async def _begin(self, deadline: float) -> int:
+        if self._at is None:
+            return await super()._begin(deadline)
+        left = max(deadline - self._engine.now(), 0.001)
+        now = await self._engine.around.timestamps.get(timeout_seconds=left)
+        if self._at > now:
+            # What is committed below it later would appear in a snapshot that was read already.
+            raise InvalidArgument(
+                "at", f"{self._at} lies in the future: the oracle is at {Timestamp(now).describe()}"
+            )
+        self._set_start(self._at)
+        return self._at
+
+    async def close(self) -> None:
+        """Lets go of history: from now on it may be collected."""
+        self._ended = "closed"
+        self._engine.open_starts.discard(self)
+
+    async def __aenter__(self) -> Snapshot:
+        self._require_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.open_starts.discard(self)
+
+
+def _as_timestamp(at: object) -> Timestamp:
+    if isinstance(at, datetime):
+        return Timestamp.from_datetime(at)
+    if isinstance(at, int) and not isinstance(at, bool):
+        return Timestamp(at)
+    raise UsageError(f"at: expected a Timestamp or a datetime, got {type(at).__name__}")

@@ -1,0 +1,241 @@
+"""A transaction: reads at its start, writes that appear all at once, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from types import TracebackType
+from typing import Any, TypeVar
+
+from percolator.aio.engine import Engine
+from percolator.aio.reading import Reading
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    InvalidArgument,
+    OutcomeUnknown,
+    PercolatorError,
+    UsageError,
+)
+from percolator.protocol import steps
+from percolator.protocol.commit import Commit
+from percolator.protocol.write_set import WriteSet
+from percolator.protocol.write_steps import WriteSteps
+from percolator.schema import Column
+from percolator.timestamps import Timestamp
+from percolator.wire.questions import Step
+
+T = TypeVar("T")
+
+_log = logging.getLogger("percolator.transactions")
+
+
+class Outcome(Enum):
+    """What has become of a transaction."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+    """Its commit was sent and not answered: `resolve` finds out."""
+
+
+class Transaction(Reading):
+    """Reads and writes that appear to happen at one instant.
+
+    Writes are kept in the program until `commit`; leaving the block commits, an exception rolls
+    back. It is one attempt: a `ConflictError` leaves the block. Use `@transactional` for functions
+    that are run again.
+
+    >>> async with db.transaction() as tx:
+    ...     left = await tx.get("bob", balance, default=0)
+    ...     await tx.set("bob", balance, left - 7)
+    """
+
+    joins_transactions = True
+    """A `@transactional` function called with it joins it."""
+
+    def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
+        super().__init__(engine, timeout_seconds)
+        self._own: WriteSet = WriteSet(engine.limits)
+        self._weak: dict[CellAddress, Column[Any]] = {}
+        self._begun_seconds = engine.now()
+        self._started_seconds = self._begun_seconds
+        self._commit: Commit | None = None
+        self.outcome = Outcome.OPEN
+        self.commit_timestamp: Timestamp | None = None
+        """Set by a commit that wrote something."""
+
+    @property
+    def start_timestamp(self) -> Timestamp | None:
+        """The snapshot that it reads; None before the first read."""
+        return Timestamp(self._start) if self._start else None
+
+    def _set_start(self, start: int) -> None:
+        super()._set_start(start)
+        self._started_seconds = self._engine.now()
+
+    # ------------------------------------------------------------------ writes
+
+    async def set(self, row: object, column: Column[T], value: T) -> None:
+        """Writes a value. A value of no bytes is a value."""
+        address = await self._address(row, column, self._deadline(None))
+        data = column.codec.encode(value)
+        if len(data) > self._engine.limits.value_bytes_max:
+            raise InvalidArgument(
+                "value",
+                f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}",
+            )
+        self._own.put(address, data)
+
+    async def delete(self, row: object, column: Column[Any]) -> None:
+        """Removes the cell, if it is there."""
+        self._own.delete(await self._address(row, column, self._deadline(None)))
+
+    async def lock(self, row: object, column: Column[Any]) -> None:
+        """Conflicts with every other writer of the cell, without changing it.
+
+        Snapshots allow *write skew*: two transactions that each read what the other one writes both
+        commit. Locking what was read, and what the decision rests on, rules it out.
+        """
+        self._own.lock(await self._address(row, column, self._deadline(None)))
+
+    async def notify(self, row: object, column: Column[Any]) -> None:
+        """Asks the column's weak observers to look at the row, once this is committed."""
+        deadline = self._deadline(None)
+        address = await self._address(row, column, deadline)
+        schema = await self._engine.around.schema(address.table_id, deadline)
+        if column.name not in schema.weak_observers:
+            raise UsageError(f"{column!r} has no weak observer")
+        if len(self._weak) >= self._engine.limits.transaction_cells_max:
+            raise InvalidArgument("notify", "more notifications than a transaction may have cells")
+        self._weak[address] = column
+
+    # ------------------------------------------------------------------ the end
+
+    async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
+        """Makes all writes visible at once; returns when that is durable.
+
+        Returns the commit timestamp, or None when there was nothing to write: then nothing is sent.
+        Raises `ConflictError` when another transaction was first, and `OutcomeUnknown` when it
+        cannot tell.
+        """
+        deadline = self._deadline(timeout)
+        if not self._own.cells and not self._weak:
+            self._end(Outcome.COMMITTED)
+            return None
+        self._ended = "being committed"
+        try:
+            if not self._start:
+                await self._begin(deadline)
+            commit = await self._committing(deadline)
+        except OutcomeUnknown:
+            self._end(Outcome.UNKNOWN)
+            raise
+        except BaseException:
+            # Whoever is cancelled in the middle does not learn it here; `resolve` may.
+            sent = self._commit is not None and self._commit.may_be_committed
+            self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
+            raise
+        self.commit_timestamp = Timestamp(commit)
+        self._end(Outcome.COMMITTED)
+        return self.commit_timestamp
+
+    async def _committing(self, deadline: float) -> int:
+        around = self._engine.around
+        if not self._own.cells:
+            return await self._only_notify(deadline)
+        write = WriteSteps(
+            self._start,
+            self._own.cells,
+            around.owners.session_id or b"",
+            around.limits.value_inline_bytes_max,
+        )
+        self._commit = Commit(
+            around,
+            self._engine.cleanup,
+            self._engine.heartbeats,
+            write,
+            weak_notifications=tuple(self._weak),
+            started_seconds=self._started_seconds,
+            statistics=self.statistics,
+        )
+        return await self._commit.run(deadline)
+
+    async def _only_notify(self, deadline: float) -> int:
+        """No write, no lock, nothing to decide: only notifications at a fresh timestamp."""
+        around = self._engine.around
+        left = max(deadline - self._engine.now(), 0.001)
+        now = await around.timestamps.get(timeout_seconds=left)
+        questions = []
+        for table_id, row, column in self._weak:
+            schema = await around.schema(table_id, deadline)
+            observers = schema.weak_observers.get(column, ())
+            questions.append(Step(table_id, steps.notify(row, column, now, observers)))
+        self.statistics.round_trips += 2
+        for answer in await around.cells.mutate(questions, deadline):
+            if isinstance(answer, PercolatorError):
+                raise answer
+        return now
+
+    def rollback(self) -> None:
+        """Forgets the writes. Nothing of them has left the program."""
+        if self._ended == "being committed":
+            raise UsageError("it is being committed")
+        if not self._ended:
+            self._end(Outcome.ABORTED)
+
+    async def resolve(self, *, timeout: float | None = None) -> Outcome:
+        """After `OutcomeUnknown`: finds out, by sending the very same commit again.
+
+        Returns COMMITTED or ABORTED; raises `OutcomeUnknown` when still nobody answers.
+        """
+        self._engine.require_usable()
+        if self.outcome is not Outcome.UNKNOWN or self._commit is None:
+            return self.outcome
+        seconds = timeout or self._timeout_seconds
+        try:
+            commit = await self._commit.settle(self._engine.now() + seconds)
+        except ConflictError:
+            self.outcome = Outcome.ABORTED
+        else:
+            self.commit_timestamp = Timestamp(commit)
+            self.outcome = Outcome.COMMITTED
+        return self.outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._ended = outcome.value
+        self._engine.open_starts.discard(self)
+        seconds = self._engine.now() - self._begun_seconds
+        if seconds >= self._engine.limits.slow_transaction_seconds:
+            _log.warning(
+                "slow transaction: %s after %.3f s, start %d, %d cells, %s",
+                outcome.value,
+                seconds,
+                self._start,
+                len(self._own.cells),
+                self.statistics,
+            )
+
+    async def __aenter__(self) -> Transaction:
+        self._require_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            if not self._ended:
+                self.rollback()
+        elif not self._ended:
+            await self.commit()
+
+    def __del__(self) -> None:
+        """Dropped without an end: a rollback, for nothing has left the program."""
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.open_starts.discard(self)
