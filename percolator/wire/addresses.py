@@ -5,12 +5,16 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument
 
-_HOST_NAME = re.compile(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?$")
-_PORT = re.compile(r"^[0-9]{1,5}$")
+_LABEL = "[A-Za-z0-9_-]{1,63}"
+_HOST_NAME = re.compile(rf"(?=[A-Za-z0-9_]){_LABEL}(\.{_LABEL})*(?<=[A-Za-z0-9_])\.?")
+"""Without empty or longer labels: the system's resolver does not refuse these, it breaks."""
+_HOST_NAME_CHARACTERS_MAX = 253
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,17 @@ def parse_host_port(text: str, field: str) -> HostPort:
         host = _ipv6(host[1:-1], text, field)
     elif ":" in host:
         raise InvalidArgument(field, f"an IPv6 address stands in brackets, found {text!r}")
-    elif not _HOST_NAME.match(host):
+    elif len(host) > _HOST_NAME_CHARACTERS_MAX or not _HOST_NAME.fullmatch(host):
         raise InvalidArgument(field, f"{host!r} is not a host name or address, in {text!r}")
-    if not _PORT.match(port) or int(port) > 65_535:
+    if not _PORT.fullmatch(port) or int(port) > 65_535:
         raise InvalidArgument(field, f"expected a port from 0 to 65535, found {text!r}")
     return HostPort(host, int(port))
+
+
+def refuse_lone_address(addresses: Sequence[str]) -> None:
+    """A text is a sequence of texts, too: each of its characters would be dialled."""
+    if isinstance(addresses, str):
+        raise InvalidArgument("addresses", f"expected a list of host:port, found {addresses!r}")
 
 
 def _ipv6(host: str, text: str, field: str) -> str:

@@ -55,14 +55,16 @@ class GrpcNetwork:
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
             try:
-                response: ResponseT = await multicallable(request, timeout=timeout)
+                response: ResponseT | None = await multicallable(request, timeout=timeout)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error, where) from None
+            except grpc.aio.UsageError:
+                raise _closed(where) from None
             except asyncio.CancelledError:
                 if self._is_closed(address):
                     raise errors.Unavailable("the channel was closed", where=where) from None
                 raise
-            return response
+            return _understood(response, where)
 
         return call
 
@@ -79,9 +81,11 @@ class GrpcNetwork:
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
             try:
                 async for response in multicallable(request, timeout=timeout):
-                    yield response
+                    yield _understood(response, where)
             except grpc.aio.AioRpcError as error:
                 raise from_rpc_error(error, where) from None
+            except grpc.aio.UsageError:
+                raise _closed(where) from None
 
         return call
 
@@ -100,3 +104,14 @@ class GrpcNetwork:
 
     def _is_closed(self, address: str) -> bool:
         return address not in self._channels
+
+
+def _closed(where: str) -> errors.UsageError:
+    return errors.UsageError("the network of this client is closed", where=where)
+
+
+def _understood(response: ResponseT | None, where: str) -> ResponseT:
+    """gRPC gives None for what it could not decode: whatever listens there, it did something."""
+    if response is None:
+        raise errors.ExecutionUnknown("the answer is not a message of its type", where=where)
+    return response

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from enum import IntEnum
 
-from percolator.errors import PercolatorError
+from percolator.errors import InvalidArgument, PercolatorError
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.lock_service import LockServiceCalls
 
@@ -52,6 +52,10 @@ class LivenessQuestions:
 
     async def ask(self, session_ids: Sequence[bytes]) -> list[Liveness]:
         """In the order asked. What cannot be a session's id is undecided: its lock has a TTL."""
+        for index, session_id in enumerate(session_ids):
+            if not isinstance(session_id, bytes):
+                # It would break the call that carries everybody's questions.
+                raise InvalidArgument(f"session_ids[{index}]", f"is not bytes: {session_id!r}")
         question = self._next or _Question()
         self._next = question
         question.session_ids.update(i for i in session_ids if len(i) == SESSION_ID_BYTES)

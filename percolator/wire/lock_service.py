@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from percolator.errors import ExecutionUnknown, NotReady, Unavailable
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire import methods
+from percolator.wire.addresses import refuse_lone_address
 from percolator.world import Network, RequestT, ResponseT, UnaryCall
 
 
@@ -32,6 +33,7 @@ class LockServiceCalls:
     """`addresses` is read before every call: its owner may change it as the cluster changes."""
 
     def __init__(self, network: Network, addresses: Sequence[str]) -> None:
+        refuse_lone_address(addresses)
         self._network = network
         self._addresses = addresses
         self._turn = 0

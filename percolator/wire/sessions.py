@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from percolator.errors import PercolatorError, SessionExpired, UsageError
+from percolator.errors import InvalidArgument, PercolatorError, SessionExpired, UsageError
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness, LivenessQuestions
 from percolator.wire.lock_service import LockServiceCalls
@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LIFE = 3
 """Two renewals in a row may be lost and the session still lives."""
+_DESCRIPTION_BYTES_MAX = 256
+_SECONDS_MAX = 86_400.0
+_TIMESTAMP_MAX = 2**64 - 1
 _JITTER = 0.2
 """Renewals come up to this part early, or after a restart all clients would renew at once."""
 
@@ -40,6 +43,21 @@ class SessionSettings:
     pin_at: int = 0
     """Not 0: the session is a pin, which holds back the collection of history from here on."""
     liveness_timeout_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Here, at the caller: the renewals run in a task of their own, where nobody looks."""
+        size = len(self.description.encode(errors="replace"))
+        if size > _DESCRIPTION_BYTES_MAX:
+            raise InvalidArgument("description", f"has {size} bytes, of {_DESCRIPTION_BYTES_MAX}")
+        if any("\ud800" <= character <= "\udfff" for character in self.description):
+            raise InvalidArgument("description", "cannot be written as UTF-8")
+        for field in ("ttl_seconds", "liveness_timeout_seconds"):
+            seconds: float = getattr(self, field)
+            # NaN is in no range.
+            if not 0.001 <= seconds <= _SECONDS_MAX:
+                raise InvalidArgument(field, f"{seconds} is outside 0.001 .. {_SECONDS_MAX:.0f}")
+        if not 0 <= self.pin_at <= _TIMESTAMP_MAX:
+            raise InvalidArgument("pin_at", f"{self.pin_at} is not a timestamp")
 
     @property
     def renewal_seconds(self) -> float:
@@ -166,9 +184,19 @@ class Sessions:
         return wire.SessionInfo(
             description=self._settings.description,
             ttl_milliseconds=round(self._settings.ttl_seconds * 1000),
-            oldest_start_timestamp=pin_at or self._oldest_start(),
+            oldest_start_timestamp=pin_at or self._oldest(),
             pin=pin_at != 0,
         )
+
+    def _oldest(self) -> int:
+        """What is wrong with the owner's answer is reported, and does not end the renewals."""
+        try:
+            oldest = self._oldest_start()
+        except Exception as error:
+            raise UsageError(f"oldest_start() failed: {error!r}") from error
+        if not 0 <= oldest <= _TIMESTAMP_MAX:
+            raise UsageError(f"oldest_start() returned {oldest}, which is not a timestamp")
+        return oldest
 
     def _report(self, error: PercolatorError) -> None:
         """Once per loss, not once per attempt."""

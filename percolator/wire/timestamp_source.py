@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 from collections.abc import Sequence
 
 from percolator import errors
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.addresses import refuse_lone_address
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import UnaryCall, World
 
@@ -103,8 +105,12 @@ class TimestampSource:
         timeout_seconds: float = 10.0,
         count_max: int = TIMESTAMPS_PER_REQUEST_MAX,
     ) -> None:
+        refuse_lone_address(addresses)
         if not addresses:
             raise errors.InvalidArgument("addresses", "is empty; expected the oracle's host:port")
+        if _whole("count_max", count_max) < 1:
+            raise errors.InvalidArgument("count_max", f"{count_max} is below 1")
+        _check_timeout(timeout_seconds)
         self._clock = world.clock
         self._random = world.random
         self._calls: list[UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = [
@@ -113,7 +119,7 @@ class TimestampSource:
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
         self._request_count_max = count_max
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
         self._loop = loop
         self._now = loop.time
         self._create_future = loop.create_future
@@ -135,14 +141,23 @@ class TimestampSource:
         """
         # Hundreds of thousands of calls a second come by here, so that each line costs: this is no
         # coroutine, which would be one object and one frame more.
+        if count.__class__ is not int:
+            count = _whole("count", count)
         if not 0 < count <= self._count_max:
             raise errors.InvalidArgument("count", f"{count} is outside 1 .. {self._count_max}")
         if self._ended is not None:
             kind, message = self._ended
             raise kind(message)
-        deadline = self._now() + (
-            self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        )
+        if timeout_seconds is None:
+            timeout_seconds = self._timeout_seconds
+        else:
+            _check_timeout(timeout_seconds)
+        deadline = self._now() + timeout_seconds
+        if self._dispatcher is None:
+            if _running_loop() is not self._loop:
+                raise errors.UsageError("a source of timestamps belongs to one event loop")
+            # The task starts after everybody who is asking at this very moment has asked.
+            self._dispatcher = self._loop.create_task(self._dispatch())
         waiting = self._waiting
         if len(waiting.futures) >= WAITERS_MAX:
             raise errors.Overloaded(
@@ -156,9 +171,6 @@ class TimestampSource:
         waiting.count += count
         if deadline < self._reap_at:
             self._reap_no_later_than(deadline)
-        if self._dispatcher is None:
-            # The task starts after everybody who is asking at this very moment has asked.
-            self._dispatcher = self._loop.create_task(self._dispatch())
         return future
 
     async def close(self) -> None:
@@ -201,6 +213,10 @@ class TimestampSource:
                 else:
                     tries_in_vain = 0
                     self._distribute(batch, response)
+        except asyncio.CancelledError:
+            # By a stranger: they wait for the next dispatcher, or for their deadlines.
+            self._put_back(self._in_flight)
+            raise
         except Exception as error:
             self._ended = (errors.InvariantViolation, f"asking for timestamps broke: {error!r}")
             self._fail_everybody()
@@ -292,3 +308,24 @@ class TimestampSource:
 
 def _is_too_many(error: errors.PercolatorError) -> bool:
     return isinstance(error, errors.InvalidArgument) and error.field == "count"
+
+
+def _whole(field: str, number: int) -> int:
+    """Anything else would break the request that carries everybody's questions."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise errors.InvalidArgument(field, f"{number!r} is not a whole number") from None
+
+
+def _check_timeout(seconds: float) -> None:
+    """Not a number is neither before nor after any deadline: it would be waited for for ever."""
+    if not isinstance(seconds, int | float) or math.isnan(seconds):
+        raise errors.InvalidArgument("timeout_seconds", f"{seconds!r} is not a number of seconds")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise errors.UsageError("a source of timestamps is used within an event loop") from None

@@ -30,6 +30,7 @@ def test_an_address_reads_back_as_it_was_written(host: str, port: int) -> None:
         "", ":", "host", "host:", ":7100", "host:port", "host:65536", "host:-1", "host:+1",
         "host:7100 ", " host:7100", "ho st:7100", "::1:7100", "[::1]", "[::g]:7100", "[]:7100",
         "http://host:7100", "host/path:7100", "host:7_100", "host:٧", "a" * 300 + ":1", "-a:1",
+        "a..b:1", ".a:1", "a" * 64 + ":1", "a." * 130 + "a:1", "host:1\n", "host\n:1",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_by_the_name_of_its_field(text: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -437,3 +438,65 @@ async def test_closing_leaves_no_question_waiting() -> None:
         await sessions.close()
         assert await first == await second == [Liveness.UNDECIDED]
         assert services.clock.monotonic_seconds() == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttl_seconds", 0.0),
+        ("ttl_seconds", -1.0),
+        ("ttl_seconds", math.nan),
+        ("ttl_seconds", math.inf),
+        ("liveness_timeout_seconds", math.nan),
+        ("liveness_timeout_seconds", 0.0),
+        ("pin_at", -1),
+        ("pin_at", 2**64),
+        ("description", "x" * 257),
+        ("description", "ä" * 129),
+        ("description", "\ud800"),
+    ],
+)
+def test_settings_that_cannot_be_sent_are_refused_by_name(field: str, value: Any) -> None:
+    """They would end the task that renews, and leave whoever asks for a session waiting."""
+    with pytest.raises(InvalidArgument) as refused:
+        SessionSettings(**{field: value})
+    assert refused.value.field == field
+
+
+def _fails() -> int:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("oldest_start", [_fails, lambda: -1, lambda: 2**64])
+async def test_a_wrong_oldest_start_is_reported_and_makes_nobody_wait(
+    oldest_start: Callable[[], int],
+) -> None:
+    async with lock_services(A) as services:
+        world = World(services.clock, services, random.Random(1))
+        sessions = Sessions(world, [A], SessionSettings(), oldest_start=oldest_start)
+        async with asyncio.timeout(1):
+            assert await sessions.current() is None
+        assert isinstance(sessions.last_error, UsageError)
+        assert "oldest_start" in str(sessions.last_error)
+        await sessions.close()
+
+
+async def test_a_session_id_that_is_no_bytes_is_refused_and_harms_nobody_else() -> None:
+    async with lock_services(A) as services:
+        world = World(services.clock, services, random.Random(1))
+        sessions = Sessions(world, [A], SessionSettings())
+        session_id = await sessions.current()
+        assert session_id is not None
+        other = asyncio.ensure_future(sessions.liveness([session_id]))
+        wrong: Any = ["y" * 16]
+        with pytest.raises(InvalidArgument, match=r"session_ids\[0\]"):
+            await sessions.liveness(wrong)
+        assert await other == [Liveness.ALIVE]
+        await sessions.close()
+
+
+async def test_one_address_in_place_of_a_list_is_refused_by_sessions() -> None:
+    async with lock_services(A) as services:
+        world = World(services.clock, services, random.Random(1))
+        with pytest.raises(InvalidArgument, match="addresses: expected a list"):
+            Sessions(world, A, SessionSettings())
