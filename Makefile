@@ -73,11 +73,15 @@ test-fast: $(READY) ## Only what runs inside one process (at most 1 minute)
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle ## Every benchmark, one after another
+bench: bench-oracle bench-tablet ## Every benchmark, one after another
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Timestamps per second
 	$(BIN)/python -m benchmarks.oracle
+
+.PHONY: bench-tablet
+bench-tablet: $(READY) ## What a row costs a tablet server and its client (about 3 minutes)
+	$(BIN)/python -m benchmarks.tablet
 
 # ------------------------------------------------------------------------------ clusters
 

@@ -13,6 +13,7 @@ from services.chassis.lifecycle import Host, run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
 from services.tabletserver import dump, host_limits
+from services.tabletserver.collector import collect_seldom
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.handler import TabletServerHandler
@@ -27,6 +28,7 @@ from services.tabletserver.tablets import Tablets
 async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]]:
     """A tablet server on its store root, without any tablet yet."""
     settings, clock = host.settings, host.world.clock
+    collect_seldom()
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
     disk = DiskSpace(
         partial(host_limits.free_bytes, root),

@@ -24,6 +24,7 @@ from services.chassis.epoch_directory import (
 )
 from services.chassis.epoch_names import EpochName, Stage
 from services.chassis.files import Files
+from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current
 from services.tabletserver.leveldb_storage import (
     LevelDBOptions,
@@ -87,7 +88,7 @@ class Budget:
         files = self.descriptors * 3 // 4 // share
         return LevelDBOptions(
             write_buffer_bytes=write_buffer_bytes(open_tablets),
-            block_cache_bytes=max(1 * MEBIBYTE, min(cache, 32 * MEBIBYTE)),
+            block_cache_bytes=max(1 * MEBIBYTE, min(cache, 64 * MEBIBYTE)),
             open_files_max=max(OPEN_FILES_MIN, min(files, 500)),
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
+from operator import floordiv
 
 import pytest
 
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.real_time
 async def test_every_job_has_its_own_result_or_error() -> None:
     with DiskThreads(2, "test") as threads:
         results = await asyncio.gather(
-            *(threads.run(lambda n=n: 10 // n) for n in (5, 0, 2)), return_exceptions=True
+            *(threads.run(partial(floordiv, 10, n)) for n in (5, 0, 2)), return_exceptions=True
         )
     assert results[0] == 2
     assert isinstance(results[1], ZeroDivisionError)
@@ -33,7 +35,7 @@ async def test_what_one_round_asks_for_is_dealt_out_to_all_threads_in_order() ->
         done.setdefault(name, []).append(number)
 
     with DiskThreads(2, "test") as threads:
-        await asyncio.gather(*(threads.run(lambda n=n: job(n)) for n in range(8)))
+        await asyncio.gather(*(threads.run(partial(job, n)) for n in range(8)))
     assert sorted(done.values()) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -42,7 +44,7 @@ async def test_what_is_asked_for_while_all_are_busy_is_done_afterwards() -> None
     with DiskThreads(1, "test") as threads:
         first = threads.run(lambda: gate.wait(10))
         await asyncio.sleep(0)
-        rest = [threads.run(lambda n=n: n) for n in range(3)]
+        rest = [threads.run(partial(int, n)) for n in range(3)]
         await asyncio.sleep(0)
         assert not any(future.done() for future in rest)
         gate.set()

@@ -1,0 +1,95 @@
+"""Tablets with a past, written straight into LevelDB: through the API it would take minutes.
+
+What is there afterwards is what transactions leave: for each commit a lock that was put and deleted
+again, and a write record with its value. A real tablet makes the foundations, and commits once
+above all that follows, so that its bounds of what was written (recent_writes.py) hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.tablet_traffic import COLUMN, FIRST_TIMESTAMP, TABLE_ID, VALUE, row_key
+from percolator.errors import CellAddress
+from percolator.protocol.records import KIND_PUT, LOCK_HEADER, WRITE_HEADER, shared_part
+from percolator.tablet import keys
+from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.world import MachineClock
+from services.tabletserver.disk_threads import DiskThreads
+from services.tabletserver.leveldb_storage import LevelDBStorage
+
+EPOCH = 1
+CELLS_PER_BATCH = 1_000
+LAST_COMMIT = FIRST_TIMESTAMP - 1
+FIRST_START = FIRST_TIMESTAMP - (60_000 << 18)
+"""All commits of the population lie between these two."""
+
+
+async def populate(
+    directory: Path, tablet_id: int, rows: int, *, versions: int = 1, locked: bool = True
+) -> None:
+    """Makes the tablet at epoch 1 with `versions` commits of each of `rows` rows.
+
+    Unless `locked`, the write records come without the deleted locks: as if by a bulk load.
+    """
+    epoch = directory / "store" / str(TABLE_ID) / str(tablet_id) / f"e{EPOCH}"
+    epoch.mkdir(parents=True)
+    with DiskThreads(1, "populate") as threads:
+        await _found(LevelDBStorage(epoch, threads), tablet_id)
+        storage = LevelDBStorage(epoch, threads)
+        for version in range(versions):
+            start = FIRST_START + (version << 4)
+            for first in range(0, rows, CELLS_PER_BATCH):
+                batch = range(first, min(first + CELLS_PER_BATCH, rows))
+                if locked:
+                    await _lock(storage, batch, start)
+                await _commit(storage, batch, start, locked)
+        await storage.close()
+
+
+async def _found(storage: LevelDBStorage, tablet_id: int) -> None:
+    clock = MachineClock()
+    tablet = Tablet(
+        TabletIdentity(TABLE_ID, tablet_id, EPOCH, b"", b""),
+        schema_version=0,
+        storage=storage,
+        clock=clock,
+        still_owner=lambda: True,
+        on_closed=lambda error: None,
+    )
+    await tablet.open()
+    change = wire.Change(
+        kind=wire.Change.KIND_PUT,
+        space=cells_pb2.SPACE_WRITE,
+        timestamp=LAST_COMMIT,
+        value=WRITE_HEADER.pack(LAST_COMMIT - 1, KIND_PUT) + VALUE,
+    )
+    mutation = wire.Mutation(row=row_key(0), column=COLUMN, changes=[change])
+    target = wire.TabletTarget(tablet_id=tablet_id, epoch=EPOCH)
+    await tablet.mutate(
+        wire.MutationBatch(target=target, mutations=[mutation]),
+        deadline_seconds=clock.monotonic_seconds() + 60,
+    )
+    await tablet.close()
+
+
+async def _lock(storage: LevelDBStorage, rows: range, start: int) -> None:
+    primary = shared_part(b"", CellAddress(TABLE_ID, row_key(rows[0]), COLUMN))
+    lock = LOCK_HEADER.pack(start, start + 1, 3_000, KIND_PUT) + primary + VALUE
+    batch = storage.batch()
+    for number in rows:
+        batch.put(keys.L + keys.cell_prefix(row_key(number), COLUMN), lock)
+    await storage.write(batch)
+
+
+async def _commit(storage: LevelDBStorage, rows: range, start: int, locked: bool) -> None:
+    record = WRITE_HEADER.pack(start, KIND_PUT) + VALUE
+    batch = storage.batch()
+    for number in rows:
+        cell = keys.cell_prefix(row_key(number), COLUMN)
+        if locked:
+            batch.delete(keys.L + cell)
+        batch.put(keys.W + cell + keys.inverted(start + 1), record)
+    await storage.write(batch)

@@ -1,0 +1,241 @@
+"""The traffic of the tablet benchmark: prewrites, commits, reads and scans over real gRPC.
+
+A slice is a fixed number of rows, sent as batches of one size with a few calls in flight, as the
+dispatcher does. Its cost is the CPU time of both processes, all their threads included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from percolator.errors import CellAddress, InvariantViolation
+from percolator.protocol import steps
+from percolator.protocol.records import (
+    KIND_PUT,
+    LOCK_HEADER,
+    WRITE_HEADER,
+    shared_part,
+)
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from services.local.process import ServiceProcess
+
+CALLS_IN_FLIGHT = 4
+CALL_SECONDS = 60.0
+COLUMN = b"c"
+VALUE = b"v" * 100
+TABLE_ID = 1
+EPOCH = 2
+"""Above the one at which a populated directory was made."""
+TTL_MILLISECONDS = 3_000
+FIRST_TIMESTAMP = 1_760_000_000_000 << 18
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a slice took."""
+
+    rows: int
+    seconds: float
+    server_seconds: float
+    client_seconds: float
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.rows + other.rows,
+            self.seconds + other.seconds,
+            self.server_seconds + other.server_seconds,
+            self.client_seconds + other.client_seconds,
+        )
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def server_micros(self) -> float:
+        """CPU of the server per row."""
+        return self.server_seconds / self.rows * 1e6
+
+    @property
+    def client_micros(self) -> float:
+        """CPU of the client per row."""
+        return self.client_seconds / self.rows * 1e6
+
+
+class Served:
+    """A running tablet server with its tablets open, and a client of it."""
+
+    def __init__(self, process: ServiceProcess, network: GrpcNetwork, tablets: list[int]) -> None:
+        self.process = process
+        self.tablets = tablets
+        self._mutate = network.unary(process.address, methods.MUTATE)
+        self._read = network.unary(process.address, methods.READ)
+        self._open = network.unary(process.address, methods.OPEN_TABLET)
+        self._scan = network.stream(process.address, methods.SCAN)
+        self._clock = FIRST_TIMESTAMP
+        self._next_row = 0
+        self._targets = {
+            tablet: wire.TabletTarget(tablet_id=tablet, epoch=EPOCH) for tablet in tablets
+        }
+
+    async def open(self) -> None:
+        """Opens all tablets; each has all rows, since they are told apart by their ids alone."""
+        for tablet in self.tablets:
+            request = wire.OpenTabletRequest(table_id=TABLE_ID, tablet_id=tablet, epoch=EPOCH)
+            await self._open(request, CALL_SECONDS)
+
+    def new_rows(self, count: int) -> list[bytes]:
+        """Rows that were never used, spread over the key space."""
+        first, self._next_row = self._next_row, self._next_row + count
+        return [row_key(number) for number in range(first, first + count)]
+
+    async def prewrite(self, rows: list[bytes], batch: int) -> tuple[Cost, int]:
+        """Locks the rows; returns the cost, and the start timestamp of their transaction."""
+        start = self._timestamp()
+        primary = shared_part(b"", CellAddress(TABLE_ID, rows[0], COLUMN))
+        lock = LOCK_HEADER.pack(start, start + 1, TTL_MILLISECONDS, KIND_PUT) + primary
+
+        def mutation(row: bytes) -> wire.Mutation:
+            return steps.prewrite(row, COLUMN, start, lock + VALUE, None)
+
+        return await self._mutated(rows, batch, mutation), start
+
+    async def commit(self, rows: list[bytes], batch: int, start: int) -> Cost:
+        """Unlocks and commits what `prewrite` has locked."""
+        commit = self._timestamp()
+        record = WRITE_HEADER.pack(start, KIND_PUT) + VALUE
+
+        def mutation(row: bytes) -> wire.Mutation:
+            return steps.commit_secondary(row, COLUMN, start, commit, record, ())
+
+        return await self._mutated(rows, batch, mutation)
+
+    async def read(self, rows: list[bytes], batch: int) -> Cost:
+        """Reads the newest value of each."""
+        timestamp = self._timestamp()
+
+        async def call(chunk: list[bytes]) -> None:
+            request = wire.ReadRequest()
+            for tablet, share in self._shares(chunk):
+                reads = [
+                    wire.RowRead(row=row, columns=(COLUMN,), timestamp=timestamp) for row in share
+                ]
+                request.batches.add(target=self._targets[tablet], reads=reads)
+            response = await self._read(request, CALL_SECONDS)
+            for result in response.batches:
+                _require(not result.HasField("error"), result.error.message)
+            found = sum(len(result.found.values) for result in response.batches)
+            _require(found == len(chunk), f"{found} of {len(chunk)} rows found")
+
+        return await self._measured(rows, batch, call)
+
+    async def scan(self, rows_expected: int) -> Cost:
+        """Reads everything of the first tablet, page by page."""
+        request = wire.ScanRequest(
+            target=self._targets[self.tablets[0]], all_columns=True, timestamp=self._timestamp()
+        )
+
+        async def call(_: list[bytes]) -> None:
+            rows = 0
+            async for page in self._scan(request, CALL_SECONDS):
+                _require(not page.HasField("error"), page.error.message)
+                rows += len(page.found.rows)
+            _require(rows == rows_expected, f"{rows} of {rows_expected} rows scanned")
+
+        one_call = await self._measured([b""], 1, call)
+        return Cost(
+            rows_expected, one_call.seconds, one_call.server_seconds, one_call.client_seconds
+        )
+
+    async def _mutated(
+        self, rows: list[bytes], batch: int, mutation: Callable[[bytes], wire.Mutation]
+    ) -> Cost:
+        async def call(chunk: list[bytes]) -> None:
+            request = wire.MutateRequest()
+            for tablet, share in self._shares(chunk):
+                request.batches.add(
+                    target=self._targets[tablet], mutations=[mutation(row) for row in share]
+                )
+            response = await self._mutate(request, CALL_SECONDS)
+            for result in response.batches:
+                _require(not result.HasField("error"), result.error.message)
+                for one in result.results:
+                    _require(one.outcome == wire.OUTCOME_APPLIED, "a mutation was not applied")
+
+        return await self._measured(rows, batch, call)
+
+    def _shares(self, chunk: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+        """Splits a batch among the tablets: always the same tablet for the same row."""
+        if len(self.tablets) == 1:
+            yield self.tablets[0], chunk
+            return
+        shares: dict[int, list[bytes]] = {}
+        for row in chunk:
+            shares.setdefault(self.tablets[int(row[-6:]) % len(self.tablets)], []).append(row)
+        yield from shares.items()
+
+    async def _measured(
+        self, rows: list[bytes], batch: int, call: Callable[[list[bytes]], Awaitable[None]]
+    ) -> Cost:
+        chunks = iter([rows[at : at + batch] for at in range(0, len(rows), batch)])
+
+        async def worker() -> None:
+            for chunk in chunks:
+                await call(chunk)
+
+        clock = process_clock(self.process.pid)
+        began = (time.perf_counter(), time.clock_gettime(clock), time.process_time())
+        await asyncio.gather(*(worker() for _ in range(CALLS_IN_FLIGHT)))
+        ended = (time.perf_counter(), time.clock_gettime(clock), time.process_time())
+        wall, server, client = (b - a for a, b in zip(began, ended, strict=True))
+        return Cost(len(rows), wall, server, client)
+
+    def _timestamp(self) -> int:
+        self._clock += 1 << 18
+        return self._clock
+
+
+def row_key(number: int) -> bytes:
+    """Unique, 16 bytes, and neighbours in time are no neighbours in the key space."""
+    return b"%010d%06d" % (number * 2_654_435_761 % 10_000_000_000, number % 1_000_000)
+
+
+def process_clock(pid: int) -> int:
+    """The Linux clock of another process's CPU time, in nanoseconds where `psutil` has ticks."""
+    return (~pid << 3) | 2
+
+
+@asynccontextmanager
+async def served(name: str, directory: Path, tablets: list[int]) -> AsyncIterator[Served]:
+    """A tablet server on `directory`/store with these tablets open."""
+    (directory / "store").mkdir(parents=True, exist_ok=True)
+    process = ServiceProcess(
+        name,
+        "services.tabletserver",
+        ["--store", str(directory / "store"), "--tablets-warn", "1000"],
+        logs=directory,
+        run=directory,
+    )
+    process.start()
+    network = GrpcNetwork()
+    try:
+        process.wait_ready(30)
+        server = Served(process, network, tablets)
+        await server.open()
+        yield server
+    finally:
+        await network.close()
+        process.ask_to_stop()
+        process.wait_stopped()
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantViolation(f"the benchmark measures nothing: {message}")
