@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.v1.cluster_pb2 import DescribeResponse
@@ -76,7 +77,13 @@ def make_connection(address: str | None, timeout_seconds: float, as_json: bool) 
     return Connection(addresses, timeout_seconds, as_json)
 
 
+def plain(text: str) -> Text:
+    """What others wrote: neither markup, nor control of the terminal, nor more than one line."""
+    shown = [c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text]
+    return Text("".join(shown))
+
+
 def fail(error: PercolatorError) -> NoReturn:
     """One line on standard error, and the exit code."""
-    errors_console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+    errors_console.print(plain(f"error: {error}"), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidArgument | UsageError) else 1)

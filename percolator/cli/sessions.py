@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from percolator.cli.connection import connection
+from percolator.cli.connection import connection, plain
 from percolator.errors import Unavailable
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
@@ -59,7 +59,7 @@ def _as_table(listed: list[Session]) -> Table | str:
         snapshot = Timestamp(oldest).to_datetime().isoformat(" ") if oldest else "-"
         table.add_row(
             session.session_id.hex(),
-            session.info.description,
+            plain(session.info.description),
             f"{session.age_milliseconds / 1000:.1f} s",
             f"{session.remaining_milliseconds / 1000:.1f} s",
             str(session.locks),

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from percolator.cli.connection import connection
+from percolator.cli.connection import connection, plain
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 
 NAMES = {
@@ -64,12 +64,12 @@ def _as_text(cluster: DescribeResponse) -> Group:
         silent = server.silence_milliseconds > SILENCE_MILLISECONDS_MAX
         table.add_row(
             NAMES.get(server.kind, str(server.kind)),
-            server.address,
-            server.version,
+            plain(server.address),
+            plain(server.version),
             str(timedelta(seconds=server.uptime_milliseconds // 1000)),
             Text(f"{server.silence_milliseconds / 1000:.1f} s ago", style="red" if silent else ""),
-            server.metrics_address,
+            plain(server.metrics_address),
         )
     title = f"cluster {cluster.cluster_id}, version {cluster.version}, format {cluster.format}"
     missing = [Text(f"no {name} is registered", style="red") for name in _missing(cluster)]
-    return Group(Text(title), table, *missing)
+    return Group(plain(title), table, *missing)

@@ -320,7 +320,11 @@ def _whole(field: str, number: int) -> int:
 
 def _check_timeout(seconds: float) -> None:
     """Not a number is neither before nor after any deadline: it would be waited for for ever."""
-    if not isinstance(seconds, int | float) or math.isnan(seconds):
+    try:
+        wrong = math.isnan(seconds)
+    except TypeError:
+        wrong = True
+    if wrong:
         raise errors.InvalidArgument("timeout_seconds", f"{seconds!r} is not a number of seconds")
 
 

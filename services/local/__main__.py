@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,8 +16,9 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from services.local.cluster import START_SECONDS, LocalCluster, running
+from services.local.cluster import START_SECONDS, LocalCluster, make_directory, running
 from services.local.process import LocalClusterError
 
 app = typer.Typer(
@@ -46,7 +48,7 @@ def up(
     if detach:
         _detach(data, tablet_servers, port)
         return
-    cluster = LocalCluster(data, tablet_servers=tablet_servers, port=port, progress=err.print)
+    cluster = LocalCluster(data, tablet_servers=tablet_servers, port=port, progress=_say)
     # Registered before anything starts: Ctrl-C while starting must stop what was started.
     leave = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,18 +69,19 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
     """Stop a cluster that runs in the background; its data stays."""
     state = running(data)
     if state is None:
-        err.print(f"no cluster is running on {data}")
+        _say(f"no cluster is running on {data}")
         return
     pid = state.get("pid")
     if not isinstance(pid, int):
         _fail(LocalClusterError(f"the cluster on {data} is just starting or stopping"))
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + START_SECONDS * 2
     while running(data) is not None:
         if time.monotonic() > deadline:
             _fail(LocalClusterError(f"the launcher, process {pid}, did not exit"))
         time.sleep(0.05)
-    err.print("stopped")
+    _say("stopped")
 
 
 @app.command()
@@ -94,14 +97,17 @@ def destroy(
     if not yes:
         typer.confirm(f"Delete everything below {data}?", abort=True)
     for part in ("store", "logs", "run"):
-        shutil.rmtree(data / part)
+        try:
+            shutil.rmtree(data / part)
+        except OSError as error:
+            _fail(LocalClusterError(f"--data: cannot delete {data / part}: {error}"))
 
 
 def _detach(data: Path, tablet_servers: int, port: int) -> None:
     if running(data) is not None:
         _fail(LocalClusterError(f"--data: a cluster is running on {data} already"))
     logs = data / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    make_directory(logs)
     command = [sys.executable, "-m", "services.local", "--data", str(data)]
     command += ["--tablet-servers", str(tablet_servers), "--port", str(port)]
     with (logs / "launcher.log").open("wb") as log:
@@ -122,7 +128,8 @@ def _detach(data: Path, tablet_servers: int, port: int) -> None:
 def _show(cluster: LocalCluster) -> None:
     table = Table("service", "process", "address", "log", box=None)
     for process in cluster.processes.values():
-        table.add_row(process.name, str(process.pid), process.address, str(process.log))
+        log = Text(str(process.log), overflow="fold")
+        table.add_row(process.name, str(process.pid), process.address, log)
     err.print(table)
     # Alone on standard output, for scripts.
     typer.echo(cluster.address)
@@ -132,13 +139,27 @@ def _report_deaths(cluster: LocalCluster, reported: set[int]) -> None:
     for process in cluster.processes.values():
         if process.exit_code is not None and process.pid not in reported:
             reported.add(process.pid)
-            err.print(f"{process.name} exited with {process.exit_code}: {process.last_words()}")
+            _say(f"{process.name} exited with {process.exit_code}: {process.last_words()}")
+
+
+def _say(text: str) -> None:
+    """In one line, which a detached launcher's parent reads; paths and logs are no markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(error: LocalClusterError) -> NoReturn:
-    err.print(f"error: {error}", markup=False, highlight=False)
+    _say(f"error: {error}")
     raise typer.Exit(2)
 
 
+def main() -> None:
+    """What cannot work is told in one line by every command."""
+    try:
+        app()
+    except LocalClusterError as error:
+        _say(f"error: {error}")
+        sys.exit(2)
+
+
 if __name__ == "__main__":
-    app()
+    main()

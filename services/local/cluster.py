@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,10 @@ from typing import IO, Self
 from services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 30.0
+
+_LOCK_ATTEMPTS = 20
+_LOCK_RETRY_SECONDS = 0.02
+"""Whoever asks whether a cluster is running holds its lock for a moment."""
 
 
 class LocalCluster:
@@ -105,19 +110,18 @@ class LocalCluster:
 
     def _take_data(self) -> None:
         for directory in (self.data / "store", self.data / "logs", self._run):
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise LocalClusterError(f"--data: cannot make {directory}: {error}") from error
-        lock = (self._run / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise LocalClusterError(
-                f"--data: a cluster is running on {self.data} already"
-            ) from None
+            make_directory(directory)
+        lock = _open_lock(self._run / "lock")
+        for attempt in range(_LOCK_ATTEMPTS):
+            if _is_locked(lock):
+                break
+            if attempt + 1 == _LOCK_ATTEMPTS:
+                lock.close()
+                raise LocalClusterError(f"--data: a cluster is running on {self.data} already")
+            time.sleep(_LOCK_RETRY_SECONDS)
         self._lock = lock
+        # That of a launcher that was killed: its process id may be anybody's by now.
+        (self._run / "local.json").unlink(missing_ok=True)
 
     def _start_all(self) -> None:
         store = str(self.data / "store")
@@ -173,16 +177,41 @@ def running(data: Path) -> dict[str, object] | None:
     lock = data / "run" / "lock"
     if not lock.exists():
         return None
-    with lock.open("a+") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pass
-        else:
-            # Nobody holds the lock: whatever state is there was left by a killed launcher.
+    with _open_lock(lock) as opened:
+        if _is_locked(opened):
+            # Nobody held it: whatever state is there was left by a killed launcher.
             return None
+    state_file = data / "run" / "local.json"
     try:
-        state: dict[str, object] = json.loads((data / "run" / "local.json").read_text())
+        state: dict[str, object] = json.loads(state_file.read_text())
     except FileNotFoundError:
         return {}
+    except (OSError, ValueError) as error:
+        raise LocalClusterError(f"--data: cannot read {state_file}: {error}") from None
     return state
+
+
+def make_directory(path: Path) -> None:
+    """Below the data directory."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalClusterError(f"--data: cannot make {path}: {error.strerror}") from None
+
+
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        return path.open("a+")
+    except OSError as error:
+        raise LocalClusterError(f"--data: cannot open {path}: {error.strerror}") from None
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Whether it is locked by us, now; False when somebody else holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise LocalClusterError(f"--data: cannot lock {file.name}: {error.strerror}") from None
+    return True

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from percolator.cli.app import app
+from percolator.cli.connection import plain
+from percolator.cli.sessions import _as_table
+from percolator.cli.status import _as_text
+from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
+from percolator.v1.lockservice_pb2 import Session, SessionInfo
 
 run = CliRunner()
 
@@ -62,3 +68,25 @@ def test_every_command_explains_itself() -> None:
         result = run.invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage:" in result.output
+
+
+HOSTILE = "[/red] \x1b[2J\r\n\u202e"
+"""Markup that ends nothing, control of the terminal, further lines, text from right to left."""
+HARMLESS = r"[/red] \x1b[2J\r\n\u202e"
+
+
+def printed(shown: object) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
+
+
+def test_what_others_wrote_is_shown_and_does_nothing() -> None:
+    """Anybody may open a session or register a server under any description."""
+    session = Session(session_id=b"x" * 16, info=SessionInfo(description=HOSTILE))
+    server = Server(kind=ServiceKind.SERVICE_KIND_WORKER, address=HOSTILE, version=HOSTILE)
+    cluster = DescribeResponse(cluster_id=HOSTILE, servers=[server])
+    assert printed(plain(HOSTILE)).strip() == HARMLESS
+    assert printed(_as_table([session])).count(HARMLESS) == 1
+    assert printed(_as_text(cluster)).count(HARMLESS) == 3

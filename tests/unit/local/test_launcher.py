@@ -1,0 +1,96 @@
+"""The launcher, as far as it starts no processes: whose data directory it is, and how it speaks."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from typing import IO
+
+import pytest
+from typer.testing import CliRunner
+
+from services.local.__main__ import app, main
+from services.local.cluster import LocalCluster, running
+from services.local.process import LocalClusterError
+
+LONG = "a-very-long-name-of-a-directory-without-any-end" * 3
+
+
+def locked(data: Path) -> IO[str]:
+    """As a launcher that is running or starting holds it."""
+    (data / "run").mkdir(parents=True)
+    lock = (data / "run" / "lock").open("a+")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+class Stopped(Exception):
+    """In place of starting processes."""
+
+
+def start_none(monkeypatch: pytest.MonkeyPatch, found: list[object]) -> None:
+    def look_and_stop(self: LocalCluster) -> None:
+        found.append(running(self.data))
+        raise Stopped
+
+    monkeypatch.setattr(LocalCluster, "_start_all", look_and_stop)
+
+
+def test_the_state_of_a_killed_launcher_is_never_told_as_that_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process id may be anybody's by now, and `down` sends a signal there."""
+    locked(tmp_path).close()
+    (tmp_path / "run" / "local.json").write_text(json.dumps({"pid": 1}))
+    found: list[object] = []
+    start_none(monkeypatch, found)
+    with pytest.raises(Stopped):
+        LocalCluster(tmp_path).start()
+    assert found == [{}]
+
+
+def test_a_start_is_not_refused_because_somebody_asks_whether_a_cluster_is_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the launcher's own parent does, many times a second, while it waits."""
+    asking = locked(tmp_path)
+    monkeypatch.setattr("services.local.cluster.time.sleep", lambda seconds: asking.close())
+    start_none(monkeypatch, [])
+    with pytest.raises(Stopped):
+        LocalCluster(tmp_path).start()
+
+
+def test_a_data_directory_in_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.local.cluster.time.sleep", lambda seconds: None)
+    with locked(tmp_path), pytest.raises(LocalClusterError, match=r"--data: .* running on"):
+        LocalCluster(tmp_path).start()
+
+
+@pytest.mark.parametrize("command", ["down", "destroy", "up"])
+def test_whatever_is_wrong_with_the_data_directory_is_one_line_that_names_it(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / LONG / "[/red]"
+    (data / "run" / "lock").mkdir(parents=True)
+    arguments = ["--data", str(data)]
+    arguments = arguments if command == "up" else [command, *arguments]
+    monkeypatch.setattr("sys.argv", ["services.local", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: --data: cannot open ")
+    assert lines[0].endswith("[/red]/run/lock: Is a directory")
+
+
+def test_paths_are_no_markup(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["down", "--data", str(tmp_path / "[/red]")])
+    assert result.exit_code == 0
+    assert "[/red]" in result.output
