@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SPARK_READY := $(VENV)/.spark-ready
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
@@ -24,11 +25,18 @@ $(READY): pyproject.toml requirements.lock
 .PHONY: setup
 setup: $(READY) ## Make .venv with the locked dependencies
 
+$(SPARK_READY): $(READY) requirements-spark.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
+	@touch $@
+
+COMPILE := $(BIN)/python -m uv pip compile pyproject.toml --universal --python-version 3.11 \
+  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
+
 .PHONY: lock
-lock: ## Resolve the dependencies again into requirements.lock
-	$(PYTHON) -m pip install --quiet uv
-	$(PYTHON) -m uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
-	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet -o requirements.lock
+lock: $(READY) ## Resolve the dependencies again into requirements*.lock
+	$(BIN)/python -m pip install --quiet uv
+	$(COMPILE) --extra dev -o requirements.lock
+	$(COMPILE) --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
 
 .PHONY: protos
 protos: $(READY) ## Generate percolator/v1 from protos/
@@ -69,6 +77,11 @@ test: $(READY) ## Everything that needs neither Java nor Docker (at most 3 minut
 .PHONY: test-fast
 test-fast: $(READY) ## Only what runs inside one process (at most 1 minute)
 	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not integration and not chaos and not spark" tests
+
+.PHONY: test-spark
+test-spark: $(SPARK_READY) ## The library inside Spark executors (needs Java 17)
+	@tests/spark/ensure-java
+	$(PYTEST) -m spark tests/spark
 
 # ------------------------------------------------------------------------------ benchmarks
 
