@@ -55,7 +55,8 @@ class EpochDirectory:
         """
         try:
             found = self.files.stat_now(self.path)
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
+            # Sealed, or a disk that cannot even tell: what is not known to stand does not.
             return False
         return (found.inode, found.device) == (self.identity.inode, self.identity.device)
 

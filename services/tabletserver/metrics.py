@@ -66,7 +66,9 @@ class TabletServerMetrics(Collector):
         failed = sum(description.HasField("error") for description in descriptions)
         yield _gauge("tablets", "Tablets of this server.", len(descriptions))
         yield _gauge("tablets_failed", "Tablets that cannot be served.", failed)
-        yield _counter("tablets_reopened", "Reopened after errors.", self._reopened())
+        events = self._tablets.events
+        yield _counter("tablets_reopened", "Reopened after an I/O error.", events.reopened)
+        yield _counter("tablets_lost", "Found to have a later owner.", events.lost)
         yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
         yield _gauge("disk_free_bytes", "Room below the store root.", self._disk.bytes_free)
         yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
@@ -78,9 +80,6 @@ class TabletServerMetrics(Collector):
         for error, count in tuple(self._counts.refused.items()):
             refused.add_metric([error], count)
         yield refused
-
-    def _reopened(self) -> int:
-        return sum(served.reopened for served in self._tablets.all())
 
 
 def _of_tablets(descriptions: list[TabletDescription]) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from structlog.stdlib import BoundLogger
@@ -33,6 +33,16 @@ class Background(Protocol):
     def __call__(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]: ...
 
 
+@dataclass
+class TabletEvents:
+    """What happened to all tablets of this process, those that have left it included."""
+
+    reopened: int = 0
+    """After an I/O error."""
+    lost: int = 0
+    """To a later owner, without an order to close."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What every tablet of a server shares."""
@@ -43,6 +53,7 @@ class Surroundings:
     background: Background
     log: BoundLogger
     open_tablets: Callable[[], int]
+    events: TabletEvents = field(default_factory=TabletEvents)
 
 
 class ServedTablet:
@@ -58,7 +69,6 @@ class ServedTablet:
     ) -> None:
         self.identity = identity
         self.schema_version = schema_version
-        self.reopened = 0
         self._ownership = ownership
         self._shared = shared
         self._on_lost = on_lost
@@ -197,6 +207,7 @@ class ServedTablet:
             await self._reopen()
         else:
             self._closed = True
+            self._shared.events.lost += 1
             self._on_lost(self)
 
     async def _reopen(self) -> None:
@@ -210,7 +221,7 @@ class ServedTablet:
                     return
                 self._log.warning("tablet cannot be opened yet", error=str(error), pause=pause)
             else:
-                self.reopened += 1
+                self._shared.events.reopened += 1
                 return
             await self._shared.clock.sleep(pause)
             pause = min(2 * pause, REOPEN_SECONDS_MAX)

@@ -17,7 +17,12 @@ from percolator.tablet.limits import TabletLimits
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import Clock
-from services.tabletserver.served_tablet import Background, ServedTablet, Surroundings
+from services.tabletserver.served_tablet import (
+    Background,
+    ServedTablet,
+    Surroundings,
+    TabletEvents,
+)
 from services.tabletserver.tablet_store import Ancestry, TabletStore
 
 
@@ -43,6 +48,11 @@ class Tablets:
         self._shared = Surroundings(
             store, clock, limits, background, log, lambda: len(self._served)
         )
+
+    @property
+    def events(self) -> TabletEvents:
+        """What happened since the process began."""
+        return self._shared.events
 
     def serving(self, target: wire.TabletTarget) -> Tablet:
         """The open tablet that a request means; the tablet itself compares epoch and schema."""

@@ -130,6 +130,20 @@ async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     assert await machine.value(1, b"late") is None
 
 
+async def test_a_caller_that_gives_up_neither_undoes_its_write_nor_stops_the_tablet() -> None:
+    machine = Machine()
+    await machine.open(1)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    abandoned = asyncio.create_task(machine.mutate(put(1, b"row"), put(1, b"other")))
+    await asyncio.sleep(0.01)
+    abandoned.cancel()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    gate.set()
+    assert outcomes((await machine.mutate(put(1, b"next")))[0]) == ["APPLIED"]
+    assert await machine.value(1, b"row") == b"v"
+    assert machine.handler.counts.queue_bytes == 0
+
+
 async def test_a_slow_request_is_counted() -> None:
     machine = Machine(limits=RequestLimits(slow_request_seconds=1.0))
     await machine.open(1)

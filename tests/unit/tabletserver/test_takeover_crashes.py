@@ -147,6 +147,16 @@ async def test_an_owner_knows_another_directory_of_the_same_name() -> None:
     assert not owner.stands()
 
 
+async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns() -> None:
+    disk = MemoryDisk()
+    await owned_before(disk)
+    files = MemoryFiles(disk)
+    owner = await take_over(files, TABLET, 2, clone_leveldb)
+    files.faults.fail("stat", number=errno.EIO)
+    assert not owner.stands()
+    assert owner.stands()
+
+
 async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers() -> None:
     disk = MemoryDisk()
     await owned_before(disk)

@@ -1,0 +1,38 @@
+"""What Prometheus is told of tablets, refusals and the disk."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from percolator.errors import StoreUnusable
+from services.tabletserver.metrics import TabletServerMetrics
+from tests.unit.tabletserver.memory_store import Machine, disk_full, put
+
+
+async def test_the_figures_follow_what_happened() -> None:
+    machine = Machine()
+    registry = CollectorRegistry()
+    registry.register(TabletServerMetrics(machine.tablets, machine.disk, machine.handler.counts))
+
+    def figure(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"percolator_tabletserver_{name}", labels)
+
+    await machine.open(1)
+    await machine.mutate(put(1, b"a", b"b"), put(9, b"a"))
+    machine.store.disks[1].failures = 1
+    await machine.mutate(put(1, b"c"))
+    await machine.clock.sleep(1)
+    await machine.mutate(put(1, b"d"))
+    machine.store.open_fails = disk_full()
+    with pytest.raises(StoreUnusable):
+        await machine.open(2)
+    machine.free_bytes = 10
+    machine.disk.check()
+    assert figure("tablets") == 2
+    assert figure("tablets_failed") == 1
+    assert figure("tablets_reopened_total") == 1
+    assert figure("tablet_mutations_applied_total", table="3", tablet="1") == 1
+    assert figure("batches_refused_total", error="TabletMoved") == 1
+    assert figure("disk_full") == 1
+    assert figure("disk_free_bytes") == 10
