@@ -1,0 +1,165 @@
+"""The real oracle and the real timestamp source, among crashes, pauses, power cuts and bad links.
+
+Every transaction here only begins: the checker holds the timestamps to be unique and in real-time
+order, across restarts of the oracle and for all clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from percolator.errors import ExecutionUnknown, NotExecuted
+from percolator.testing.checker import Report, ViolationKind, check
+from percolator.testing.history import Recorder
+from percolator.testing.network_faults import PERFECT, Fault, NetworkFaults
+from percolator.testing.simulated_loop import SimulationLoop, run_simulation
+from percolator.testing.simulated_process import Incarnation, SimulatedProcess
+from percolator.testing.simulated_wire import Wire
+from percolator.v1 import oracle_pb2
+from percolator.wire.timestamp_source import TimestampSource
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
+from services.chassis.rpc import Exposed
+from services.oracle.handler import OracleHandler
+from services.oracle.ledger import Ledger
+from services.oracle.oracle import Oracle, OracleLimits
+
+ORACLE = "oracle:7001"
+STORE = Path("/store")
+CLIENTS = 3
+SECONDS = 40.0
+BAD = NetworkFaults(
+    slow=0.02,
+    duplicate=0.05,
+    drop_request=0.02,
+    drop_reply=0.02,
+    break_connection=0.02,
+)
+
+
+class _Cluster:
+    """One oracle on one disk, clients that ask it, and somebody who breaks things."""
+
+    def __init__(self, loop: SimulationLoop, seed: int) -> None:
+        self.random = Random(seed)
+        self.wire = Wire(loop, self.random)
+        self.recorder = Recorder(itertools.count().__next__)
+        self.disk = MemoryDisk()
+        self.disk.make_durable_directory(STORE)
+        self.oracle = SimulatedProcess(ORACLE, self.wire, self.random)
+        self.clients = [
+            SimulatedProcess(f"client-{number}:1", self.wire, self.random)
+            for number in range(CLIENTS)
+        ]
+
+    async def serve(self, incarnation: Incarnation) -> None:
+        files = MemoryFiles(self.disk)
+        incarnation.life.at_end(files.kill)
+        clock = incarnation.world.clock
+        ledger = await Ledger.open(files, STORE, holder=incarnation.life.name, cluster_id="")
+        oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+        await oracle.extend()
+        service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
+        incarnation.listen([Exposed(service, OracleHandler(oracle))])
+        await oracle.keep_extended()
+
+    async def ask(self, incarnation: Incarnation) -> None:
+        world = incarnation.world
+        source = TimestampSource(world, [ORACLE])
+
+        async def session(name: str) -> None:
+            while True:
+                await world.clock.sleep(world.random.random())
+                transaction = self.recorder.begin(name)
+                with suppress(NotExecuted, ExecutionUnknown):
+                    transaction.began(await source.get(timeout_seconds=1.0))
+
+        names = [f"{incarnation.life.name} {letter}" for letter in "ab"]
+        await asyncio.gather(*map(session, names))
+
+    async def strike(self) -> None:
+        """One fault, and its end."""
+        chance = self.random
+        process = chance.choice([self.oracle, self.oracle, *self.clients])
+        await asyncio.sleep(chance.uniform(0, 2))
+        match chance.randrange(5):
+            case 0:
+                process.crash(machine=chance.random() < 0.5)
+            case 1:
+                self.oracle.crash(machine=True)
+                self.disk.cut_power(chance)
+            case 2:
+                process.pause()
+            case 3:
+                self.wire.links.isolate(process.address, [p.address for p in self._all()])
+            case _:
+                process.clock.set_wall_back(chance.randint(-90_000, 90_000))
+        await asyncio.sleep(chance.uniform(0, 3))
+        self.wire.links.heal()
+        for one in self._all():
+            one.resume()
+            if not one.alive:
+                await one.restart()
+
+    def _all(self) -> list[SimulatedProcess]:
+        return [self.oracle, *self.clients]
+
+    async def run(self) -> None:
+        self.oracle.start(self.serve)
+        for client in self.clients:
+            client.start(self.ask)
+        self.wire.faults = BAD
+        while self.wire.loop.time() < SECONDS:
+            await self.strike()
+        self.wire.faults = PERFECT
+        for process in self._all():
+            process.crash()
+            await process.ended()
+
+
+def _simulated(seed: int) -> tuple[Report, _Cluster]:
+    async def main(loop: SimulationLoop) -> _Cluster:
+        cluster = _Cluster(loop, seed)
+        await cluster.run()
+        return cluster
+
+    cluster = run_simulation(main)
+    assert cluster.wire.unexpected == []
+    return check(cluster.recorder.history), cluster
+
+
+def test_timestamps_are_unique_and_in_real_time_order_whatever_happens() -> None:
+    counts: dict[Fault, int] = {}
+    for seed in range(10):
+        report, cluster = _simulated(seed)
+        assert report, f"seed {seed}: {report}"
+        assert [client.exits for client in cluster.clients] == [[]] * CLIENTS
+        given = sum(1 for record in cluster.recorder.history if record.start_ts)
+        assert given > 50, f"seed {seed}: only {given} timestamps were given"
+        for fault, count in cluster.wire.counts.items():
+            counts[fault] = counts.get(fault, 0) + count
+    assert set(Fault) - counts.keys() <= {Fault.SLOW_LINK}, "some faults never struck"
+
+
+def test_a_seed_is_run_in_the_same_way_again() -> None:
+    first, second = (_simulated(3)[1].recorder.history for _ in range(2))
+    assert [str(record) for record in first] == [str(record) for record in second]
+
+
+async def _forgetful_write(self: Ledger, milliseconds: int) -> None:
+    """An oracle that serves from a window that it never made durable."""
+    self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
+
+
+def test_an_oracle_that_does_not_persist_its_mark_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ledger, "write", _forgetful_write)
+    caught = {kind for seed in range(20) for kind in _simulated(seed)[0].counts}
+    assert caught & {ViolationKind.REAL_TIME_ORDER, ViolationKind.DUPLICATE_TIMESTAMP}
