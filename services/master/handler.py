@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from percolator.errors import InvalidArgument, WrongCluster
 from percolator.v1 import cluster_pb2 as wire
 from percolator.world import Clock
 from services.chassis.cluster_identity import ClusterIdentity
 from services.chassis.compatibility import are_compatible
-from services.chassis.lived_time import LivedTime
 from services.master.registry import Registry
 
 REPORT_INTERVAL_MILLISECONDS = 1_000
 _WATCH_SECONDS = 0.1
+
+
+class Members(Protocol):
+    """Who belongs to the cluster, as far as this master knows."""
+
+    @property
+    def masters(self) -> Sequence[wire.Server]:
+        """All that live, this one among them."""
+        ...
+
+    async def servers(self) -> Sequence[wire.Server]:
+        """All others."""
+        ...
+
+    def registered(self, server: wire.Server) -> None:
+        """`NotReady` when it has to tell another master."""
+        ...
 
 
 class ClusterHandler:
@@ -25,23 +44,22 @@ class ClusterHandler:
         clock: Clock,
         identity: ClusterIdentity,
         own: wire.Server,
-        *,
-        silence_milliseconds: int,
-        servers_max: int,
+        registry: Registry,
+        members: Members,
     ) -> None:
         self._clock = clock
         self._identity = identity
         self._own = own
         self._started = clock.monotonic_seconds()
-        self.registry = Registry(
-            LivedTime(clock), silence_milliseconds=silence_milliseconds, servers_max=servers_max
-        )
+        self._registry = registry
+        self._members = members
 
     async def describe(self, request: wire.DescribeRequest) -> wire.DescribeResponse:
         own = wire.Server()
         own.CopyFrom(self._own)
         own.uptime_milliseconds = int((self._clock.monotonic_seconds() - self._started) * 1000)
-        servers = [own, *self.registry.servers()]
+        others = [one for one in self._members.masters if one.server_id != own.server_id]
+        servers = [own, *others, *await self._members.servers()]
         servers.sort(key=lambda server: (server.kind, server.address))
         return wire.DescribeResponse(
             cluster_id=self._identity.cluster_id,
@@ -55,7 +73,7 @@ class ClusterHandler:
         if not request.HasField("server"):
             raise InvalidArgument("server", "is missing")
         self._refuse_foreign(request)
-        self.registry.report(request.server)
+        self._members.registered(request.server)
         return wire.RegisterResponse(
             cluster_id=self._identity.cluster_id,
             format=self._identity.format,
@@ -66,7 +84,7 @@ class ClusterHandler:
         """Until cancelled."""
         while True:
             await self._clock.sleep(_WATCH_SECONDS)
-            self.registry.forget_silent()
+            self._registry.forget_silent()
 
     def _refuse_foreign(self, request: wire.RegisterRequest) -> None:
         own, other = self._identity.cluster_id, request.cluster_id

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from percolator.v1.cluster_pb2 import ServiceKind
+from services.master.master import Master
 from services.master.registry import Registry
 
 _KIND_PREFIX = "SERVICE_KIND_"
@@ -18,8 +19,9 @@ _KIND_PREFIX = "SERVICE_KIND_"
 class MasterMetrics(Collector):
     """Collects `percolator_master_*`."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, master: Master) -> None:
         self._registry = registry
+        self._master = master
 
     def collect(self) -> Iterator[Metric]:
         servers = GaugeMetricFamily(
@@ -29,3 +31,24 @@ class MasterMetrics(Collector):
             name = ServiceKind.Name(kind).removeprefix(_KIND_PREFIX).lower()
             servers.add_metric([name], count)
         yield servers
+        yield from self._of_the_leader()
+
+    def _of_the_leader(self) -> Iterator[Metric]:
+        leader = self._master.leader
+        yield GaugeMetricFamily(
+            "percolator_master_leading", "1 while this master leads.", int(leader is not None)
+        )
+        if leader is None:
+            return
+        current = leader.store.current
+        served = sum(map(leader.assignment.is_served, current.tablets.values()))
+        yield GaugeMetricFamily("percolator_master_tables", "Tables.", len(current.tables))
+        yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(current.tablets))
+        yield GaugeMetricFamily(
+            "percolator_master_tablets_served", "Tablets that a server has said to serve.", served
+        )
+        yield CounterMetricFamily(
+            "percolator_master_map_changes",
+            "Changes of the map made durable.",
+            leader.store.changes,
+        )

@@ -8,6 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from services.chassis.settings import DialAddress, ListenAddress, ServiceSettings
+from services.master.balance import BalanceLimits
+from services.master.leader import MasterTimes
+from services.master.server_watch import WatchTimes
 
 
 class MasterSettings(ServiceSettings):
@@ -26,6 +29,40 @@ class MasterSettings(ServiceSettings):
 
     servers_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     """Servers registered at once."""
+
+    tablets_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """Tablets of all tables together."""
+
+    lease_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
+    """A tablet server that is silent for so long loses its tablets. One that was killed loses them
+    at once, and whatever a silent one still does is not acknowledged."""
+
+    gather_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
+    """After the start of a master, tablets without a server wait so long for more to register."""
+
+    balance_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 5.0
+    """Between two rounds of measuring, splitting and moving tablets."""
+
+    quiet_seconds: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    """No tablet is moved for balance sooner after a server came or went."""
+
+    split_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] = 1 << 30
+    """A tablet that is larger is split, unless its table says otherwise."""
+
+    leader_silence_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
+    """A leading master that is silent for so long is replaced by a standby."""
+
+    def times(self) -> MasterTimes:
+        """As the core takes them."""
+        return MasterTimes(
+            WatchTimes(lease_seconds=self.lease_seconds),
+            BalanceLimits(
+                round_seconds=self.balance_seconds,
+                quiet_seconds=self.quiet_seconds,
+                split_bytes=self.split_bytes,
+            ),
+            self.gather_seconds,
+        )
 
     @property
     def store_root(self) -> Path:

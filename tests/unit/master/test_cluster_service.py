@@ -12,7 +12,9 @@ from percolator.errors import InvalidArgument, Overloaded, WrongCluster
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as wire
 from services.chassis.cluster_identity import ClusterIdentity
+from services.chassis.lived_time import LivedTime
 from services.master.handler import ClusterHandler
+from services.master.registry import Registry
 
 CLUSTER = "c0ffee"
 
@@ -33,14 +35,30 @@ def server(
     )
 
 
+class Alone:
+    """A master that leads, because there is no other."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.masters: list[wire.Server] = []
+        self.registry = registry
+
+    async def servers(self) -> list[wire.Server]:
+        return self.registry.servers()
+
+    def registered(self, server: wire.Server) -> None:
+        self.registry.report(server)
+
+
 @asynccontextmanager
 async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    registry = Registry(LivedTime(clock), silence_milliseconds=5_000, servers_max=servers_max)
     handler = ClusterHandler(
-        VirtualClock(asyncio.get_running_loop()),
+        clock,
         ClusterIdentity(CLUSTER, 1),
         server(wire.SERVICE_KIND_MASTER, "host:7100", "m1"),
-        silence_milliseconds=5_000,
-        servers_max=servers_max,
+        registry,
+        Alone(registry),
     )
     watching = asyncio.create_task(handler.watch_forever())
     try:
@@ -96,7 +114,6 @@ async def test_whoever_falls_silent_is_forgotten_and_whoever_reports_stays() -> 
             await register(handler, server(address="well:1", server_id="well"))
             await asyncio.sleep(1)
         assert await listed(handler) == ["m1", "well"]
-        assert len(handler.registry) == 1
 
 
 async def test_a_server_that_was_started_again_replaces_its_former_self() -> None:

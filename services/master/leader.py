@@ -1,0 +1,156 @@
+"""One term of leadership: everything that a leading master does, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from percolator.errors import NotReady, StoreUnusable
+from percolator.v1 import master_records_pb2
+from percolator.v1.cluster_pb2 import Server, ServiceKind
+from percolator.world import World
+from services.chassis.coordinator.interface import Leadership
+from services.chassis.files import Files
+from services.chassis.lived_time import GAP_SECONDS_MAX
+from services.master.assignment import Assignment
+from services.master.balance import Balance, BalanceLimits
+from services.master.clearing import Clearing
+from services.master.map_store import MapStore
+from services.master.registry import Registry
+from services.master.server_watch import ServerWatch, WatchTimes
+from services.master.tables import Tables
+from services.master.tablet_changes import TabletChanges
+
+SERVERS_KEY = "servers"
+_TICK_SECONDS = GAP_SECONDS_MAX / 4
+_FORGET_SECONDS = 5.0
+
+_log = structlog.get_logger("percolator.master")
+
+
+@dataclass(frozen=True)
+class MasterTimes:
+    """How soon a leading master acts."""
+
+    watch: WatchTimes = field(default_factory=WatchTimes)
+    balance: BalanceLimits = field(default_factory=BalanceLimits)
+    gather_seconds: float = 1.0
+    """After a start, tablets without an owner wait so long for servers to register."""
+
+
+class Leader:
+    """Made by `begin`; `until_over` returns or raises when the term has ended."""
+
+    def __init__(
+        self,
+        world: World,
+        files: Files,
+        root: Path,
+        store: MapStore,
+        registry: Registry,
+        times: MasterTimes,
+        *,
+        tablets_max: int,
+    ) -> None:
+        self._world = world
+        self._registry = registry
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told: list[str] = []
+        self.leadership: Leadership = store.leadership
+        self.store = store
+        self.watch = ServerWatch(world, times.watch, self._changed)
+        self.assignment = Assignment(
+            world, store, self.watch, self.start, gather_seconds=times.gather_seconds
+        )
+        self.tables = Tables(world.clock, store, self.assignment, tablets_max=tablets_max)
+        self.changes = TabletChanges(
+            world, store, self.watch, self.assignment, tablets_max=tablets_max
+        )
+        self.balance = Balance(
+            world, store, self.watch, self.assignment, self.changes, times.balance
+        )
+        self._clearing = Clearing(world, files, root, store, self.assignment)
+
+    async def begin(self) -> None:
+        """Asks the servers that the map names what they serve, and sees to the rest."""
+        stored = await self.leadership.get(SERVERS_KEY)
+        for server in master_records_pb2.ServersRecord.FromString(stored or b"").servers:
+            self._registry.report(server)
+            self.registered(server)
+        for tablet in self.store.current.tablets.values():
+            if tablet.server_id:
+                self.watch.watch(tablet.server_id, tablet.address)
+        self.start("watch", self._keep_time())
+        self.start("assign tablets", self.assignment.run())
+        self.start("balance", self.balance.run())
+        self.start("clear up", self._clearing.run())
+        self.start("note servers", self._note_servers())
+
+    def start(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Runs work for as long as this term lasts. If it fails, the term is over."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def until_over(self) -> None:
+        """Raises `NotReady` when somebody else leads, or whatever made a task fail."""
+        try:
+            await self._over
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.watch.close()
+
+    def _changed(self) -> None:
+        self.assignment.wake()
+
+    def registered(self, server: Server) -> None:
+        """A server has reported to the registry."""
+        if server.kind == ServiceKind.SERVICE_KIND_TABLET_SERVER:
+            self.watch.watch(server.server_id, server.address)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    async def _keep_time(self) -> None:
+        """Lets time pass, notices a successor, and forgets servers that are gone for good."""
+        clock = self._world.clock
+        forgotten_at = clock.monotonic_seconds()
+        while True:
+            await clock.sleep(_TICK_SECONDS)
+            self.watch.tick()
+            if not self.leadership.stands():
+                raise NotReady("another master leads")
+            if clock.monotonic_seconds() - forgotten_at >= _FORGET_SECONDS:
+                forgotten_at = clock.monotonic_seconds()
+                needed = {one.server_id for one in self.store.current.tablets.values()}
+                self.watch.forget(set(self.watch.servers) - needed)
+
+    async def _note_servers(self) -> None:
+        """Standbys tell of the servers what is noted here."""
+        while True:
+            servers = self._registry.servers()
+            told = [f"{one.server_id} {one.address}" for one in servers]
+            if told != self._told:
+                record = master_records_pb2.ServersRecord(servers=servers)
+                try:
+                    await self.leadership.put(SERVERS_KEY, record.SerializeToString())
+                except StoreUnusable as error:
+                    _log.warning("standbys do not learn of the servers", error=str(error))
+                else:
+                    self._told = told
+            await self._world.clock.sleep(1.0)

@@ -1,0 +1,193 @@
+"""A whole cluster whose servers are killed: tablets move, with everything in them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from percolator.errors import PercolatorError, SchemaError
+from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.v1 import cells_pb2
+from percolator.v1 import master_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as tablets
+from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import RequestT, ResponseT, UnaryMethod
+from services.local.cluster import LocalCluster
+
+pytestmark = pytest.mark.integration
+
+FAILOVER_SECONDS = 3.0
+COMMIT = 1_000 << 18
+COLUMN = b"c"
+SPLITS = [b"c", b"f", b"i", b"l", b"o"]
+
+
+class Client:
+    """As much of a client as can see where a cell is."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.network = GrpcNetwork()
+
+    async def master(
+        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT
+    ) -> ResponseT:
+        return await self.network.unary(self.cluster.address, method)(request, 10)
+
+    async def locate(self, table_id: int, row: bytes = b"") -> list[TabletLocation]:
+        request = wire.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
+        return list((await self.master(methods.LOCATE_TABLETS, request)).locations)
+
+    async def create(self, name: str, splits: list[bytes]) -> int:
+        request = wire.CreateTableRequest(name=name, splits=splits)
+        return (await self.master(methods.CREATE_TABLE, request)).table.table_id
+
+    async def put(self, table_id: int, row: bytes, value: bytes) -> None:
+        (location, *_) = await self.locate(table_id, row)
+        record = WriteRecord(COMMIT - 1, RecordKind.PUT, value).encode()
+        change = tablets.Change(
+            kind=tablets.Change.KIND_PUT,
+            space=cells_pb2.SPACE_WRITE,
+            timestamp=COMMIT,
+            value=record,
+        )
+        mutation = tablets.Mutation(row=row, column=COLUMN, changes=[change])
+        target = tablets.TabletTarget(
+            tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
+        )
+        batch = tablets.MutationBatch(target=target, mutations=[mutation])
+        call = self.network.unary(location.address, methods.MUTATE)
+        (result,) = (await call(tablets.MutateRequest(batches=[batch]), 5)).batches
+        assert not result.HasField("error"), result.error
+        assert result.results[0].outcome == tablets.OUTCOME_APPLIED
+
+    async def get(self, table_id: int, row: bytes) -> bytes | None:
+        (location, *_) = await self.locate(table_id, row)
+        target = tablets.TabletTarget(
+            tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
+        )
+        read = tablets.RowRead(row=row, columns=[COLUMN], timestamp=COMMIT)
+        call = self.network.unary(location.address, methods.READ)
+        request = tablets.ReadRequest(batches=[tablets.ReadBatch(target=target, reads=[read])])
+        (result,) = (await call(request, 5)).batches
+        assert not result.HasField("error"), result.error
+        return result.found.values[0] if result.found.values else None
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float) -> float:
+        """How long it took. Errors on the way are those of a fail-over in progress."""
+        started = time.monotonic()
+        problem: object = None
+        while time.monotonic() - started < seconds:
+            try:
+                if await condition():
+                    return time.monotonic() - started
+            except (PercolatorError, AssertionError, ValueError) as error:
+                problem = error
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"it did not happen within {seconds} s; last: {problem}")
+
+
+@asynccontextmanager
+async def running(path: Path, tablet_servers: int = 3) -> AsyncIterator[Client]:
+    with LocalCluster(path, tablet_servers=tablet_servers) as cluster:
+        client = Client(cluster)
+        yield client
+        await client.network.close()
+
+
+def rows() -> list[bytes]:
+    return [bytes([letter]) + b"-row" for letter in b"abdeghjkmnpq"]
+
+
+async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_seconds(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as client:
+        table = await client.create("t", SPLITS)
+        for row in rows():
+            await client.put(table, row, b"value of " + row)
+        before = {one.tablet_id: one for one in await client.locate(table)}
+        assert len({one.address for one in before.values()}) == 3
+
+        victim = client.cluster.processes["tabletserver-1"]
+        lost = {key for key, one in before.items() if one.address == victim.address}
+        victim.kill()
+
+        async def all_there() -> bool:
+            return all([await client.get(table, row) == b"value of " + row for row in rows()])
+
+        await client.until(all_there, FAILOVER_SECONDS)
+        after = {one.tablet_id: one for one in await client.locate(table)}
+        assert {key for key, one in after.items() if one.epoch > before[key].epoch} == lost
+
+        # A master that was killed finds everything where it left it, and moves nothing.
+        client.cluster.processes["master"].kill()
+        assert all([await direct_read(client, one) for one in after.values()])
+        client.cluster.restart("master")
+        await client.until(all_there, 10)
+        again = {one.tablet_id: one for one in await client.locate(table)}
+        assert again == after
+
+        # The killed server comes back as another one, and nothing that was its own is lost.
+        client.cluster.restart("tabletserver-1")
+        client.cluster.processes["tabletserver-2"].kill()
+        await client.until(all_there, 10)
+
+
+async def direct_read(client: Client, location: TabletLocation) -> bool:
+    """Without any master."""
+    target = tablets.TabletTarget(
+        tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
+    )
+    read = tablets.RowRead(row=location.range.start, all_columns=True, timestamp=COMMIT)
+    call = client.network.unary(location.address, methods.READ)
+    request = tablets.ReadRequest(batches=[tablets.ReadBatch(target=target, reads=[read])])
+    return not (await call(request, 5)).batches[0].HasField("error")
+
+
+async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_path: Path) -> None:
+    async with running(tmp_path, tablet_servers=2) as client:
+        table = await client.create("t", [])
+        for row in rows():
+            await client.put(table, row, b"value of " + row)
+        (whole,) = await client.locate(table)
+        halves = await client.master(
+            methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"h")
+        )
+        assert [one.tablet_id for one in await client.locate(table)] == [
+            halves.lower.tablet_id,
+            halves.upper.tablet_id,
+        ]
+        target = next(
+            process.address
+            for name, process in client.cluster.processes.items()
+            if name.startswith("tabletserver") and process.address != halves.upper.address
+        )
+        moved = await client.master(
+            methods.MOVE_TABLET,
+            wire.MoveTabletRequest(tablet_id=halves.upper.tablet_id, server=target),
+        )
+        assert moved.location.address == target
+        for row in rows():
+            assert await client.get(table, row) == b"value of " + row
+
+        await client.master(methods.DRAIN_SERVER, wire.DrainServerRequest(server=target))
+        assert {one.address for one in await client.locate(table)} == {halves.lower.address}
+        assert await client.get(table, b"q-row") == b"value of q-row"
+
+        await client.master(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        with pytest.raises(SchemaError):
+            await client.locate(table)
+        directory = tmp_path / "store" / str(table)
+
+        async def gone() -> bool:
+            return not directory.exists()
+
+        await client.until(gone, 10)
