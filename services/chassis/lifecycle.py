@@ -23,16 +23,23 @@ from typing import Generic
 import structlog
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvariantViolation, NotReady, PercolatorError, WrongCluster
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    NotReady,
+    PercolatorError,
+    WrongCluster,
+)
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import MachineClock, World, machine_random
-from services.chassis import logs, metrics
+from services.chassis import logs, metrics, standard_streams
 from services.chassis.files import RealFiles
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile
+from services.chassis.refusal import one_line
 from services.chassis.rpc import Gate
 from services.chassis.server import CannotListen, Server, listening_metrics
 from services.chassis.version import version
@@ -44,6 +51,7 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 """The settings or the surroundings are wrong: starting again unchanged is useless."""
 
+_STANDARD_INPUT = 0
 _DRAINING_RETRY_SECONDS = 1.0
 _FLUSH_SECONDS = 1.0
 """For the last answers to leave; streams of health and reflection end with it."""
@@ -53,6 +61,7 @@ _CLOSE_SECONDS_MIN = 5.0
 
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
     """Runs the service until a signal ends it. Returns the exit code."""
+    standard_streams.occupy()
     logs.configure(settings.service, settings.log_format, settings.log_level)
     process = _Process(settings, kind, build)
     try:
@@ -60,12 +69,6 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
     except Exception:  # the end of the process: nobody is left to handle it
         process.log.exception("failed")
         return EXIT_FAILED
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split())
 
 
 class _Process(Generic[SettingsT]):
@@ -121,7 +124,7 @@ class _Process(Generic[SettingsT]):
         except (CannotListen, OSError, PercolatorError) as error:
             if starting.expired():
                 return None
-            sys.stderr.write(f"{self._settings.service}: {_one_line(error)}\n")
+            sys.stderr.write(f"{self._settings.service}: {one_line(error, self._settings)}\n")
             self._exit_code = EXIT_REFUSED
             # Not raised: it would strike what `build` has entered as if it were a bug there.
             return None
@@ -130,8 +133,10 @@ class _Process(Generic[SettingsT]):
 
     async def _start(self, stack: AsyncExitStack) -> tuple[Host[SettingsT], Server]:
         settings = self._settings
+        if settings.stop_with_stdin:
+            self._stop_with_stdin(asyncio.get_running_loop())
         self._ready_file.remove()
-        stack.callback(self._ready_file.remove)
+        stack.callback(self._retract_ready_file)
         registry = metrics.process_registry(settings.service)
         network = GrpcNetwork()
         stack.push_async_callback(network.close)
@@ -218,7 +223,7 @@ class _Process(Generic[SettingsT]):
 
     async def _drain(self, host: Host[SettingsT], server: Server, deadline: float) -> None:
         self.log.info("draining", calls=self._gate.in_flight)
-        self._ready_file.remove()
+        self._retract_ready_file()
         self._draining = True
         server.health.set_serving(False)
         try:
@@ -249,6 +254,13 @@ class _Process(Generic[SettingsT]):
                 raise
             self._fail("closing took too long and was broken off")
 
+    def _retract_ready_file(self) -> None:
+        try:
+            self._ready_file.remove()
+        except OSError as error:
+            # Whoever waits for the end looks at the process: calls in progress matter more.
+            self.log.warning("the ready file cannot be removed", error=str(error))
+
     def _fail(self, event: str, **context: object) -> None:
         self.log.error(event, **context)
         self._exit_code = EXIT_FAILED
@@ -270,19 +282,23 @@ class _Process(Generic[SettingsT]):
             signalled = True
             loop.call_soon_threadsafe(self._stop_soon)
 
-        if self._settings.stop_with_stdin:
-            self._stop_with_stdin(loop)
         # Not loop.add_signal_handler: the second signal must work when the loop is stuck.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
     def _stop_with_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
         """A launcher holds the other end: however it dies, the pipe closes, and we follow."""
-        stdin = sys.stdin.fileno()
+        stdin = _STANDARD_INPUT
 
         def on_readable() -> None:
             if not os.read(stdin, 4096):
                 loop.remove_reader(stdin)
                 self._stop_soon()
 
-        loop.add_reader(stdin, on_readable)
+        try:
+            loop.add_reader(stdin, on_readable)
+        except OSError:
+            # Neither a file nor the null device (`nohup`, a supervisor) ever tells of its end.
+            raise InvalidArgument(
+                "stop_with_stdin", "standard input is closed or a file; expected a pipe"
+            ) from None

@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
@@ -105,6 +112,14 @@ class ServiceSettings(BaseModel):
 
     stop_with_stdin: bool = False
     """Shut down when standard input closes: for processes that must not outlive their launcher."""
+
+    @field_validator("*")
+    @classmethod
+    def _no_nul(cls, value: object) -> object:
+        # No path can hold it, and the system's calls break instead of failing.
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("contains a NUL character")
+        return value
 
     @model_validator(mode="after")
     def _only_loopback_is_safe(self) -> ServiceSettings:

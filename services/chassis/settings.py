@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
+from services.chassis import standard_streams
 from services.chassis.service_settings import (
     DialAddress,
     ListenAddress,
@@ -48,6 +49,7 @@ def load(
     environment: Mapping[str, str] | None = None,
 ) -> SettingsT:
     """The settings of this process. Prints and exits for --help, --print-config and mistakes."""
+    standard_streams.occupy()
     argv = sys.argv[1:] if argv is None else argv
     environment = os.environ if environment is None else environment
     try:
@@ -86,6 +88,8 @@ def _layered(
 ) -> SettingsT:
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    if flags.config == "":
+        raise SettingsError("--config: is empty; expected the name of a file")
     path = flags.config or environment.get(environment_name(kind, "config"))
     if path:
         for field, value in _read_toml(kind, Path(path)).items():
@@ -111,7 +115,8 @@ def _read_toml(kind: type[ServiceSettings], path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"--config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # Not only its own TOMLDecodeError: numbers of 5,000 digits, a thousand nested lists.
         raise SettingsError(f"--config {path}: not TOML: {_one_line(str(error))}") from None
     for key, value in found.items():
         if key not in kind.model_fields:
@@ -176,6 +181,8 @@ def _explained(
     field = str(first["loc"][0])
     if first["type"] == "missing":
         return f"{field}: is required; give {flag_name(field)}"
+    if first["type"] == "tuple_type":
+        reason = "expected a list"
     origin = f" ({origins[field]})" if field in origins else ""
     shown = repr(first["input"])
     shown = shown if len(shown) <= _VALUE_SHOWN_MAX else shown[:_VALUE_SHOWN_MAX] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ class WaiterSettings(ServiceSettings):
     store: str = ""
     """A directory to lock a file in."""
 
-    fault: Literal["", "build", "background", "drain", "close"] = ""
+    fault: Literal["", "build", "background", "drain", "close", "descriptors"] = ""
     """What goes wrong."""
 
 
@@ -54,6 +55,12 @@ class Waiter:
         return GetTimestampsResponse(first=1, count=request.count)
 
 
+def what_is_standard_error() -> str:
+    """If its number was free, it is now whatever was opened first: a socket, or a stored file."""
+    with open(os.devnull, "rb") as null:
+        return os.devnull if os.path.sameopenfile(2, null.fileno()) else "something else"
+
+
 async def fail() -> None:
     raise RuntimeError("a bug")
 
@@ -69,6 +76,9 @@ async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
         await fail()
     if host.settings.store:
         await host.files.lock(Path(host.settings.store) / "LOCK")
+    if host.settings.fault == "descriptors":
+        say(what_is_standard_error())
+        await fail()
     if host.settings.fault == "background":
         host.background("buggy", fail())
     host.on_drain(fail if host.settings.fault == "drain" else say_drained)

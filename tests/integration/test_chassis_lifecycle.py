@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from percolator.errors import InvalidArgument, NotReady, PercolatorError
 from tests.integration.chassis_process import (
     NOT_SERVING,
+    ROOT,
     SECONDS,
     SERVING,
     health,
@@ -222,7 +225,7 @@ async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_p
     (tmp_path / "file").touch()
     for store in (tmp_path / "none", tmp_path / "file"):
         line = await refusal(tmp_path, f"--store={store}")
-        assert line.startswith(f"waiter: {store}/LOCK: ")
+        assert line.startswith(f"waiter: store: {store}/LOCK: ")
 
 
 async def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
@@ -231,6 +234,61 @@ async def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
         (tmp_path / "second").mkdir()
         line = await refusal(tmp_path / "second", f"--store={tmp_path}")
         assert line.startswith("waiter: ")
+
+
+async def test_a_ready_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "ready.json"
+    line = await refusal(tmp_path, f"--ready-file={nowhere}")
+    assert line == f"waiter: ready_file: {nowhere}.new: No such file or directory"
+
+
+async def test_a_ready_file_that_cannot_be_removed_keeps_nobody_from_draining(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as running:
+        address = (await running.ready())["address"]
+        running.ready_file.unlink()
+        running.ready_file.mkdir()
+        call = asyncio.ensure_future(running.call(300, address))
+        await running.hears("called")
+        running.terminate()
+        assert (await call).count == 300
+        assert await running.exit_code() == 0
+        running.ready_file.rmdir()
+
+
+def start_and_wait(command: str, directory: Path) -> tuple[int, str]:
+    """Runs the test service through a shell, which redirects; its exit code and the last line."""
+    service = f"{sys.executable} -m tests.integration.chassis_service"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{service} {command}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
+
+
+@pytest.mark.parametrize("stdin", ["</dev/null", "</etc/passwd", "<&-"])
+def test_a_standard_input_that_never_tells_of_its_end_is_refused(
+    tmp_path: Path, stdin: str
+) -> None:
+    code, line = start_and_wait(f"--stop-with-stdin {stdin}", tmp_path)
+    assert code == 2
+    assert line.startswith("waiter: stop_with_stdin: standard input is closed or a file")
+
+
+def test_a_closed_standard_error_changes_nothing(tmp_path: Path) -> None:
+    """Its number must not go to a file of the store, where log lines would be written."""
+    code, _ = start_and_wait("--drain-seconds=nan 2>&-", tmp_path)
+    assert code == 2
+    descriptors = tmp_path / "descriptors"
+    fault = f"--fault=descriptors --store={tmp_path} 2>&- >{descriptors}"
+    code, _ = start_and_wait(fault, tmp_path)
+    assert code == 1
+    assert descriptors.read_text().split() == ["/dev/null"]
 
 
 # ----------------------------------------------------------------------------------- bugs

@@ -214,4 +214,4 @@ def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> 
 
 def test_a_store_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the directory should be")
-    assert str(tmp_path / "store") in refused_start(tmp_path)
+    assert f"store: {tmp_path / 'store'}" in refused_start(tmp_path)
