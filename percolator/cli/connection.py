@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -19,7 +20,8 @@ from percolator.wire.cluster import default_addresses, describe, parse_addresses
 
 T = TypeVar("T")
 
-console = Console()
+# Piped into a file or a pager, nothing is cut to a width that nobody looks at.
+console = Console(width=None if sys.stdout.isatty() else 1_000)
 errors_console = Console(stderr=True)
 
 

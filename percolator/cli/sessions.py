@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from percolator.cli.connection import connection, plain
 from percolator.errors import Unavailable
@@ -12,7 +12,7 @@ from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.lockservice_pb2 import ListSessionsRequest, Session
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of
-from percolator.wire.methods import LIST_SESSIONS
+from percolator.wire.lock_service import LockServiceCalls
 
 
 def sessions(context: typer.Context) -> None:
@@ -23,11 +23,14 @@ def sessions(context: typer.Context) -> None:
         found = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_LOCK_SERVICE)
         if not found:
             raise Unavailable("no lock service is registered with the cluster")
-        call = network.unary(found[0], LIST_SESSIONS)
+        calls = LockServiceCalls(network, found)
         listed: list[Session] = []
         token = b""
         while True:
-            page = await call(ListSessionsRequest(page_token=token), here.timeout_seconds)
+            request = ListSessionsRequest(page_token=token)
+            page = await calls.call_any(
+                lambda stub: stub.list_sessions, request, here.timeout_seconds
+            )
             listed += page.sessions
             token = page.next_page_token
             if not token:
@@ -53,7 +56,15 @@ def _as_data(session: Session) -> dict[str, object]:
 def _as_table(listed: list[Session]) -> Table | str:
     if not listed:
         return "no sessions"
-    table = Table("session", "who", "age", "expires in", "locks", "oldest snapshot", box=None)
+    table = Table(
+        Column("session", no_wrap=True),
+        "who",
+        "age",
+        "expires in",
+        "locks",
+        "oldest snapshot",
+        box=None,
+    )
     for session in listed:
         oldest = session.info.oldest_start_timestamp
         snapshot = Timestamp(oldest).to_datetime().isoformat(" ") if oldest else "-"

@@ -24,6 +24,7 @@ class LockServiceStub:
     renew_session: UnaryCall[wire.RenewSessionRequest, wire.RenewSessionResponse]
     end_session: UnaryCall[wire.EndSessionRequest, wire.EndSessionResponse]
     check_sessions: UnaryCall[wire.CheckSessionsRequest, wire.CheckSessionsResponse]
+    list_sessions: UnaryCall[wire.ListSessionsRequest, wire.ListSessionsResponse]
 
 
 Procedure = Callable[[LockServiceStub], UnaryCall[RequestT, ResponseT]]
@@ -88,4 +89,5 @@ class LockServiceCalls:
             renew_session=self._network.unary(address, methods.RENEW_SESSION),
             end_session=self._network.unary(address, methods.END_SESSION),
             check_sessions=self._network.unary(address, methods.CHECK_SESSIONS),
+            list_sessions=self._network.unary(address, methods.LIST_SESSIONS),
         )

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.local.cluster import START_SECONDS, LocalCluster, make_directory, running
+from services.local.cluster import START_SECONDS, LocalCluster, make_directory, read_state, running
 from services.local.process import LocalClusterError
 
 app = typer.Typer(
@@ -59,9 +59,13 @@ def up(
         reported: set[int] = set()
         while not leave.wait(0.5):
             _report_deaths(cluster, reported)
-        cluster.stop()
+        codes = cluster.stop()
     except LocalClusterError as error:
         _fail(error)
+    failed = [f"{name}: exit code {code}" for name, code in codes.items() if code != 0]
+    if failed:
+        _say(f"not stopped cleanly: {', '.join(failed)}")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -114,15 +118,15 @@ def _detach(data: Path, tablet_servers: int, port: int) -> None:
         launcher = subprocess.Popen(  # noqa: S603 (the command is made above)
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    while True:
-        state = running(data)
-        if state and state.get("pid") == launcher.pid:
+    # It gives up by itself when a service does not start in time.
+    while launcher.poll() is None:
+        state = read_state(data)
+        if state.get("pid") == launcher.pid:
             typer.echo(state["address"])
             return
-        if launcher.poll() is not None:
-            words = (logs / "launcher.log").read_text().strip().splitlines()
-            _fail(LocalClusterError(words[-1] if words else "the launcher exited"))
         time.sleep(0.05)
+    words = (logs / "launcher.log").read_text().strip().splitlines()
+    _fail(LocalClusterError(words[-1] if words else "the launcher exited"))
 
 
 def _show(cluster: LocalCluster) -> None:

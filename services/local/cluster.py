@@ -58,7 +58,11 @@ class LocalCluster:
         try:
             self._start_all()
         except BaseException:
-            self.stop()
+            try:
+                self.stop()
+            except LocalClusterError as error:
+                # The cause of the failure is what matters, not what stopping ran into.
+                self._progress(str(error))
             raise
 
     def stop(self) -> dict[str, int]:
@@ -173,7 +177,11 @@ class LocalCluster:
 
 
 def running(data: Path) -> dict[str, object] | None:
-    """The state of the cluster that runs on this data directory; None when none does."""
+    """The state of the cluster that runs on this data directory; None when none does.
+
+    It takes the lock for an instant to see whether it is free: a launcher that starts at this very
+    moment would find it taken.
+    """
     lock = data / "run" / "lock"
     if not lock.exists():
         return None
@@ -181,6 +189,11 @@ def running(data: Path) -> dict[str, object] | None:
         if _is_locked(opened):
             # Nobody held it: whatever state is there was left by a killed launcher.
             return None
+    return read_state(data)
+
+
+def read_state(data: Path) -> dict[str, object]:
+    """What the last launcher wrote; empty while one starts or stops."""
     state_file = data / "run" / "local.json"
     try:
         state: dict[str, object] = json.loads(state_file.read_text())

@@ -19,6 +19,8 @@ from pathlib import Path
 from percolator.errors import PercolatorError
 
 POLL_SECONDS = 0.01
+STOP_SECONDS = 30.0
+"""Above what a service takes at most with default settings: 20 s to drain, 6 s to close."""
 
 
 class LocalClusterError(PercolatorError):
@@ -124,7 +126,7 @@ class ServiceProcess:
             self.resume()
             self.send_signal(signal.SIGTERM)
 
-    def wait_stopped(self, seconds: float = 25) -> int:
+    def wait_stopped(self, seconds: float = STOP_SECONDS) -> int:
         """Waits for its exit, and kills it when that takes too long. Returns the exit code."""
         if self._process is None:
             return 0

@@ -31,7 +31,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def percolator(cluster: LocalCluster, *arguments: str) -> Any:
     """Runs the command line, and reads the JSON that it prints."""
-    command = [sys.executable, "-c", "from percolator.cli import main; main()"]
+    command = [sys.executable, "-m", "percolator.cli"]
     command += ["--address", cluster.address, "--json", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
     return json.loads(done.stdout)
