@@ -16,7 +16,9 @@ from typing import Literal
 
 from grpc_health.v1 import health_pb2
 
+from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import MachineClock, UnaryMethod, World, machine_random
 
@@ -31,7 +33,8 @@ LATENCY_OF_EVERY = 64
 class Order:
     """One measurement."""
 
-    what: Literal["await", "empty"]
+    what: Literal["await", "empty", "request"]
+    """Through the client, which shares requests; or calls of their own, empty or for timestamps."""
     tasks: int
     count: int
     seconds: float
@@ -60,9 +63,17 @@ async def measure(order: Order, source: TimestampSource, network: GrpcNetwork, t
     async def get_block() -> object:
         return await source.get(order.count)
 
+    get_timestamps = network.unary(to, GET_TIMESTAMPS)
+    for_a_block = GetTimestampsRequest(count=order.count)
+
+    async def call_for_a_block() -> object:
+        return await get_timestamps(for_a_block, 10.0)
+
     operation: Callable[[], Awaitable[object]]
     if order.what == "empty":
         operation = call_empty
+    elif order.what == "request":
+        operation = call_for_a_block
     else:
         operation = source.get if order.count == 1 else get_block
     is_over = False
@@ -90,7 +101,7 @@ async def measure(order: Order, source: TimestampSource, network: GrpcNetwork, t
     await asyncio.gather(*looping)
     return Measured(
         operations=operations,
-        requests=operations if order.what == "empty" else source.requests_answered - answered,
+        requests=source.requests_answered - answered if order.what == "await" else operations,
         seconds=now() - started,
         cpu_seconds=time.process_time() - cpu_started,
         latencies=latencies,
