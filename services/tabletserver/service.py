@@ -1,0 +1,38 @@
+"""A tablet server on the store it is given, without its process: what a simulation runs too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from percolator.v1 import tabletserver_pb2
+from services.chassis.host import Host
+from services.chassis.rpc import Exposed
+from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.handler import TabletServerHandler
+from services.tabletserver.metrics import TabletServerMetrics
+from services.tabletserver.settings import TabletServerSettings
+from services.tabletserver.tablet_store import TabletStore
+from services.tabletserver.tablets import Tablets
+
+
+@asynccontextmanager
+async def tablet_server(
+    host: Host[TabletServerSettings], store: TabletStore, free_bytes: Callable[[], int]
+) -> AsyncIterator[list[Exposed]]:
+    """Without any tablet at first; closes them all at the end. `free_bytes` is of the store's disk."""
+    settings, clock, log = host.settings, host.world.clock, host.log
+    disk = DiskSpace(free_bytes, clock, log, reserve_bytes=settings.disk_reserve_bytes)
+    disk.check()
+    host.background("disk space", disk.watch())
+    tablets = Tablets(
+        store, clock, settings.limits(), host.background, log, tablets_warn=settings.tablets_warn
+    )
+    limits = settings.request_limits()
+    handler = TabletServerHandler(tablets, disk, clock, log, limits, server_id=host.server_id)
+    host.metrics_registry.register(TabletServerMetrics(tablets, disk, handler.counts))
+    service = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
+    try:
+        yield [Exposed(service, handler)]
+    finally:
+        await tablets.close_all()
