@@ -33,10 +33,15 @@ class Faults:
     """Which system calls of one process fail, and when it dies."""
 
     def __init__(self) -> None:
-        self.calls = 0
-        """System calls made so far: the n of `kill_at`."""
+        self.operations: list[str] = []
+        """The names of the system calls made so far: "fsync", "append", …"""
         self._failures: list[_Failure] = []
         self._kill_at: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """System calls made so far: the n of `kill_at`."""
+        return len(self.operations)
 
     def fail(
         self, operation: str, *, nth: int = 1, times: int = 1, number: int = errno.EIO
@@ -44,6 +49,10 @@ class Faults:
         """The `nth` call of `operation` ("fsync", "append", …) from now on fails, and the next
         `times - 1` too, with this errno."""
         self._failures.append(_Failure(operation, number, nth - 1, times))
+
+    def heal(self) -> None:
+        """Nothing fails any more."""
+        self._failures.clear()
 
     def kill_at(self, call: int) -> None:
         """The process dies before its system call of this number (from 0) is made."""
@@ -53,7 +62,7 @@ class Faults:
         """Counts one call. True: the process dies now. Raises what the call fails with."""
         if self.calls == self._kill_at:
             return True
-        self.calls += 1
+        self.operations.append(operation)
         for failure in self._failures:
             if failure.operation == operation and failure.calls_failing > 0:
                 if failure.calls_before > 0:
@@ -71,6 +80,8 @@ class MemoryFiles:
         self.disk = disk
         self.faults = Faults()
         self.killed = asyncio.Event()
+        self.fsync_seconds = 0.0
+        """How long each fsync of a file takes."""
         self._generation = disk.generation
         self._locked: set[File] = set()
 
@@ -235,6 +246,8 @@ class MemoryOpenFile:
         self._file.append(data)
 
     async def fsync(self) -> None:
+        if self._files.fsync_seconds:
+            await asyncio.sleep(self._files.fsync_seconds)
         try:
             await self._files.step("fsync", self._path)
         except OSError:

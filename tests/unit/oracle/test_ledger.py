@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from pathlib import Path
 
 import pytest
 
 from percolator.errors import InvariantViolation, StoreUnusable, UsageError, WrongCluster
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
 from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
-from tests.unit.oracle.memory_files import MemoryFiles, Unsynced
 
 STORE = Path("/store")
 
@@ -20,17 +22,18 @@ async def open_ledger(files: MemoryFiles, *, cluster_id: str = "", holder: str =
 
 
 async def test_a_mark_survives_a_power_cut() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     assert ledger.mark_milliseconds == 0
     await ledger.write(17)
-    for unsynced in Unsynced:
-        after = await open_ledger(files.after_power_cut(unsynced))
+    for chance in (None, *map(random.Random, range(10))):
+        files.disk.cut_power(chance)
+        after = await open_ledger(MemoryFiles(files.disk))
         assert after.mark_milliseconds == 17
 
 
 async def test_a_second_oracle_is_refused_and_told_who_is_there() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     first = await open_ledger(files, holder="process 12 on host-a")
     with pytest.raises(UsageError, match="another oracle, which is just starting"):
         await open_ledger(files)
@@ -45,7 +48,7 @@ async def test_a_second_oracle_is_refused_and_told_who_is_there() -> None:
 
 
 async def test_a_missing_mark_is_not_taken_for_a_new_store() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
     await ledger.close()
@@ -55,7 +58,7 @@ async def test_a_missing_mark_is_not_taken_for_a_new_store() -> None:
 
 
 async def test_a_damaged_mark_is_refused_and_left_as_it_is() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
     await ledger.close()
@@ -67,7 +70,7 @@ async def test_a_damaged_mark_is_refused_and_left_as_it_is() -> None:
 
 
 async def test_the_mark_of_another_cluster_is_refused() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files, cluster_id="a")
     await ledger.write(1)
     await ledger.close()
@@ -77,7 +80,7 @@ async def test_the_mark_of_another_cluster_is_refused() -> None:
 
 async def test_a_store_keeps_the_cluster_that_it_once_belonged_to() -> None:
     """An oracle that served alone is adopted; one that belonged somewhere is not anybody's."""
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     for cluster_id in ("", "a", ""):
         ledger = await open_ledger(files, cluster_id=cluster_id)
         await ledger.write(1)
@@ -87,30 +90,29 @@ async def test_a_store_keeps_the_cluster_that_it_once_belonged_to() -> None:
 
 
 async def test_the_mark_never_goes_back() -> None:
-    ledger = await open_ledger(MemoryFiles())
+    ledger = await open_ledger(MemoryFiles(MemoryDisk()))
     await ledger.write(2)
     with pytest.raises(InvariantViolation):
         await ledger.write(1)
 
 
 async def test_a_write_costs_two_fsyncs_as_the_metrics_say() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
-    del files.calls[:]
+    files.faults.operations.clear()
     await ledger.write(2)
-    assert sum(call.startswith("fsync") for call in files.calls) == FSYNCS_PER_WRITE
+    assert sum(call.startswith("fsync") for call in files.faults.operations) == FSYNCS_PER_WRITE
 
 
 async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
-    files.fail = lambda call: OSError(errno.ENOSPC, "full") if call == "append" else None
-    with pytest.raises(OSError, match="full"):
+    files.faults.fail("append", number=errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
         await ledger.write(2)
     assert ledger.mark_milliseconds == 1
-    files.fail = lambda call: None
     await ledger.write(3)
     await ledger.close()
     assert (await open_ledger(files)).mark_milliseconds == 3
@@ -118,7 +120,7 @@ async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:
 
 async def test_the_next_oracle_is_let_in_only_after_a_write_on_its_way_has_ended() -> None:
     """Else the old one's rename could put a lower mark in the place of the new one's."""
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
     files.fsync_seconds = 5.0
@@ -134,7 +136,7 @@ async def test_the_next_oracle_is_let_in_only_after_a_write_on_its_way_has_ended
 
 
 async def test_an_oracle_whose_directory_was_taken_away_notices() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
     assert ledger.is_still_ours()

@@ -20,9 +20,10 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.testing.virtual_time import VirtualClock
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
 from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
 from services.oracle.oracle import Oracle, OracleLimits
-from tests.unit.oracle.memory_files import MemoryFiles
 
 HOUR = 3_600_000
 LIMITS = OracleLimits()
@@ -51,15 +52,15 @@ class Bench:
             await asyncio.sleep(every)
 
     def fail(self, number: int | None) -> None:
-        self.files.fail = lambda call: (
-            OSError(number, "injected") if number is not None and call == "fsync" else None
-        )
+        self.files.faults.heal()
+        if number is not None:
+            self.files.faults.fail("fsync", times=10**9, number=number)
 
 
 @asynccontextmanager
 async def bench() -> AsyncIterator[Bench]:
     clock = VirtualClock(asyncio.get_running_loop())
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
     made = Bench(clock, files, ledger)
     await made.oracle.extend()
@@ -70,11 +71,11 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 def fsyncs(files: MemoryFiles) -> int:
-    return sum(call.startswith("fsync") for call in files.calls)
+    return sum(call.startswith("fsync") for call in files.faults.operations)
 
 
 async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
     clock = VirtualClock(asyncio.get_running_loop())
     oracle = Oracle(clock, ledger, lambda: True, LIMITS)
@@ -241,7 +242,7 @@ async def test_an_oracle_that_was_deposed_answers_nobody_any_more() -> None:
 
 
 async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() -> None:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
     clock = VirtualClock(asyncio.get_running_loop())
     await Oracle(clock, ledger, lambda: True, LIMITS).extend()

@@ -1,4 +1,4 @@
-"""A power cut at every single call to the disk: no timestamp is handed out twice.
+"""A kill or a power cut at every call to the disk: no timestamp is handed out twice.
 
 The wall clock is an hour back at the restart, so that only the mark can prevent it.
 """
@@ -6,8 +6,10 @@ The wall clock is an hour back at the restart, so that only the mark can prevent
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +18,11 @@ from hypothesis import strategies as st
 from percolator.errors import PercolatorError
 from percolator.testing.virtual_time import VirtualClock, run_virtually
 from services.chassis.files import Files
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles, run_until_killed
 from services.oracle import ledger as ledger_module
 from services.oracle.ledger import Ledger
 from services.oracle.oracle import Oracle, OracleLimits
-from tests.unit.oracle.memory_files import Crash, MemoryFiles, Unsynced
 
 STORE = Path("/store")
 NOON = 1_800_000_000_000
@@ -31,58 +34,84 @@ Replace = Callable[[Files, Path, bytes], Awaitable[None]]
 
 
 async def live(files: MemoryFiles, wall_milliseconds: int) -> tuple[int, int]:
-    """Serves until the machine crashes or the time is over: the lowest and highest timestamp."""
-    clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=wall_milliseconds)
+    """Serves until the process dies or the time is over: the lowest and highest timestamp."""
     served: list[int] = []
-    extending: asyncio.Future[None] | None = None
-    try:
-        ledger = await Ledger.open(files, STORE, holder="me", cluster_id="c")
-        oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
-        await oracle.extend()
-        extending = asyncio.ensure_future(oracle.keep_extended())
-        while clock.monotonic_seconds() < LIVES_SECONDS and not extending.done():
-            served.append(await oracle.get_timestamps(1000))
-            await asyncio.sleep(0.05)
-    except Crash:
-        pass
-    finally:
-        if extending is not None:
-            extending.cancel()
-            await asyncio.gather(extending, return_exceptions=True)
+    await run_until_killed(files, serve(files, wall_milliseconds, served))
     return (served[0], served[-1] + 999) if served else (0, 0)
 
 
-def crash_and_restart(files: MemoryFiles, unsynced: Unsynced) -> tuple[int, int]:
-    """The highest timestamp before the power cut, and the lowest after it."""
+async def serve(files: MemoryFiles, wall_milliseconds: int, served: list[int]) -> None:
+    clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=wall_milliseconds)
+    ledger = await Ledger.open(files, STORE, holder="me", cluster_id="c")
+    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+    await oracle.extend()
+    extending = asyncio.ensure_future(oracle.keep_extended())
+    try:
+        while clock.monotonic_seconds() < LIVES_SECONDS and not extending.done():
+            served.append(await oracle.get_timestamps(1000))
+            await asyncio.sleep(0.05)
+    finally:
+        extending.cancel()
+        await asyncio.gather(extending, return_exceptions=True)
+
+
+class Crash(NamedTuple):
+    """How a process ends, and what becomes of what it had not made durable."""
+
+    kill_at: int
+    """The number of the system call that it does not live to make."""
+    seed: int
+    """KILLED: the machine lives on; ALL_LOST; else by chance, torn anywhere."""
+
+
+KILLED, ALL_LOST = -2, -1
+SEEDS = range(KILLED, 8)
+
+
+def after(disk: MemoryDisk, seed: int) -> MemoryFiles:
+    """What the next process finds."""
+    if seed != KILLED:
+        disk.cut_power(None if seed == ALL_LOST else random.Random(seed))
+    return MemoryFiles(disk)
+
+
+def crash_and_restart(crash: Crash) -> tuple[int, int]:
+    """The highest timestamp before the crash, and the lowest after it."""
+    files = MemoryFiles(MemoryDisk())
+    files.faults.kill_at(crash.kill_at)
     _, highest = run_virtually(live(files, NOON))
-    lowest, _ = run_virtually(live(files.after_power_cut(unsynced), NOON - HOUR))
+    files.kill()
+    lowest, _ = run_virtually(live(after(files.disk, crash.seed), NOON - HOUR))
     return highest, lowest
 
 
 def calls_of_an_undisturbed_life() -> list[str]:
-    files = MemoryFiles()
+    files = MemoryFiles(MemoryDisk())
     run_virtually(live(files, NOON))
-    return files.calls
+    return files.faults.operations
 
 
 CALLS = calls_of_an_undisturbed_life()
 
 
+def moments_of_change(calls: list[str]) -> list[int]:
+    """Before and after each call that changes something: in between nothing differs."""
+    changes = [number for number, call in enumerate(calls) if call not in ("stat", "read", "list")]
+    return sorted({*changes, *(number + 1 for number in changes)})
+
+
 def failures_of_every_crash() -> list[str]:
     found = []
-    for number, name in enumerate(CALLS):
-        for unsynced in Unsynced:
-            for when in ("before", "after"):
-                files = MemoryFiles()
-                setattr(files, f"crash_{when}", number)
-                here = f"{when} call {number} ({name}), {unsynced.value}"
-                try:
-                    highest, lowest = crash_and_restart(files, unsynced)
-                except PercolatorError as error:
-                    found.append(f"{here}: {error}")
-                else:
-                    if lowest <= highest:
-                        found.append(f"{here}: {lowest} after {highest}")
+    for number in moments_of_change(calls_of_an_undisturbed_life()):
+        for seed in SEEDS:
+            crash = Crash(number, seed)
+            try:
+                highest, lowest = crash_and_restart(crash)
+            except PercolatorError as error:
+                found.append(f"{crash}: {error}")
+            else:
+                if lowest <= highest:
+                    found.append(f"{crash}: {lowest} after {highest}")
     return found
 
 
@@ -99,7 +128,7 @@ def test_no_crash_at_any_call_makes_a_timestamp_come_twice_or_a_start_impossible
     st.lists(
         st.tuples(
             st.integers(0, len(CALLS)),
-            st.sampled_from(Unsynced),
+            st.sampled_from(SEEDS),
             st.integers(-10 * HOUR, 10 * HOUR),
         ),
         min_size=2,
@@ -108,16 +137,17 @@ def test_no_crash_at_any_call_makes_a_timestamp_come_twice_or_a_start_impossible
 )
 @settings(max_examples=50, deadline=None)
 def test_timestamps_increase_over_any_number_of_crashes_and_clocks(
-    lives: list[tuple[int, Unsynced, int]],
+    lives: list[tuple[int, int, int]],
 ) -> None:
-    files, highest_ever = MemoryFiles(), 0
-    for crash_before, unsynced, clock_offset in lives:
-        files.crash_before = crash_before
+    files, highest_ever = MemoryFiles(MemoryDisk()), 0
+    for kill_at, seed, clock_offset in lives:
+        files.faults.kill_at(kill_at)
         lowest, highest = run_virtually(live(files, NOON + clock_offset))
         if lowest:
             assert lowest > highest_ever
             highest_ever = highest
-        files = files.after_power_cut(unsynced)
+        files.kill()
+        files = after(files.disk, seed)
 
 
 async def _without_fsync_of_the_file(files: Files, path: Path, data: bytes) -> None:

@@ -10,12 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument
 from percolator.testing.virtual_time import VirtualClock
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
 from services.chassis.settings import load
 from services.oracle.ledger import Ledger
 from services.oracle.metrics import OracleMetrics
 from services.oracle.oracle import Oracle, OracleLimits
 from services.oracle.settings import OracleSettings
-from tests.unit.oracle.memory_files import MemoryFiles
 
 
 def settings(*flags: str) -> OracleSettings:
@@ -72,7 +73,9 @@ def test_the_store_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_the_metrics_tell_what_happened_under_names_that_stay() -> None:
-    ledger = await Ledger.open(MemoryFiles(), Path("/store"), holder="me", cluster_id="")
+    ledger = await Ledger.open(
+        MemoryFiles(MemoryDisk()), Path("/store"), holder="me", cluster_id=""
+    )
     clock = VirtualClock(asyncio.get_running_loop())
     oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
     await oracle.extend()
