@@ -113,9 +113,12 @@ async def test_the_number_of_versions_does_not_matter(versions: int) -> None:
     assert counts["seek W"] <= 4
     assert counts["step"] <= 4
     counts.clear()
-    pages = await rig.scan(12)
-    assert list(pages[0].found.commit_timestamps) == [11]
-    assert sum(counts.values()) < 25
+    for timestamp, found in ((12, 11), (newest, newest - 1)):
+        for reverse in (False, True):
+            counts.clear()
+            pages = await rig.scan(timestamp, reverse=reverse)
+            assert list(pages[0].found.commit_timestamps) == [found]
+            assert sum(counts.values()) < 25
 
 
 async def test_lock_only_records_are_stepped_over_and_counted() -> None:
