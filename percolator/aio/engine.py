@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -17,7 +18,12 @@ from percolator.schema import Table
 from percolator.wire.catalog import Catalog, TableInfo
 from percolator.wire.router import Router
 from percolator.wire.tablet_map import TabletMap
-from percolator.world import World
+from percolator.world import Clock, World
+
+
+_log = logging.getLogger("percolator.transactions")
+
+SLOW_LINES_PER_SECOND_MAX = 10
 
 
 class Closes(Protocol):
@@ -41,6 +47,28 @@ class OpenStarts:
     def oldest(self) -> int:
         """0 when nothing is open."""
         return min(self._starts.values(), default=0)
+
+
+class SlowLog:
+    """One line per slow transaction, but not a thousand a second when everything is slow."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._second = 0
+        self._lines = 0
+        self._left_out = 0
+
+    def note(self, text: str, *arguments: object) -> None:
+        second = int(self._clock.monotonic_seconds())
+        if second != self._second:
+            if self._left_out:
+                _log.warning("%d more slow transactions were not logged", self._left_out)
+            self._second, self._lines, self._left_out = second, 0, 0
+        self._lines += 1
+        if self._lines > SLOW_LINES_PER_SECOND_MAX:
+            self._left_out += 1
+        else:
+            _log.warning(text, *arguments)
 
 
 class Engine:
@@ -77,6 +105,7 @@ class Engine:
         )
         self.cleanup = Cleanup(self.around)
         self.heartbeats = Heartbeats(self.around)
+        self.slow_log = SlowLog(world.clock)
         self.closed = False
         self._closing = closing
 

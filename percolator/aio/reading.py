@@ -37,6 +37,7 @@ class Reading:
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine
+        self._now = engine.world.clock.monotonic_seconds
         self._timeout_seconds = timeout_seconds or engine.limits.call_seconds
         self._start = 0
         self._starting: asyncio.Future[int] | None = None
@@ -63,7 +64,7 @@ class Reading:
         >>> await tx.get("bob", balance, default=0)
         """
         deadline = self._deadline(timeout)
-        address = await self._address(row, column, deadline)
+        address = self._known(row, column) or await self._address(row, column, deadline)
         if self._own is not None and self._own.cells:
             written = own_value(self._own, address)
             if written is not None:
@@ -266,20 +267,26 @@ class Reading:
             timeout = self._timeout_seconds
         elif timeout <= 0:
             raise InvalidArgument("timeout", f"expected a positive number, got {timeout}")
-        return self._engine.now() + timeout
+        return self._now() + timeout
 
     def _require_open(self) -> None:
         self._engine.require_usable()
         if self._ended:
             raise UsageError(f"it is {self._ended}: begin another one")
 
-    async def _address(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+    def _known(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """The cell's address, if its table was used before."""
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")
         table = column.table
         info = self._engine.catalog.known(table.name)
         if info is None:
-            info = await self._engine.table(table, deadline)
+            return None
+        return CellAddress(info.table_id, self._row(table, row), column.name)
+
+    async def _address(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+        table = column.table
+        info = await self._info(table, deadline)
         return CellAddress(info.table_id, self._row(table, row), column.name)
 
     async def _info(self, table: Table[Any], deadline: float) -> TableInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from enum import Enum
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,8 +25,6 @@ from percolator.timestamps import Timestamp
 from percolator.wire.questions import Step
 
 T = TypeVar("T")
-
-_log = logging.getLogger("percolator.transactions")
 
 
 class Outcome(Enum):
@@ -79,7 +76,8 @@ class Transaction(Reading):
 
     async def set(self, row: object, column: Column[T], value: T) -> None:
         """Writes a value. A value of no bytes is a value."""
-        address = await self._address(row, column, self._deadline(None))
+        deadline = self._deadline(None)
+        address = self._known(row, column) or await self._address(row, column, deadline)
         data = column.codec.encode(value)
         if len(data) > self._engine.limits.value_bytes_max:
             raise InvalidArgument(
@@ -90,7 +88,8 @@ class Transaction(Reading):
 
     async def delete(self, row: object, column: Column[Any]) -> None:
         """Removes the cell, if it is there."""
-        self._own.delete(await self._address(row, column, self._deadline(None)))
+        deadline = self._deadline(None)
+        self._own.delete(self._known(row, column) or await self._address(row, column, deadline))
 
     async def lock(self, row: object, column: Column[Any]) -> None:
         """Conflicts with every other writer of the cell, without changing it.
@@ -98,12 +97,13 @@ class Transaction(Reading):
         Snapshots allow *write skew*: two transactions that each read what the other one writes both
         commit. Locking what was read, and what the decision rests on, rules it out.
         """
-        self._own.lock(await self._address(row, column, self._deadline(None)))
+        deadline = self._deadline(None)
+        self._own.lock(self._known(row, column) or await self._address(row, column, deadline))
 
     async def notify(self, row: object, column: Column[Any]) -> None:
         """Asks the column's weak observers to look at the row, once this is committed."""
         deadline = self._deadline(None)
-        address = await self._address(row, column, deadline)
+        address = self._known(row, column) or await self._address(row, column, deadline)
         schema = await self._engine.around.schema(address.table_id, deadline)
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
@@ -128,7 +128,11 @@ class Transaction(Reading):
         try:
             if not self._start:
                 await self._begin(deadline)
-            commit = await self._committing(deadline)
+            if self._own.cells:
+                self._commit = self._prepare_commit()
+                commit = await self._commit.run(deadline)
+            else:
+                commit = await self._only_notify(deadline)
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
@@ -141,26 +145,24 @@ class Transaction(Reading):
         self._end(Outcome.COMMITTED)
         return self.commit_timestamp
 
-    async def _committing(self, deadline: float) -> int:
-        around = self._engine.around
-        if not self._own.cells:
-            return await self._only_notify(deadline)
+    def _prepare_commit(self) -> Commit:
+        engine = self._engine
+        around = engine.around
         write = WriteSteps(
             self._start,
             self._own.cells,
             around.owners.session_id or b"",
             around.limits.value_inline_bytes_max,
         )
-        self._commit = Commit(
+        return Commit(
             around,
-            self._engine.cleanup,
-            self._engine.heartbeats,
+            engine.cleanup,
+            engine.heartbeats,
             write,
             weak_notifications=tuple(self._weak),
             started_seconds=self._started_seconds,
             statistics=self.statistics,
         )
-        return await self._commit.run(deadline)
 
     async def _only_notify(self, deadline: float) -> int:
         """No write, no lock, nothing to decide: only notifications at a fresh timestamp."""
@@ -209,7 +211,7 @@ class Transaction(Reading):
         self._engine.open_starts.discard(self)
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:
-            _log.warning(
+            self._engine.slow_log.note(
                 "slow transaction: %s after %.3f s, start %d, %d cells, %s",
                 outcome.value,
                 seconds,

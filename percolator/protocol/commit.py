@@ -22,7 +22,7 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from copy import copy
 
 from percolator.errors import (
@@ -43,7 +43,27 @@ from percolator.protocol.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, times
 from percolator.protocol.surroundings import LockWait, Statistics, Surroundings
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.wire.backoff import Backoff
 from percolator.wire.questions import APPLIED, Answer, Refused, Step
+
+
+class _LockWaiting:
+    """The patience of one prewrite."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._clock = around.clock
+        self._began = around.clock.monotonic_seconds()
+        self._wait: LockWait | None = None
+        self.backoff = around.backoff()
+
+    def note(self, met: MetLock, statistics: Statistics) -> float:
+        """Writes down whose lock is waited for; returns for how long, 0 at the first meeting."""
+        if self._wait is None:
+            self._wait = LockWait(*met.address, met.lock.start_timestamp, 0.0)
+            statistics.lock_waits.append(self._wait)
+            return 0.0
+        self._wait.seconds = self._clock.monotonic_seconds() - self._began
+        return self._wait.seconds
 
 
 class Commit:
@@ -82,34 +102,37 @@ class Commit:
         self._last_problem: PercolatorError | None = None
         """Why the last attempt of a step was not answered."""
 
-    async def run(self, deadline: float) -> int:
+    def run(self, deadline: float) -> Coroutine[None, None, int]:
         """Returns the commit timestamp.
 
         Raises `ConflictError`, `OutcomeUnknown`, or what made it impossible; of these only
         `OutcomeUnknown` leaves open whether it is committed.
         """
-        return await self._conclude(self._prewrite_and_commit(deadline), deadline)
+        return self._reach_outcome(deadline, prewritten=False)
 
-    async def settle(self, deadline: float) -> int:
+    def settle(self, deadline: float) -> Coroutine[None, None, int]:
         """After `OutcomeUnknown`: sends the very same commit again, and returns its timestamp.
 
         Raises `ConflictError` when the transaction turns out to be rolled back, `OutcomeUnknown`
         when still nobody answers.
         """
-        return await self._conclude(self._commit_primary(deadline), deadline)
+        return self._reach_outcome(deadline, prewritten=True)
 
     @property
     def may_be_committed(self) -> bool:
         """The commit was sent, and nothing since then says that it was not applied."""
         return self._commit_sent
 
-    async def _conclude(
-        self, attempt: Awaitable[int], deadline: float, *, alone: bool = False
+    async def _reach_outcome(
+        self, deadline: float, *, prewritten: bool, alone: bool = False
     ) -> int:
+        around, write = self._around, self._write
         self._heartbeats.add(self)
         try:
             try:
-                commit = await attempt
+                commit = 0 if prewritten else await self._prewrite(deadline)
+                if not commit:
+                    commit = await self._commit_primary(deadline)
             except PercolatorError as problem:
                 if self._commit_sent:
                     raise self._unknown(problem) from problem
@@ -121,70 +144,58 @@ class Commit:
         finally:
             self._heartbeats.discard(self)
         self._commit = commit
-        self._around.verdicts.put(self._write.start, commit)
-        if len(self._write.cells) > 1:
-            rest = aftermath.commit_secondaries(self._around, self._write, commit)
-            if self._around.background.full:
+        around.verdicts.put(write.start, commit)
+        if len(write.cells) > 1:
+            rest = aftermath.commit_secondaries(around, write, commit)
+            if around.background.full:
                 await rest
             else:
-                self._around.background.start(rest)
+                around.background.start(rest)
         return commit
-
-    async def _prewrite_and_commit(self, deadline: float) -> int:
-        commit = await self._prewrite(deadline)
-        if commit:
-            return commit
-        await self._take_commit_timestamp(deadline)
-        return await self._commit_primary(deadline)
 
     # ------------------------------------------------------------------ prewrite
 
     async def _prewrite(self, deadline: float) -> int:
         """Locks every cell. Returns 0, or the timestamp at which somebody has committed it."""
-        around, clock = self._around, self._around.clock
         pending = self._write.cells
-        backoff = around.backoff()
-        lock_wait: LockWait | None = None
-        began = clock.monotonic_seconds()
+        waiting: _LockWaiting | None = None
         while True:
+            self._set_ttl()
             unanswered: list[CellAddress] = []
             met: list[MetLock] = []
-            self._set_ttl()
             for cells in aftermath.portions(pending):
-                committed = await self._prewrite_cells(cells, deadline, unanswered, met)
+                answers = await self._send_prewrites(cells, deadline)
+                if answers.count(APPLIED) == len(cells):
+                    self._touched.extend(cells)
+                    continue
+                committed = self._sort_out(cells, answers, unanswered, met)
                 if committed:
                     return committed
             pending = unanswered + [lock.address for lock in met]
-            self._primary_locked = self._write.primary not in pending
+            self._primary_locked = not pending or self._write.primary not in pending
             if not pending:
                 return 0
             self._statistics.retries += 1
-            if met:
-                waited = clock.monotonic_seconds() - began
-                if lock_wait is None:
-                    waited = 0.0
-                    lock_wait = LockWait(*met[0].address, met[0].lock.start_timestamp, waited)
-                    self._statistics.lock_waits.append(lock_wait)
-                lock_wait.seconds = waited
-                if waited > around.limits.lock_wait_seconds:
-                    raise self._conflict_with_lock(met[0])
-                await self._cleanup.clear(
-                    met, deadline=deadline, known_now=self._write.start, waited_seconds=waited
-                )
-            if not await backoff.pause(deadline):
-                raise self._conflict_with_lock(met[0]) if met else self._out_of_time()
+            waiting = waiting or _LockWaiting(self._around)
+            await self._wait_for_locks(waiting, met, deadline)
 
-    async def _prewrite_cells(
+    def _send_prewrites(
+        self, cells: Sequence[CellAddress], deadline: float
+    ) -> Awaitable[list[Answer]]:
+        prewrite, min_commit, ttl = self._write.prewrite, self._min_commit, self._ttl
+        self._statistics.round_trips += 1
+        return self._around.cells.mutate(
+            [prewrite(cell, min_commit, ttl) for cell in cells], deadline
+        )
+
+    def _sort_out(
         self,
         cells: Sequence[CellAddress],
-        deadline: float,
+        answers: Sequence[Answer],
         unanswered: list[CellAddress],
         met: list[MetLock],
     ) -> int:
-        write, min_commit, ttl = self._write, self._min_commit, self._ttl
-        questions = [write.prewrite(cell, min_commit, ttl) for cell in cells]
-        self._statistics.round_trips += 1
-        answers = await self._around.cells.mutate(questions, deadline)
+        """Returns the timestamp at which somebody has committed it, or 0. Raises conflicts."""
         problem: PercolatorError | None = None
         for cell, answer in zip(cells, answers, strict=True):
             if answer is APPLIED:
@@ -202,6 +213,20 @@ class Commit:
         if problem is not None:
             raise problem
         return 0
+
+    async def _wait_for_locks(
+        self, waiting: _LockWaiting, met: Sequence[MetLock], deadline: float
+    ) -> None:
+        """Settles what was met, and pauses. Raises when it has lasted too long."""
+        if met:
+            waited = waiting.note(met[0], self._statistics)
+            if waited > self._around.limits.lock_wait_seconds:
+                raise self._conflict_with_lock(met[0])
+            await self._cleanup.clear(
+                met, deadline=deadline, known_now=self._write.start, waited_seconds=waited
+            )
+        if not await waiting.backoff.pause(deadline):
+            raise self._conflict_with_lock(met[0]) if met else self._out_of_time()
 
     def _obstacle(
         self, cell: CellAddress, answer: Refused, met: list[MetLock]
@@ -261,11 +286,12 @@ class Commit:
 
     async def _commit_primary(self, deadline: float) -> int:
         """Passes the commit point, or finds out that somebody has. Raises if nobody ever will."""
-        backoff = self._around.backoff()
+        table_id = self._write.primary.table_id
+        backoff: Backoff | None = None
         while True:
             if self._min_commit > self._commit:
-                # The lock was seen with this number in it, so nothing sent before was applied, and
-                # the number only grows: nothing sent before will ever be.
+                # The first time, or the lock was seen with this number in it: then nothing sent
+                # before was applied, and since the number only grows, nothing ever will be.
                 self._commit_sent = False
                 await self._take_commit_timestamp(deadline)
             # A heartbeat may learn of a push while we wait here: the commit is sent for the lock
@@ -273,47 +299,44 @@ class Commit:
             min_commit = self._min_commit
             if self._weak_notifications:
                 await self._notify(deadline)
-            answer = await self._send_commit(min_commit, deadline)
+            schema = self._around.schemas.get(table_id)
+            if schema is None:
+                schema = await self._around.schemas.refresh(table_id, deadline)
+            step = self._write.commit_primary(schema, min_commit, self._commit)
+            sent_before, self._commit_sent = self._commit_sent, True
+            self._statistics.round_trips += 1
+            (answer,) = await self._around.cells.mutate((step,), deadline)
             if answer is APPLIED:
                 return self._commit
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
                     return shown(answer).timestamp
-                if answer.condition == steps.OWN_ROLLBACK:
-                    self._commit_sent = False  # nothing sent before can be applied any more
-                    self._around.verdicts.put(self._write.start, ROLLED_BACK)
-                    raise self._rolled_back_by_others(self._write.primary)
                 if not self._is_own_lock(answer):
-                    return await self._make_certain(deadline)
+                    return await self._no_lock(answer, deadline)
                 self._learn_lock(answer)
                 continue
-            if answer.retry is Retry.USELESS:
+            if answer.retry is not Retry.UNKNOWN:
+                self._commit_sent = sent_before
+            if isinstance(answer, SchemaChanged):
+                # It is built anew, with the notifications that the newer schema asks for.
+                await self._around.schemas.refresh(table_id, deadline)
+            elif answer.retry is Retry.USELESS:
                 raise answer
             self._statistics.retries += 1
+            backoff = backoff or self._around.backoff()
             if not await backoff.pause(deadline):
                 raise answer
 
-    async def _send_commit(self, min_commit: int, deadline: float) -> Answer:
-        """Once. `_commit_sent` is true from the instant at which it may be applied."""
-        primary = self._write.primary
-        schema = await self._around.schema(primary.table_id, deadline)
-        step = self._write.commit_primary(schema, min_commit, self._commit)
-        sent_before, self._commit_sent = self._commit_sent, True
-        self._statistics.round_trips += 1
-        (answer,) = await self._around.cells.mutate([step], deadline)
-        if isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN:
-            self._commit_sent = sent_before
-            if isinstance(answer, SchemaChanged):
-                # It is built anew, with the notifications that the newer schema asks for.
-                await self._around.schemas.refresh(primary.table_id, deadline)
-        return answer
-
-    async def _make_certain(self, deadline: float) -> int:
-        """The primary has neither record, marker nor lock, which alone proves nothing."""
-        commit = await aftermath.mark_primary(self._around, self._write, deadline)
-        if commit:
-            return commit
-        self._commit_sent = False
+    async def _no_lock(self, answer: Refused, deadline: float) -> int:
+        """The commit was refused, and the lock is gone. Returns when to find it was committed."""
+        if answer.condition == steps.OWN_ROLLBACK:
+            self._around.verdicts.put(self._write.start, ROLLED_BACK)
+        else:
+            # Neither record nor marker: that alone proves nothing, the marker does.
+            commit = await aftermath.mark_primary(self._around, self._write, deadline)
+            if commit:
+                return commit
+        self._commit_sent = False  # nothing that was sent before can be applied any more
         raise self._rolled_back_by_others(self._write.primary)
 
     async def _notify(self, deadline: float) -> None:
@@ -380,7 +403,7 @@ class Commit:
     async def _settle_alone(self) -> None:
         try:
             deadline = aftermath.background_deadline(self._around)
-            await self._conclude(self._commit_primary(deadline), deadline, alone=True)
+            await self._reach_outcome(deadline, prewritten=True, alone=True)
         except (ConflictError, OutcomeUnknown):
             # An outcome like any other, which whoever asks will learn from the primary.
             return

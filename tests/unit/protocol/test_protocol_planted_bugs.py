@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.records import timestamp_bytes
 from percolator.protocol.write_steps import WriteSteps
 from percolator.v1.tabletserver_pb2 import Change, Mutation
-from percolator.wire.questions import APPLIED, Refused, RowAnswer, RowQuestion, Step
+from percolator.wire.questions import RowAnswer, RowQuestion, Step
 
 from .protocol_run import run
 from .protocol_world import Network
@@ -89,34 +88,24 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
     patch.setattr(WriteSteps, "heartbeat", heartbeat)
 
 
-def commit_timestamp_renewed_after_a_time_out(patch: Patch) -> None:
-    correct = commit.Commit._send_commit
+def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
+    correct = commit.Commit._commit_primary
 
-    async def wrong(self: commit.Commit, min_commit: int, deadline: float) -> Any:
-        answer = await correct(self, min_commit, deadline)
-        if isinstance(answer, PercolatorError):
-            await self._take_commit_timestamp(deadline)
-        elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-            return APPLIED
-        return answer
+    async def wrong(self: commit.Commit, deadline: float) -> int:
+        await correct(self, deadline)
+        return self._commit
 
-    patch.setattr(commit.Commit, "_send_commit", wrong)
+    patch.setattr(commit.Commit, "_commit_primary", wrong)
 
 
-def commit_timestamp_taken_during_prewrite(patch: Patch) -> None:
-    prewrite = commit.Commit._prewrite
-    take = commit.Commit._take_commit_timestamp
+def commit_timestamp_taken_before_prewrite(patch: Patch) -> None:
+    correct = commit.Commit._prewrite
 
-    async def early(self: commit.Commit, deadline: float) -> int:
-        await take(self, deadline)
-        return await prewrite(self, deadline)
+    async def wrong(self: commit.Commit, deadline: float) -> int:
+        await self._take_commit_timestamp(deadline)
+        return await correct(self, deadline)
 
-    async def only_if_pushed(self: commit.Commit, deadline: float) -> None:
-        if self._min_commit > self._commit:
-            await take(self, deadline)
-
-    patch.setattr(commit.Commit, "_prewrite", early)
-    patch.setattr(commit.Commit, "_take_commit_timestamp", only_if_pushed)
+    patch.setattr(commit.Commit, "_prewrite", wrong)
 
 
 def primary_by_chance(patch: Patch) -> None:
@@ -205,8 +194,8 @@ BUGS = [
     prewrite_ignores_newer_commits,
     commit_ignores_pushes,
     heartbeat_undoes_pushes,
-    commit_timestamp_renewed_after_a_time_out,
-    commit_timestamp_taken_during_prewrite,
+    commit_by_somebody_else_is_not_adopted,
+    commit_timestamp_taken_before_prewrite,
     primary_by_chance,
     reads_ignore_locks,
     secondaries_decided_without_the_primary,
