@@ -20,7 +20,7 @@ from services.tabletserver.tablets import Tablets
 async def tablet_server(
     host: Host[TabletServerSettings], store: TabletStore, free_bytes: Callable[[], int]
 ) -> AsyncIterator[list[Exposed]]:
-    """Without any tablet at first; closes them all at the end. `free_bytes` is of the store's disk."""
+    """Without tablets at first; closes them all at the end. `free_bytes` is of the store's disk."""
     settings, clock, log = host.settings, host.world.clock, host.log
     disk = DiskSpace(free_bytes, clock, log, reserve_bytes=settings.disk_reserve_bytes)
     disk.check()
