@@ -61,7 +61,9 @@ class TabletChanges:
 
             def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
                 _unchanged(current, tablet)
-                given = tablet.given_to(target.server_id, target.address)
+                # Chosen again: other moves have filled the server that was the emptiest.
+                chosen = self._target(server, tablet)
+                given = tablet.given_to(chosen.server_id, chosen.address)
                 return current.with_tablets([given]), None
 
             await self._store.change(decide)

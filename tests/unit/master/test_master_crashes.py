@@ -1,0 +1,172 @@
+"""A leading master that dies at any of its system calls, paused ones, and disks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from percolator.errors import PercolatorError, SchemaError
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from tests.unit.master.cluster_world import ModelCluster, cluster
+
+SERVERS = ("a:1", "b:1", "c:1")
+STRIDE = 3
+"""Every third system call: with all of them the test takes half a minute, and finds the same."""
+
+
+class Acknowledged:
+    """What a client was told, and therefore must find for ever."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, int] = {}
+        self.deleted: set[str] = set()
+        self.rows: dict[tuple[int, bytes], bytes] = {}
+
+    async def create(self, world: ModelCluster, name: str, splits: list[bytes]) -> None:
+        request = wire.CreateTableRequest(name=name, splits=splits, exist_ok=True)
+        self.tables[name] = (await world.ask(methods.CREATE_TABLE, request, 2)).table.table_id
+
+    async def write(self, world: ModelCluster, name: str) -> None:
+        table = self.tables[name]
+        for letter in b"abcdefghij":
+            row = bytes([letter])
+            await world.write(table, row, b"1")
+            self.rows[table, row] = b"1"
+
+    async def delete(self, world: ModelCluster, name: str) -> None:
+        # Whether or not it is answered: from here on nothing is known of the table.
+        table = self.tables.pop(name)
+        self.rows = {key: value for key, value in self.rows.items() if key[0] != table}
+        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name), 2)
+        self.deleted.add(name)
+
+    async def check(self, world: ModelCluster) -> bool:
+        for name, table in self.tables.items():
+            found = await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name=name))
+            assert found.table.table_id == table, "an acknowledged table is another one"
+        for name in self.deleted:
+            with pytest.raises(SchemaError):
+                await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name=name))
+        for (table, row), value in self.rows.items():
+            assert await world.read(table, row) == value, f"row {row!r} of table {table} is lost"
+        listed = (await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        return all(one.serving for one in listed)
+
+
+async def history(world: ModelCluster, known: Acknowledged) -> None:
+    """Everything that a master does. Ends where it dies."""
+    await known.create(world, "t", [b"e"])
+    await known.write(world, "t")
+    await known.create(world, "gone", [])
+    first = (await world.locate(known.tables["t"]))[0]
+    await world.ask(methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=first.tablet_id), 2)
+    last = (await world.locate(known.tables["t"]))[-1]
+    await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=last.tablet_id), 2)
+    world.kill_server("b:1")
+    await known.create(world, "u", [])
+    observer = wire.Observer(name="index", columns=[b"body"])
+    await world.ask(
+        methods.CHANGE_OBSERVERS, wire.ChangeObserversRequest(table="t", add=[observer]), 4
+    )
+    await known.write(world, "u")
+    await known.delete(world, "gone")
+    await asyncio.sleep(3)
+
+
+async def calls_of_a_history() -> int:
+    async with cluster(*SERVERS) as world:
+        (process,) = world.masters
+        await history(world, Acknowledged())
+        return process.files.faults.calls
+
+
+async def run_with_crash(call: int, power: str) -> bool:
+    """Whether the crash struck. Everything that was acknowledged is there afterwards."""
+    async with cluster(*SERVERS, seed=call) as world:
+        known = Acknowledged()
+        (process,) = world.masters
+        if call < process.files.faults.calls:
+            return False
+        process.files.faults.kill_at(call)
+        try:
+            await history(world, known)
+        except PercolatorError:
+            await asyncio.sleep(0)
+        struck = process.files.killed.is_set()
+        world.kill_master(process)
+        if power != "stays":
+            world.disk.cut_power(Random(call) if power == "fails and some survives" else None)
+        world.start_master()
+        await world.until(lambda: known.check(world))
+        return struck
+
+
+@pytest.mark.parametrize("power", ["stays", "fails", "fails and some survives"])
+async def test_a_master_that_died_anywhere_has_lost_nothing_that_it_acknowledged(
+    power: str,
+) -> None:
+    """The model of the tablet servers checks besides that no epoch is told to two of them."""
+    calls = await calls_of_a_history()
+    offset = ["stays", "fails", "fails and some survives"].index(power)
+    struck = [await run_with_crash(call, power) for call in range(offset, calls, STRIDE)]
+    assert sum(struck) > len(struck) / 3
+
+
+async def test_a_paused_master_that_wakes_tells_nobody_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster(*SERVERS) as world:
+        known = Acknowledged()
+        await known.create(world, "t", [b"e"])
+        await known.write(world, "t")
+        (paused,) = world.masters
+        # Its system calls stop, its beat with them: for the others it is silent.
+        running = asyncio.Event()
+        step = paused.files.step
+
+        async def stopped(operation: str, path: Path) -> None:
+            await running.wait()
+            await step(operation, path)
+
+        monkeypatch.setattr(paused.files, "step", stopped)
+
+        async def create_late() -> wire.CreateTableResponse:
+            call = world.network.unary(paused.address, methods.CREATE_TABLE)
+            return await call(wire.CreateTableRequest(name="late"), 60)
+
+        late = asyncio.create_task(create_late())
+        world.start_master()
+        await asyncio.sleep(6)
+        world.kill_server("b:1")
+        await world.until(lambda: known.check(world))
+        running.set()
+        with pytest.raises(PercolatorError):
+            await late
+        await asyncio.sleep(1)
+        assert paused.master.leader is None
+        with pytest.raises(SchemaError):
+            await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="late"))
+        await world.until(lambda: known.check(world))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+async def test_while_the_disk_fails_nothing_changes_and_afterwards_everything_goes_on(
+    number: int,
+) -> None:
+    async with cluster(*SERVERS) as world:
+        known = Acknowledged()
+        await known.create(world, "t", [b"e"])
+        await known.write(world, "t")
+        (process,) = world.masters
+        process.files.faults.fail("append", times=5, number=number)
+        with pytest.raises(PercolatorError):
+            await Acknowledged().create(world, "u", [])
+        assert await known.check(world)
+        await asyncio.sleep(5)
+        await known.create(world, "u", [])
+        assert await known.check(world)
