@@ -73,7 +73,6 @@ class ScanPage:
             wanted=plan.wanted,
             hidden=self._locks.cells,
             report_deletes=plan.report_deletes,
-            admit=self._admit,
         )
 
     async def read(self) -> pb.ScanResponse:
@@ -94,7 +93,7 @@ class ScanPage:
         cells, limits = self._cells, self._state.limits
         cells.seek(first)
         looked_at = 0
-        while (walked := cells.walk(stop, limits.slice_entries)) is Walked.SLICE:
+        while (walked := cells.walk(stop, limits.slice_entries, self._admit)) is Walked.SLICE:
             await self._pause()
             looked_at += limits.slice_entries
             if looked_at == limits.page_entries_max:
@@ -116,7 +115,7 @@ class ScanPage:
             row, at = split_component(key, 1)
             cells.seek(key[:at])
             while (
-                walked := cells.walk(after_component(key[:at]), limits.slice_entries)
+                walked := cells.walk(after_component(key[:at]), limits.slice_entries, self._admit)
             ) is Walked.SLICE:
                 await self._pause()
             if walked is Walked.FULL:

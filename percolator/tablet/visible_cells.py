@@ -32,6 +32,12 @@ STEPS_BEFORE_SEEK = 8
 """A seek costs as much as about six steps."""
 
 Get = Callable[[bytes], bytes | None]
+Admit = Callable[[bytes], bool]
+
+
+def everything(row: bytes) -> bool:
+    """Admits every row."""
+    return True
 
 
 class Walked(Enum):
@@ -56,18 +62,15 @@ class VisibleCells:
         wanted: Container[bytes] | None,
         hidden: Container[bytes] = (),
         report_deletes: bool = False,
-        admit: Callable[[bytes], bool] = lambda row: True,
     ) -> None:
         """`wanted` are the encoded columns; None means all. `hidden` are cells (`cell_prefix`) that
-        have a lock in the way. `admit` is asked once per row in which something is found, before
-        it is taken: False ends the walk."""
+        have a lock in the way."""
         self._cursor = cursor
         self._get = get
         self._inverted = inverted(timestamp)
         self._wanted = wanted
         self._hidden = hidden
         self._report_deletes = report_deletes
-        self._admit = admit
         self.rows: list[bytes] = []
         self.columns: list[bytes] = []
         self.commit_timestamps: list[int] = []
@@ -86,8 +89,13 @@ class VisibleCells:
         self._cursor.seek(key)
         self._row_prefix = self._cell = _NOWHERE
 
-    def walk(self, stop: bytes, entries_max: int) -> Walked:
-        """Goes on, up to the key `stop`, or until it has looked at so many entries."""
+    def walk(self, stop: bytes, entries_max: int, admit: Admit = everything) -> Walked:
+        """Goes on, up to the key `stop`, or until it has looked at so many entries.
+
+        `admit` is asked once per row in which something is found, before it is taken: False ends
+        the walk. It is not kept: whoever is asked holds this object, and the two together would
+        live, with a page of values, until the garbage collector comes by.
+        """
         cursor = self._cursor
         item, step = cursor.item, cursor.next
         wanted, hidden, newest = self._wanted, self._hidden, self._inverted
@@ -125,7 +133,7 @@ class VisibleCells:
             decided = True
             if kind != KIND_DELETE or self._report_deletes:
                 if not admitted:
-                    if not self._admit(row):
+                    if not admit(row):
                         self.row = row
                         self.skipped += skipped
                         return Walked.FULL

@@ -67,7 +67,7 @@ class TabletServerSettings(ServiceSettings):
     """Below this much free space writes are refused; reads go on."""
 
     block_caches_bytes: Annotated[int, Field(ge=_MEBIBYTE, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
-    """Memory for blocks read from disk, shared by all tablets: between 1 and 64 MiB for each."""
+    """Memory for blocks read from disk, shared by all tablets: between 1 and 48 MiB for each."""
 
     write_threads: Annotated[int, Field(ge=1, le=64)] = 4
     """Synced writes of different tablets at once."""

@@ -88,7 +88,7 @@ class Budget:
         files = self.descriptors * 3 // 4 // share
         return LevelDBOptions(
             write_buffer_bytes=write_buffer_bytes(open_tablets),
-            block_cache_bytes=max(1 * MEBIBYTE, min(cache, 64 * MEBIBYTE)),
+            block_cache_bytes=max(1 * MEBIBYTE, min(cache, 48 * MEBIBYTE)),
             open_files_max=max(OPEN_FILES_MIN, min(files, 500)),
         )
 
