@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ STORE_FORMAT = 1
 """The format of the store root that this release writes; it reads it and all older ones."""
 
 _BYTES_MAX = 4_096
+_CLUSTER_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _UNFINISHED = FILE_NAME + ".new-"
 _BELONGS_TO_NOBODY = frozenset({"lost+found"})
 """A freshly made file system is not empty."""
@@ -77,10 +79,10 @@ async def read_identity(files: Files, root: Path) -> ClusterIdentity:
     try:
         content = json.loads(data)
         cluster_id, number = content["cluster_id"], content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
-    if not isinstance(cluster_id, str) or not cluster_id:
-        raise _damaged(path, f"cluster_id is {cluster_id!r}")
+    if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
+        raise _damaged(path, f"cluster_id is {str(cluster_id)[:64]!r}")
     if type(number) is not int or number < 1:
         raise _damaged(path, f"format is {number!r}")
     if number > STORE_FORMAT:
@@ -103,6 +105,21 @@ async def check_identity(files: Files, root: Path, cluster_id: str) -> None:
             expected=cluster_id,
             found=found,
         )
+
+
+async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root that says of itself that it is another cluster's, or of a newer format.
+
+    For a service that may have a disk of its own, where no master ever wrote an identity.
+    """
+    try:
+        await files.stat(root / FILE_NAME)
+    except FileNotFoundError:
+        return
+    if cluster_id:
+        await check_identity(files, root, cluster_id)
+    else:
+        await read_identity(files, root)
 
 
 async def _names(files: Files, root: Path) -> list[str]:

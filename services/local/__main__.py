@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Starts every service as a process on this machine, and stops them on Ctrl-C.",
 )
 err = Console(stderr=True)
+_ERROR = "error: "
 
 DataOption = Annotated[Path, typer.Option(help="Directory of the cluster's data, logs and state.")]
 DEFAULT_DATA = Path("var/cluster")
@@ -126,7 +127,8 @@ def _detach(data: Path, tablet_servers: int, port: int) -> None:
             return
         time.sleep(0.05)
     words = (logs / "launcher.log").read_text().strip().splitlines()
-    _fail(LocalClusterError(words[-1] if words else "the launcher exited"))
+    last = words[-1] if words else "the launcher exited"
+    _fail(LocalClusterError(last.removeprefix(_ERROR)))
 
 
 def _show(cluster: LocalCluster) -> None:
@@ -152,7 +154,7 @@ def _say(text: str) -> None:
 
 
 def _fail(error: LocalClusterError) -> NoReturn:
-    _say(f"error: {error}")
+    _say(f"{_ERROR}{error}")
     raise typer.Exit(2)
 
 
@@ -161,7 +163,7 @@ def main() -> None:
     try:
         app()
     except LocalClusterError as error:
-        _say(f"error: {error}")
+        _say(f"{_ERROR}{error}")
         sys.exit(2)
 
 

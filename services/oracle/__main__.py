@@ -11,6 +11,7 @@ from pathlib import Path
 
 from percolator.v1 import oracle_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
+from services.chassis.cluster_identity import refuse_other_cluster
 from services.chassis.lifecycle import Host, run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
@@ -24,9 +25,11 @@ from services.oracle.settings import OracleSettings
 @asynccontextmanager
 async def build(host: Host[OracleSettings]) -> AsyncIterator[list[Exposed]]:
     """An oracle on its store, able to serve."""
+    store = Path(host.settings.store)
+    await refuse_other_cluster(host.files, store, host.cluster_id)
     ledger = await Ledger.open(
         host.files,
-        Path(host.settings.store),
+        store,
         holder=f"process {os.getpid()} on {socket.gethostname()}",
         cluster_id=host.cluster_id,
     )

@@ -139,3 +139,13 @@ def test_a_detached_cluster_is_stopped_by_down(tmp_path: Path) -> None:
             os.kill(state["pid"], signal.SIGKILL)
     assert running(tmp_path) is None
     assert not any(psutil.pid_exists(process["pid"]) for process in state["processes"])
+
+
+def test_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "somebody-elses-file").touch()
+    command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--detach"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: master exited with 2 while starting: master: store: ")

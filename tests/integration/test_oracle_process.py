@@ -212,6 +212,16 @@ def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> 
     assert "written by a newer version: format 2" in refused_start(tmp_path)
 
 
+def test_a_store_root_of_a_newer_release_is_refused_although_there_is_no_mark(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "cluster.json").write_text('{"cluster_id": "c", "format": 99}')
+    assert "has format 99" in refused_start(tmp_path)
+    assert not (store / "oracle").exists()
+
+
 def test_a_store_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the directory should be")
     assert f"store: {tmp_path / 'store'}" in refused_start(tmp_path)

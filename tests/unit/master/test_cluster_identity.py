@@ -18,6 +18,7 @@ from services.chassis.cluster_identity import (
     check_identity,
     establish_identity,
     read_identity,
+    refuse_other_cluster,
 )
 from services.chassis.compatibility import are_compatible
 from services.chassis.memory_disk import MemoryDisk
@@ -180,6 +181,37 @@ async def test_the_others_refuse_a_root_of_no_cluster_and_of_another_one() -> No
         await check_identity(MemoryFiles(disk), ROOT, "another")
     assert (caught.value.expected, caught.value.found) == ("another", identity.cluster_id)
     assert isinstance(caught.value, PercolatorError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 4000,
+        b'{"format": 1, "cluster_id": "a b"}',
+        b'{"format": 1, "cluster_id": "\xc3\xa9"}',
+    ],
+)
+async def test_an_identity_that_no_master_wrote_is_told_as_damage(content: bytes) -> None:
+    disk = empty_disk()
+    disk.make_durable_directory(ROOT)
+    files = MemoryFiles(disk)
+    async with await files.create(ROOT / "cluster.json") as file:
+        await file.append(content)
+    with pytest.raises(StoreUnusable, match=r"store: .*cluster\.json is damaged"):
+        await read_identity(files, ROOT)
+
+
+async def test_a_disk_of_ones_own_is_refused_only_if_it_says_that_it_is_another_clusters() -> None:
+    disk = empty_disk()
+    files = MemoryFiles(disk)
+    await refuse_other_cluster(files, ROOT, "another")
+    disk.make_durable_directory(ROOT)
+    await refuse_other_cluster(files, ROOT, "another")
+    identity = await establish(disk, 1)
+    for cluster_id in (identity.cluster_id, ""):
+        await refuse_other_cluster(files, ROOT, cluster_id)
+    with pytest.raises(WrongCluster):
+        await refuse_other_cluster(files, ROOT, "another")
 
 
 @pytest.mark.parametrize(
