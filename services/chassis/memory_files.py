@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +73,10 @@ class Faults:
         return False
 
 
+async def _at_once() -> None:
+    """A disk that takes no time."""
+
+
 class MemoryFiles:
     """The file system in memory, as one process sees it."""
 
@@ -80,8 +84,8 @@ class MemoryFiles:
         self.disk = disk
         self.faults = Faults()
         self.killed = asyncio.Event()
-        self.fsync_seconds = 0.0
-        """How long each fsync of a file takes."""
+        self.before_fsync: Callable[[], Awaitable[None]] = _at_once
+        """What each fsync of a file waits for: a disk may be slow."""
         self._generation = disk.generation
         self._locked: set[File] = set()
 
@@ -246,8 +250,7 @@ class MemoryOpenFile:
         self._file.append(data)
 
     async def fsync(self) -> None:
-        if self._files.fsync_seconds:
-            await asyncio.sleep(self._files.fsync_seconds)
+        await self._files.before_fsync()
         try:
             await self._files.step("fsync", self._path)
         except OSError:

@@ -123,7 +123,7 @@ async def test_the_next_oracle_is_let_in_only_after_a_write_on_its_way_has_ended
     files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
-    files.fsync_seconds = 5.0
+    files.before_fsync = lambda: asyncio.sleep(5.0)
     writing = asyncio.ensure_future(ledger.write(2))
     await asyncio.sleep(1)
     writing.cancel()

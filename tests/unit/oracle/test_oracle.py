@@ -107,14 +107,14 @@ async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked() -> None:
 
 async def test_nobody_waits_for_a_disk_that_takes_most_of_a_second() -> None:
     async with bench() as at:
-        at.files.fsync_seconds = 0.8
+        at.files.before_fsync = lambda: asyncio.sleep(0.8)
         await at.ask_for(60)
         assert at.oracle.counts.waits == 0
 
 
 async def test_a_disk_that_is_slower_still_makes_requests_wait_but_not_fail() -> None:
     async with bench() as at:
-        at.files.fsync_seconds = 1.8
+        at.files.before_fsync = lambda: asyncio.sleep(1.8)
         await at.ask_for(60)
         assert at.oracle.counts.waits > 0
         assert not at.oracle.counts.refused
@@ -122,7 +122,7 @@ async def test_a_disk_that_is_slower_still_makes_requests_wait_but_not_fail() ->
 
 async def test_a_disk_that_hangs_gets_requests_refused_in_time() -> None:
     async with bench() as at:
-        at.files.fsync_seconds = 10**6
+        at.files.before_fsync = lambda: asyncio.sleep(10**6)
         await asyncio.sleep(5)
         started = at.clock.monotonic_seconds()
         with pytest.raises(NotReady, match="longer than 2 s"):
