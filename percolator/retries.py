@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from percolator.errors import InvalidArgument, PercolatorError, Retry, UsageError
+from percolator.wire.backoff import Backoff
+from percolator.world import Clock, Random
 
 if TYPE_CHECKING:
     from percolator import aio
@@ -54,6 +56,29 @@ class RetryPolicy:
     def allows(self, error: PercolatorError, attempts: int) -> bool:
         """Whether running again makes sense: never when it may be committed already."""
         return error.retry is Retry.SAFE and attempts < self.attempts_max
+
+
+class Attempts:
+    """The attempts at one transaction."""
+
+    def __init__(self, policy: RetryPolicy, clock: Clock, random: Random) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._deadline = clock.monotonic_seconds() + policy.deadline_seconds
+        self._backoff = Backoff(
+            clock, random, policy.backoff_seconds_min, policy.backoff_seconds_max
+        )
+        self._attempts = 0
+
+    def seconds_left(self) -> float:
+        return max(self._deadline - self._clock.monotonic_seconds(), 0.001)
+
+    async def again(self, error: PercolatorError) -> bool:
+        """After a failed attempt: pauses and allows another one, or does not."""
+        self._attempts += 1
+        return self._policy.allows(error, self._attempts) and await self._backoff.pause(
+            self._deadline
+        )
 
 
 class Runs(Protocol):

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import TYPE_CHECKING, Any
 
 from percolator.aio.transaction import Outcome, Transaction
@@ -15,9 +22,6 @@ if TYPE_CHECKING:
 
 BulkRow = tuple[Any, Mapping[Column[Any], Any]]
 BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
-
-_ROWS_PER_TURN = 64
-"""Taken from a plain iterable before other tasks get their turn."""
 
 
 class BulkWriter:
@@ -34,11 +38,13 @@ class BulkWriter:
         self._written = 0
 
     async def write(self, rows: BulkRows) -> int:
-        source = _as_async(rows)
-        taking = asyncio.Lock()
-        workers = [
-            asyncio.create_task(self._work(source, taking)) for _ in range(self._in_flight_max)
-        ]
+        if isinstance(rows, AsyncIterable):
+            source, taking = aiter(rows), asyncio.Lock()
+            work = [self._take_from(source, taking) for _ in range(self._in_flight_max)]
+        else:
+            shared = iter(rows)
+            work = [self._write_all(shared) for _ in range(self._in_flight_max)]
+        workers = [asyncio.create_task(one) for one in work]
         try:
             done, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
             for worker in done:
@@ -49,17 +55,24 @@ class BulkWriter:
             await asyncio.gather(*workers, return_exceptions=True)
         return self._written
 
-    async def _work(self, source: AsyncIterator[BulkRow], taking: asyncio.Lock) -> None:
+    async def _write_all(self, shared: Iterator[BulkRow]) -> None:
+        """One of many that take from the same iterator in turn."""
+        for row, values in shared:
+            await self._write_one(row, values)
+
+    async def _take_from(self, source: AsyncIterator[BulkRow], taking: asyncio.Lock) -> None:
         while True:
-            async with taking:
-                try:
-                    row, values = await anext(source)
-                except StopAsyncIteration:
-                    return
-            await self._write(row, values)
-            self._written += 1
-            if self._progress is not None:
-                self._progress(self._written)
+            async with taking:  # an asynchronous generator serves one at a time
+                taken = await anext(source, None)
+            if taken is None:
+                return
+            await self._write_one(*taken)
+
+    async def _write_one(self, row: object, values: Mapping[Column[Any], Any]) -> None:
+        await self._write(row, values)
+        self._written += 1
+        if self._progress is not None:
+            self._progress(self._written)
 
     async def _write(self, row: object, values: Mapping[Column[Any], Any]) -> None:
         while True:
@@ -74,14 +87,3 @@ class BulkWriter:
 async def _set(tx: Transaction, row: object, values: Mapping[Column[Any], Any]) -> None:
     for column, value in values.items():
         await tx.set(row, column, value)
-
-
-async def _as_async(rows: BulkRows) -> AsyncIterator[BulkRow]:
-    if isinstance(rows, AsyncIterable):
-        async for one in rows:
-            yield one
-        return
-    for count, one in enumerate(rows, start=1):
-        yield one
-        if count % _ROWS_PER_TURN == 0:
-            await asyncio.sleep(0)

@@ -22,11 +22,10 @@ from percolator.errors import (
 from percolator.protocol import aftermath
 from percolator.protocol.records import KIND_LOCK_ONLY
 from percolator.protocol.write_steps import WriteSteps
-from percolator.retries import RetryPolicy
+from percolator.retries import Attempts, RetryPolicy
 from percolator.schema import Column, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import TableOptions
-from percolator.wire.backoff import Backoff
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -96,7 +95,12 @@ class Database:
         >>> async with db.transaction() as tx:
         ...     await tx.set("bob", balance, 10)
         """
-        self._deadline(timeout)
+        self._engine.require_usable()
+        return self.new_transaction(timeout)
+
+    def new_transaction(self, timeout: float | None) -> Transaction:
+        """As `transaction`, for whoever is not in the event loop itself."""
+        self._check_timeout(timeout)
         return Transaction(self._engine, timeout)
 
     def snapshot(
@@ -107,7 +111,12 @@ class Database:
         >>> async with db.snapshot(at=yesterday) as snapshot:
         ...     print(await snapshot.get("bob", balance))
         """
-        self._deadline(timeout)
+        self._engine.require_usable()
+        return self.new_snapshot(at, timeout)
+
+    def new_snapshot(self, at: Timestamp | datetime | None, timeout: float | None) -> Snapshot:
+        """As `snapshot`, for whoever is not in the event loop itself."""
+        self._check_timeout(timeout)
         return Snapshot(self._engine, at, timeout)
 
     async def run(
@@ -121,31 +130,29 @@ class Database:
 
         What `@transactional` does with a function called with a database.
         """
-        policy = retry or self._retry
-        deadline = self._deadline(None) - self._engine.limits.call_seconds + policy.deadline_seconds
-        engine = self._engine
-        backoff = Backoff(
-            engine.world.clock,
-            engine.world.random,
-            policy.backoff_seconds_min,
-            policy.backoff_seconds_max,
-        )
-        attempts = 0
+        attempts = self.attempts(retry)
         retries = 0
         while True:
-            attempts += 1
-            left = deadline - engine.now()
-            transaction = Transaction(engine, min(left, engine.limits.call_seconds))
-            transaction.statistics.retries = retries
+            transaction = self.attempt(attempts, retries)
             try:
                 async with transaction:
-                    result = await function(transaction, *arguments, **(keywords or {}))
+                    return await function(transaction, *arguments, **(keywords or {}))
             except PercolatorError as error:
-                if not policy.allows(error, attempts) or not await backoff.pause(deadline):
+                if not await attempts.again(error):
                     raise
-                retries = transaction.statistics.retries + 1
-            else:
-                return result
+            retries = transaction.statistics.retries + 1
+
+    def attempts(self, retry: RetryPolicy | None) -> Attempts:
+        """How often `run` tries."""
+        world = self._engine.world
+        return Attempts(retry or self._retry, world.clock, world.random)
+
+    def attempt(self, attempts: Attempts, retries: int) -> Transaction:
+        """The transaction of the next attempt."""
+        seconds = min(attempts.seconds_left(), self._engine.limits.call_seconds)
+        transaction = Transaction(self._engine, seconds)
+        transaction.statistics.retries = retries
+        return transaction
 
     async def set_many(
         self,
@@ -214,8 +221,11 @@ class Database:
 
     def _deadline(self, timeout: float | None) -> float:
         self._engine.require_usable()
-        if timeout is None:
-            timeout = self._engine.limits.call_seconds
-        elif timeout <= 0:
+        self._check_timeout(timeout)
+        return self._engine.now() + (timeout or self._engine.limits.call_seconds)
+
+    def _check_timeout(self, timeout: float | None) -> None:
+        if self._engine.closed:
+            raise UsageError("the database is closed")
+        if timeout is not None and timeout <= 0:
             raise InvalidArgument("timeout", f"expected a positive number, got {timeout}")
-        return self._engine.now() + timeout

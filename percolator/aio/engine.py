@@ -20,7 +20,6 @@ from percolator.wire.router import Router
 from percolator.wire.tablet_map import TabletMap
 from percolator.world import Clock, World
 
-
 _log = logging.getLogger("percolator.transactions")
 
 SLOW_LINES_PER_SECOND_MAX = 10
@@ -46,7 +45,8 @@ class OpenStarts:
 
     def oldest(self) -> int:
         """0 when nothing is open."""
-        return min(self._starts.values(), default=0)
+        # A copy, since other threads may end their transactions at this moment.
+        return min(list(self._starts.values()), default=0)
 
 
 class SlowLog:

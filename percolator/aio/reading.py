@@ -64,7 +64,7 @@ class Reading:
         >>> await tx.get("bob", balance, default=0)
         """
         deadline = self._deadline(timeout)
-        address = self._known(row, column) or await self._address(row, column, deadline)
+        address = self.known_address(row, column) or await self._address(row, column, deadline)
         if self._own is not None and self._own.cells:
             written = own_value(self._own, address)
             if written is not None:
@@ -271,10 +271,14 @@ class Reading:
 
     def _require_open(self) -> None:
         self._engine.require_usable()
+        self.require_not_ended()
+
+    def require_not_ended(self) -> None:
+        """Raises `UsageError` after the end."""
         if self._ended:
             raise UsageError(f"it is {self._ended}: begin another one")
 
-    def _known(self, row: object, column: Column[Any]) -> CellAddress | None:
+    def known_address(self, row: object, column: Column[Any]) -> CellAddress | None:
         """The cell's address, if its table was used before."""
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")

@@ -54,7 +54,7 @@ class Transaction(Reading):
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         super().__init__(engine, timeout_seconds)
-        self._own: WriteSet = WriteSet(engine.limits)
+        self.writes = self._own = WriteSet(engine.limits)
         self._weak: dict[CellAddress, Column[Any]] = {}
         self._begun_seconds = engine.now()
         self._started_seconds = self._begun_seconds
@@ -77,19 +77,24 @@ class Transaction(Reading):
     async def set(self, row: object, column: Column[T], value: T) -> None:
         """Writes a value. A value of no bytes is a value."""
         deadline = self._deadline(None)
-        address = self._known(row, column) or await self._address(row, column, deadline)
+        address = self.known_address(row, column) or await self._address(row, column, deadline)
+        self.put(address, column, value)
+
+    def put(self, address: CellAddress, column: Column[T], value: T) -> None:
+        """As `set`, of a cell whose table is known. May be called in any one thread."""
         data = column.codec.encode(value)
         if len(data) > self._engine.limits.value_bytes_max:
             raise InvalidArgument(
                 "value",
                 f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}",
             )
-        self._own.put(address, data)
+        self.writes.put(address, data)
 
     async def delete(self, row: object, column: Column[Any]) -> None:
         """Removes the cell, if it is there."""
         deadline = self._deadline(None)
-        self._own.delete(self._known(row, column) or await self._address(row, column, deadline))
+        address = self.known_address(row, column) or await self._address(row, column, deadline)
+        self.writes.delete(address)
 
     async def lock(self, row: object, column: Column[Any]) -> None:
         """Conflicts with every other writer of the cell, without changing it.
@@ -98,12 +103,13 @@ class Transaction(Reading):
         commit. Locking what was read, and what the decision rests on, rules it out.
         """
         deadline = self._deadline(None)
-        self._own.lock(self._known(row, column) or await self._address(row, column, deadline))
+        address = self.known_address(row, column) or await self._address(row, column, deadline)
+        self.writes.lock(address)
 
     async def notify(self, row: object, column: Column[Any]) -> None:
         """Asks the column's weak observers to look at the row, once this is committed."""
         deadline = self._deadline(None)
-        address = self._known(row, column) or await self._address(row, column, deadline)
+        address = self.known_address(row, column) or await self._address(row, column, deadline)
         schema = await self._engine.around.schema(address.table_id, deadline)
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
@@ -121,14 +127,14 @@ class Transaction(Reading):
         cannot tell.
         """
         deadline = self._deadline(timeout)
-        if not self._own.cells and not self._weak:
+        if not self.writes.cells and not self._weak:
             self._end(Outcome.COMMITTED)
             return None
         self._ended = "being committed"
         try:
             if not self._start:
                 await self._begin(deadline)
-            if self._own.cells:
+            if self.writes.cells:
                 self._commit = self._prepare_commit()
                 commit = await self._commit.run(deadline)
             else:
@@ -150,7 +156,7 @@ class Transaction(Reading):
         around = engine.around
         write = WriteSteps(
             self._start,
-            self._own.cells,
+            self.writes.cells,
             around.owners.session_id or b"",
             around.limits.value_inline_bytes_max,
         )
@@ -216,7 +222,7 @@ class Transaction(Reading):
                 outcome.value,
                 seconds,
                 self._start,
-                len(self._own.cells),
+                len(self.writes.cells),
                 self.statistics,
             )
 

@@ -1,0 +1,222 @@
+"""A cluster, for programs without asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
+from types import TracebackType
+from typing import Any, TypeVar
+
+from percolator import aio, loop_thread
+from percolator.aio import Outcome
+from percolator.aio.database import DRAIN_SECONDS
+from percolator.errors import OutcomeUnknown, PercolatorError
+from percolator.limits import Limits
+from percolator.loop_thread import LoopThread
+from percolator.retries import RetryPolicy
+from percolator.schema import Column, Table
+from percolator.snapshot import Snapshot
+from percolator.timestamps import Timestamp
+from percolator.transaction import Transaction
+
+ROWS_PER_PORTION = 4_096
+"""`set_many` takes so many rows at a time from its source."""
+
+R = TypeVar("R")
+K = TypeVar("K")
+
+
+def connect(
+    address: str | None = None,
+    *,
+    limits: Limits | None = None,
+    retry: RetryPolicy | None = None,
+    description: str = "",
+    timeout: float = 10.0,
+) -> Database:
+    """Connects to a cluster, by the `host:port` of any master or gateway (or several, with commas).
+
+    Without an address, PERCOLATOR_ADDRESS says it, or else it is localhost:7100. `description` is
+    what others see of this process, such as who holds a lock.
+
+    >>> with percolator.connect("localhost:7100") as db: ...
+    """
+    connecting = partial(
+        aio.connect,
+        address,
+        limits=limits,
+        retry=retry,
+        description=description,
+        timeout=timeout,
+    )
+
+    async def start() -> aio.Database:
+        return await connecting()
+
+    return Database.over(start)
+
+
+class Database:
+    """A connection to a cluster, for all threads of the process.
+
+    >>> with percolator.connect("localhost:7100") as db:
+    ...     with db.transaction() as tx:
+    ...         tx.set("bob", balance, 10)
+    """
+
+    def __init__(self, thread: LoopThread, database: aio.Database) -> None:
+        self._loop_thread = thread
+        self._database = database
+        thread.close_at_exit(self, database.close)
+
+    @classmethod
+    def over(cls, start: Callable[[], Awaitable[aio.Database]]) -> Database:
+        """Whatever `start` opens in the shared event loop."""
+        thread = loop_thread.shared()
+        return cls(thread, thread.call(start))
+
+    # ------------------------------------------------------------------ tables
+
+    def create_table(
+        self,
+        table: Table[K],
+        splits: Sequence[K] = (),
+        *,
+        exist_ok: bool = False,
+        retention: timedelta | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Creates a table, cut into tablets at the row keys in `splits`.
+
+        `retention` is how long old versions are kept; the cluster's default if not given.
+        """
+        call = partial(
+            self._database.create_table,
+            table,
+            splits,
+            exist_ok=exist_ok,
+            retention=retention,
+            timeout=timeout,
+        )
+        self._loop_thread.call(call)
+
+    def tables(self, *, timeout: float | None = None) -> list[str]:
+        """The names of all tables, sorted."""
+        return self._loop_thread.call(partial(self._database.tables, timeout=timeout))
+
+    def drop_table(
+        self, table: Table[Any], *, missing_ok: bool = False, timeout: float | None = None
+    ) -> None:
+        """Deletes a table with everything in it."""
+        call = partial(self._database.drop_table, table, missing_ok=missing_ok, timeout=timeout)
+        self._loop_thread.call(call)
+
+    # ------------------------------------------------------------------ transactions
+
+    def transaction(self, *, timeout: float | None = None) -> Transaction:
+        """One attempt at a transaction; leaving its block commits.
+
+        The time-out is that of each call in it, and of its commit.
+
+        >>> with db.transaction() as tx:
+        ...     tx.set("bob", balance, 10)
+        """
+        self._loop_thread.require_usable()
+        return Transaction(self._loop_thread, self._database.new_transaction(timeout))
+
+    def snapshot(
+        self, at: Timestamp | datetime | None = None, *, timeout: float | None = None
+    ) -> Snapshot:
+        """Reads only, at one timestamp: now, or in the past as far as history is kept.
+
+        >>> with db.snapshot(at=yesterday) as snapshot:
+        ...     print(snapshot.get("bob", balance))
+        """
+        self._loop_thread.require_usable()
+        return Snapshot(self._loop_thread, self._database.new_snapshot(at, timeout))
+
+    def run(
+        self,
+        function: Callable[..., R],
+        *arguments: object,
+        retry: RetryPolicy | None = None,
+        keywords: Mapping[str, Any] | None = None,
+    ) -> R:
+        """Runs `function(transaction, *arguments)` in a transaction, again after conflicts.
+
+        What `@transactional` does with a function called with a database. The function runs in the
+        calling thread.
+        """
+        self._loop_thread.require_usable()
+        attempts = self._database.attempts(retry)
+        retries = 0
+        while True:
+            attempt = self._database.attempt(attempts, retries)
+            transaction = Transaction(self._loop_thread, attempt)
+            try:
+                with transaction:
+                    return function(transaction, *arguments, **(keywords or {}))
+            except PercolatorError as error:
+                if not self._loop_thread.call(partial(attempts.again, error)):
+                    raise
+            retries = transaction.statistics.retries + 1
+
+    def set_many(
+        self,
+        rows: Iterable[tuple[Any, Mapping[Column[Any], Any]]],
+        *,
+        in_flight_max: int = 512,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Writes many rows, each in a small transaction of its own, many at a time.
+
+        Much faster than one after the other, and not atomic: after an error, some rows are written
+        and others not. Setting them again does no harm. `progress` is called with the number of
+        rows written so far. Returns that number.
+
+        >>> db.set_many((name, {balance: 10}) for name in names)
+        """
+        source = iter(rows)  # used in the calling thread, which may do what it likes
+        written = 0
+        portion = list(islice(source, ROWS_PER_PORTION))
+        while portion:
+            call = partial(self._database.set_many, portion, in_flight_max=in_flight_max)
+            writing = self._loop_thread.start(call)
+            portion = list(islice(source, ROWS_PER_PORTION))
+            written += writing.wait()
+            if progress is not None:
+                progress(written)
+        return written
+
+    def resolve(self, error: OutcomeUnknown, *, timeout: float | None = None) -> Outcome:
+        """Finds out what became of a transaction whose commit was not answered.
+
+        Any process may ask, also one that only received the error. A transaction that has not
+        committed by now never will.
+        """
+        return self._loop_thread.call(partial(self._database.resolve, error, timeout=timeout))
+
+    def timestamp(self, *, timeout: float | None = None) -> Timestamp:
+        """A fresh timestamp: everything committed until now lies below it."""
+        return self._loop_thread.call(partial(self._database.timestamp, timeout=timeout))
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
+        """Finishes what goes on in the background, and disconnects. Closing twice is harmless."""
+        self._loop_thread.closed(self)
+        self._loop_thread.call(partial(self._database.close, drain_seconds=drain_seconds))
+
+    def __enter__(self) -> Database:
+        self._loop_thread.require_usable()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,179 @@
+"""The event loop behind the blocking API: one daemon thread per process, for all databases.
+
+A blocking call hops to the loop and back, which costs some 40 µs; so the calls are coarse, and
+calls of many threads that come at one time wake the loop once.
+
+After `fork()` the client is dead in the child: the thread is not there, and gRPC does not survive a
+fork. Every use, and every new connection, raises `UsageError` there; nothing hangs. A process that
+had not used the client may fork as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from percolator.errors import UsageError
+
+R = TypeVar("R")
+
+EXIT_SECONDS = 10.0
+"""How long the end of the program waits for background work."""
+
+
+class Pending(Generic[R]):
+    """A call that was sent to the loop."""
+
+    __slots__ = ("_done", "_error", "_function", "_loop_thread", "_result", "_task")
+
+    def __init__(self, loop_thread: LoopThread, function: Callable[[], Awaitable[R]]) -> None:
+        self._loop_thread = loop_thread
+        self._function = function
+        self._task: asyncio.Task[R] | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()  # whoever waits acquires it again: cheaper than an Event
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the loop's thread."""
+        self._task = task = loop.create_task(self._run())
+        task.add_done_callback(self._finish)
+
+    async def _run(self) -> R:
+        return await self._function()
+
+    def _finish(self, task: asyncio.Task[R]) -> None:
+        if task.cancelled():
+            self._error = UsageError("the call was given up")
+        else:
+            self._error = task.exception()
+            if self._error is None:
+                self._result = task.result()
+        self._done.release()
+
+    def wait(self) -> R:
+        """In the caller's thread."""
+        try:
+            self._done.acquire()
+        except BaseException:  # such as KeyboardInterrupt
+            self._loop_thread.start_and_forget(self.give_up)
+            raise
+        self._done.release()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or its traceback would keep this frame, and all its callers', alive
+        result: R = self._result
+        return result
+
+    async def give_up(self) -> None:
+        """In the loop's thread: cancels it, and returns when it has ended."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+class LoopThread:
+    """A thread with a running event loop."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._calls: deque[Pending[Any]] = deque()
+        self._woken = False
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="percolator", daemon=True
+        )
+        self._thread.start()
+        self._closing: dict[object, Callable[[], Awaitable[None]]] = {}
+        atexit.register(self._at_exit)
+
+    def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
+        """Starts an asynchronous call; `wait` for it later."""
+        self.require_usable()
+        pending = Pending(self, function)
+        self._calls.append(pending)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._start_all)
+        return pending
+
+    def call(self, function: Callable[[], Awaitable[R]]) -> R:
+        """Runs an asynchronous call to its end."""
+        return self.start(function).wait()
+
+    def start_and_forget(self, function: Callable[[], Awaitable[None]]) -> None:
+        """For cleaning up, wherever that happens: does nothing when the loop has ended."""
+        if os.getpid() == self._process and self._thread.is_alive():
+            self.start(function)
+
+    def _start_all(self) -> None:
+        self._woken = False  # before looking: what comes from now on wakes again
+        calls = self._calls
+        while calls:
+            calls.popleft().start(self._loop)
+
+    def require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(FORKED)
+        if threading.get_ident() == self._thread.ident:
+            raise UsageError("a blocking call inside of the client's own event loop never returns")
+        if not self._thread.is_alive():
+            raise UsageError("the program is ending")
+
+    # ------------------------------------------------------------------ the end
+
+    def close_at_exit(self, owner: object, close: Callable[[], Awaitable[None]]) -> None:
+        self._closing[owner] = close
+
+    def closed(self, owner: object) -> None:
+        self._closing.pop(owner, None)
+
+    def _at_exit(self) -> None:
+        """What was committed is finished; others should not meet its locks."""
+        if os.getpid() != self._process:
+            return
+        while self._closing:
+            _, close = self._closing.popitem()
+            self.call(close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(EXIT_SECONDS)
+
+
+FORKED = (
+    "the client was used before this process was forked, and does not survive that: start "
+    "processes by spawn or forkserver, or connect only after the fork"
+)
+
+_shared: LoopThread | None = None
+_forked = False
+_guard = threading.Lock()
+
+
+def shared() -> LoopThread:
+    """The process's own, started when it is first needed."""
+    global _shared  # noqa: PLW0603 - one per process is the point
+    if _forked:
+        raise UsageError(FORKED)
+    with _guard:
+        if _shared is None:
+            _shared = LoopThread()
+        return _shared
+
+
+def _after_fork_in_child() -> None:
+    global _forked, _guard  # noqa: PLW0603
+    _forked = _forked or _shared is not None
+    _guard = threading.Lock()  # the other one may have been held by a thread that is not here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
