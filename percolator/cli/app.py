@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from percolator.cli import sessions, status, timestamp
+from percolator.cli import servers, sessions, status, tables, tablets, timestamp
 from percolator.cli.connection import make_connection
 
 app = typer.Typer(
@@ -51,6 +51,9 @@ def options(
 
 
 app.add_typer(timestamp.app, name="timestamp")
+app.add_typer(tables.app, name="tables")
+app.add_typer(tablets.app, name="tablets")
+app.add_typer(servers.app, name="servers")
 app.command("sessions")(sessions.sessions)
 app.command("status")(status.status)
 

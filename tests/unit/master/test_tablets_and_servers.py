@@ -128,7 +128,12 @@ async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
         found = await world.locate(table)
         assert [one.tablet_id for one in found] == [halves.lower.tablet_id, halves.upper.tablet_id]
         assert found[0].range.end == found[1].range.start == b"i"
-        # Moved away right after, it still has everything.
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        await asyncio.sleep(3)
+        assert [one.origin_tablet_id for one in leader.store.current.tablets.values()] == [0, 0]
+        assert leader.store.current.retired == ()
+        # Moved away, it still has everything.
         await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=found[0].tablet_id))
         assert await is_complete(world, table)
 

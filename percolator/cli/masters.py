@@ -1,0 +1,54 @@
+"""Calls to the master that leads, and rows as people read and write them."""
+
+from __future__ import annotations
+
+import string
+
+from percolator.cli.connection import Connection
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    Unavailable,
+)
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import RequestT, ResponseT, UnaryMethod
+
+_HEX = "hex:"
+
+
+def ask_master(
+    here: Connection, method: UnaryMethod[RequestT, ResponseT], request: RequestT
+) -> ResponseT:
+    """The answer of the first master that neither is gone nor sends us on to another."""
+
+    async def ask(network: GrpcNetwork) -> ResponseT:
+        problem: PercolatorError = Unavailable("no address was given")
+        for address in here.addresses:
+            try:
+                return await network.unary(address, method)(request, here.timeout_seconds)
+            except (NotReady, Unavailable) as error:
+                # The leader's own reason says more than a standby's.
+                problem = error
+        raise problem
+
+    return here.run(ask)
+
+
+def row_bytes(field: str, text: str) -> bytes:
+    """The row that `text` means: itself, in UTF-8, or the bytes behind "hex:"."""
+    if not text.startswith(_HEX):
+        return text.encode()
+    digits = text.removeprefix(_HEX)
+    if len(digits) % 2 or not set(digits) <= set(string.hexdigits):
+        raise InvalidArgument(field, f"expected pairs of hexadecimal digits, found {digits[:40]!r}")
+    return bytes.fromhex(digits)
+
+
+def row_text(row: bytes) -> str:
+    """What `row_bytes` reads as this row."""
+    try:
+        text = row.decode()
+    except UnicodeDecodeError:
+        return _HEX + row.hex()
+    return text if text.isprintable() and not text.startswith(_HEX) else _HEX + row.hex()

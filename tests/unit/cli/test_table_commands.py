@@ -1,0 +1,51 @@
+"""Rows and bad input of the commands about tables and tablets."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from percolator.cli.app import app
+from percolator.cli.masters import row_bytes, row_text
+
+run = CliRunner()
+
+
+@given(st.binary(max_size=40))
+def test_every_row_is_read_as_it_is_shown(row: bytes) -> None:
+    assert row_bytes("row", row_text(row)) == row
+    assert row_text(row).isprintable()
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=40).filter(
+        lambda text: not text.startswith("hex:")
+    )
+)
+def test_a_row_of_text_is_written_as_it_is(text: str) -> None:
+    assert row_bytes("row", text) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["tables", "create", "t", "--split", "hex:0"], "--split"),
+        (["tables", "create", "t", "--split", "hex:0g"], "--split"),
+        (["tables", "create", "t", "--retention", "-1"], "--retention"),
+        (["tablets", "split", "7", "--row", "hex:xyz"], "--row"),
+        (["tablets", "split", "0"], "tablet"),
+        (["tablets", "move", "seven"], "tablet"),
+    ],
+)
+def test_bad_input_names_the_option_and_exits_with_2(arguments: list[str], named: str) -> None:
+    result = run.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+
+
+def test_no_table_is_deleted_without_being_asked_for() -> None:
+    result = run.invoke(app, ["tables", "delete", "t"], input="n\n")
+    assert result.exit_code == 1
+    assert "Delete the table 't'" in result.output

@@ -1,0 +1,175 @@
+"""The map of tables and tablets, as a value."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, StoreUnusable
+from percolator.v1 import master_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from services.master import locations, map_record
+from services.master.balance import BalanceLimits, next_move
+from services.master.cluster_map import ClusterMap, Observer, Table, Tablet
+
+rows = st.binary(min_size=1, max_size=3)
+
+
+def with_table(*splits: bytes) -> tuple[ClusterMap, int]:
+    changed, table = ClusterMap().with_new_table("t", splits, 0, 0)
+    return changed, table.table_id
+
+
+def split(current: ClusterMap, tablet: Tablet, row: bytes) -> tuple[ClusterMap, Tablet, Tablet]:
+    return current.with_split(tablet, row)
+
+
+@given(st.lists(rows, unique=True, max_size=8), st.lists(rows, max_size=8))
+def test_however_it_is_split_every_row_is_in_exactly_one_tablet(
+    splits: list[bytes], more: list[bytes]
+) -> None:
+    current, table = with_table(*sorted(splits))
+    for row in more:
+        (tablet,) = [one for one in current.tablets.values() if one.holds(row)]
+        if row > tablet.start:
+            current, _, _ = split(current, tablet, row)
+    for row in [*splits, *more, b"", b"\xff" * 4]:
+        assert len([one for one in current.tablets.values() if one.holds(row)]) == 1
+        found = current.overlapping(table, row, row + b"\0")
+        assert [one.holds(row) for one in found] == [True]
+    assert map_record.decode(map_record.encode(current)) == current
+
+
+@given(st.lists(rows, unique=True, max_size=8), rows, rows, st.integers(1, 4))
+def test_pages_of_locations_are_the_tablets_of_the_range(
+    splits: list[bytes], one: bytes, other: bytes, limit: int
+) -> None:
+    current, table = with_table(*sorted(splits))
+    start, end = min(one, other), max(one, other) + b"\0"
+    found: list[int] = []
+    request = wire.LocateTabletsRequest(
+        table_id=table, range=RowRange(start=start, end=end), limit=limit
+    )
+    while True:
+        page = locations.locate_tablets(current, request, lambda _: True)
+        found += [location.tablet_id for location in page.locations]
+        assert len(page.locations) <= limit
+        if not page.HasField("rest"):
+            break
+        request.range.CopyFrom(page.rest)
+    expected = [
+        t for t in current.of_tables[table] if t.start < end and (not t.end or start < t.end)
+    ]
+    assert found == [tablet.tablet_id for tablet in expected]
+
+
+def test_a_parent_is_needed_until_both_halves_were_served() -> None:
+    current, table = with_table()
+    (parent,) = current.tablets.values()
+    current, lower, upper = split(current, parent, b"m")
+    assert (lower.origin_tablet_id, upper.origin_tablet_id) == (parent.tablet_id,) * 2
+    current = current.with_existing([current.tablets[lower.tablet_id]])
+    assert current.retired == ()
+    assert current.tablets[upper.tablet_id].origin_tablet_id == parent.tablet_id
+    current = current.with_existing([current.tablets[upper.tablet_id]])
+    assert current.retired == ((table, parent.tablet_id),)
+
+
+def test_a_dropped_table_leaves_its_directories_to_be_removed_also_those_of_parents() -> None:
+    current, table = with_table()
+    (parent,) = current.tablets.values()
+    current, lower, upper = split(current, parent, b"m")
+    current = current.without_table(table)
+    assert {tablet for _, tablet in current.retired} == {
+        parent.tablet_id,
+        lower.tablet_id,
+        upper.tablet_id,
+    }
+    assert not current.tables
+    assert not current.tablets
+
+
+def test_what_is_stored_is_read_with_everything_in_it() -> None:
+    observers = (Observer("index", (b"a", b"\xff")), Observer("weak", (b"b",), weak=True))
+    table = Table(1, "t", 7, 1000, 1 << 20, observers, deleting=True)
+    tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0)
+    current = ClusterMap(5, {1: table}, {2: tablet}, frozenset({"x"}), ((3, 4),))
+    assert map_record.decode(map_record.encode(current)) == current
+
+
+def test_a_damaged_map_is_refused() -> None:
+    with pytest.raises(StoreUnusable):
+        map_record.decode(b"\xff\xff")
+
+
+@pytest.mark.parametrize(
+    "tablets",
+    [
+        [],
+        [(b"", b"m")],
+        [(b"m", b"")],
+        [(b"", b"m"), (b"k", b"")],
+        [(b"", b"k"), (b"m", b"")],
+        [(b"", b""), (b"", b"")],
+    ],
+)
+def test_a_map_with_gaps_or_overlaps_is_a_broken_invariant(
+    tablets: list[tuple[bytes, bytes]],
+) -> None:
+    made = {number: Tablet(number, 1, start, end) for number, (start, end) in enumerate(tablets, 2)}
+    with pytest.raises(InvariantViolation):
+        ClusterMap(9, {1: Table(1, "t")}, made)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (wire.DescribeTableRequest(), "name"),
+        (wire.DescribeTableRequest(name="t", table_id=1), "table_id"),
+    ],
+)
+def test_a_table_is_described_by_name_or_by_id(
+    request_: wire.DescribeTableRequest, field: str
+) -> None:
+    current, _ = with_table()
+    with pytest.raises(InvalidArgument) as caught:
+        locations.describe_table(current, request_)
+    assert caught.value.field == field
+
+
+def test_an_unknown_table_is_a_schema_error() -> None:
+    current, _ = with_table()
+    for unknown in (wire.DescribeTableRequest(name="u"), wire.DescribeTableRequest(table_id=99)):
+        with pytest.raises(SchemaError):
+            locations.describe_table(current, unknown)
+    with pytest.raises(SchemaError):
+        locations.locate_tablets(current, wire.LocateTabletsRequest(table_id=99), lambda _: True)
+
+
+def loads(**counts: int) -> list[Tablet]:
+    return [
+        Tablet(number, 1, b"", b"", server_id=server)
+        for server, count in counts.items()
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tablets", "usable", "expected"),
+    [
+        (loads(a=5, b=5), "ab", None),
+        (loads(a=6, b=5), "ab", None),
+        (loads(a=7, b=5), "ab", "b"),
+        (loads(a=100, b=92), "ab", None),
+        (loads(a=100, b=80), "ab", "b"),
+        (loads(a=2, b=0, c=1), "abc", "b"),
+        (loads(a=1, gone=1), "ab", "b"),
+        (loads(a=1), "", None),
+    ],
+)
+def test_tablets_are_moved_only_for_differences_that_are_worth_it(
+    tablets: list[Tablet], usable: str, expected: str | None
+) -> None:
+    move = next_move(tablets, list(usable), BalanceLimits())
+    assert (move and move[1]) == expected

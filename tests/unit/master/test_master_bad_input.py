@@ -1,0 +1,101 @@
+"""Requests that cannot be: each is an error that names the field, and nothing is done."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from percolator.world import UnaryMethod
+from services.master import map_record
+from tests.unit.master.cluster_world import ModelCluster, cluster
+
+Options = wire.TableOptions
+Observer = wire.Observer
+Create = wire.CreateTableRequest
+Change = wire.ChangeObserversRequest
+
+
+def state(world: ModelCluster) -> bytes:
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    return map_record.encode(leader.store.current)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        (methods.CREATE_TABLE, Create(), "name"),
+        (methods.CREATE_TABLE, Create(name="x" * 256), "name"),
+        (methods.CREATE_TABLE, Create(name="new\nline"), "name"),
+        (methods.CREATE_TABLE, Create(name=" t"), "name"),
+        (methods.CREATE_TABLE, Create(name="t"), "name"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b""]), "splits[0]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"a", b"a"]), "splits[1]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"b", b"c", b"a"]), "splits[2]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"x" * 4097]), "splits[0]"),
+        (
+            methods.CREATE_TABLE,
+            Create(name="u", options=Options(split_bytes=1)),
+            "options.split_bytes",
+        ),
+        (
+            methods.CREATE_TABLE,
+            Create(name="u", options=Options(retention_milliseconds=1 << 60)),
+            "options.retention_milliseconds",
+        ),
+        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2, row=b""), "row"),
+        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=3, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2), "row"),
+        (methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=2, server="z:1"), "server"),
+        (methods.DRAIN_SERVER, wire.DrainServerRequest(), "server"),
+        (methods.DRAIN_SERVER, wire.DrainServerRequest(server="z:1"), "server"),
+        (methods.DRAIN_SERVER, wire.DrainServerRequest(server="a:1"), "server"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer()]), "add[0].name"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer(name="o")]), "add[0].columns"),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"x" * 256])]),
+            "add[0].columns",
+        ),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"c"])] * 2),
+            "add[1].name",
+        ),
+        (methods.CHANGE_OBSERVERS, Change(table="t", remove=["o"]), "remove"),
+    ],
+)
+async def test_a_bad_request_names_the_field_and_changes_nothing(
+    method: UnaryMethod[wire.CreateTableRequest, wire.CreateTableResponse],
+    request_: wire.CreateTableRequest,
+    field: str,
+) -> None:
+    async with cluster("a:1") as world:
+        await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+        before = state(world)
+        with pytest.raises(InvalidArgument) as caught:
+            await world.ask(method, request_)
+        assert caught.value.field == field
+        assert state(world) == before
+
+
+async def test_a_table_that_there_is_not_is_a_schema_error() -> None:
+    async with cluster("a:1") as world:
+        with pytest.raises(SchemaError):
+            await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest(table="u"))
+        with pytest.raises(SchemaError):
+            await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
+
+
+async def test_a_table_that_may_be_there_is_left_as_it_is() -> None:
+    async with cluster("a:1") as world:
+        first = await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+        again = Create(name="t", splits=[b"x", b"y"], exist_ok=True)
+        second = await world.ask(methods.CREATE_TABLE, again)
+        assert (first.created, second.created) == (True, False)
+        assert second.table == first.table
