@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from percolator import aio, codecs, errors
     from percolator.aio.transaction import Outcome
     from percolator.database import Database, connect
+    from percolator.decorators import transactional
     from percolator.errors import (
         ConflictError,
         DeadlineExceeded,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from percolator.limits import Limits
-    from percolator.retries import RetryPolicy, transactional
+    from percolator.retries import RetryPolicy
     from percolator.schema import Column, Row, Table
     from percolator.snapshot import Snapshot
     from percolator.timestamps import Timestamp
@@ -69,7 +70,7 @@ _HOMES = {
     "Unavailable": "errors",
     "UsageError": "errors",
     "connect": "database",
-    "transactional": "retries",
+    "transactional": "decorators",
 }
 _MODULES = ("aio", "codecs", "errors")
 
