@@ -26,7 +26,7 @@ from services.master.tables import ROW_BYTES_MAX
 
 _PROPOSE_SECONDS = 10.0
 _MOVES_AT_ONCE = 4
-_MOVE_SECONDS = 15.0
+_POLL_SECONDS = 0.02
 
 _log = structlog.get_logger("percolator.master")
 
@@ -51,12 +51,18 @@ class TabletChanges:
 
     async def move(self, tablet_id: int, server: str, deadline: float) -> Tablet:
         """Returns when the tablet is served by that server (empty: the one with the fewest)."""
+        await self._give(tablet_id, server)
+        await self._assignment.until_served([tablet_id], deadline)
+        return self._tablet(tablet_id)
+
+    async def _give(self, tablet_id: int, server: str) -> None:
+        """Decides it durably, and leaves the rest to the assignment."""
         target = self._target(server, self._tablet(tablet_id))
         self._assignment.hold(tablet_id)
         try:
             tablet = self._tablet(tablet_id)
             if tablet.server_id == target.server_id:
-                return tablet
+                return
             await self._close(tablet)
 
             def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
@@ -69,8 +75,6 @@ class TabletChanges:
             await self._store.change(decide)
         finally:
             self._assignment.let_go(tablet_id)
-        await self._assignment.until_served([tablet_id], deadline)
-        return self._tablet(tablet_id)
 
     async def split(
         self, tablet_id: int, row: bytes | None, deadline: float
@@ -109,21 +113,28 @@ class TabletChanges:
         await self._mark_draining(server, undo=undo)
         if undo:
             return
+        moved = await self._empty(server, deadline)
+        served = self._assignment.is_served
+        while self._assignment.usable() and self._world.clock.monotonic_seconds() < deadline:
+            tablets = self._store.current.tablets
+            if all(served(one) for key in moved if (one := tablets.get(key))):
+                return
+            await self._world.clock.sleep(_POLL_SECONDS)
+        raise NotReady(f"{server.address} has no tablets, but not all are served elsewhere yet")
+
+    async def _empty(self, server: WatchedServer, deadline: float) -> list[int]:
+        """Gives every tablet of the server to another one, and returns which they were."""
+        moved: list[int] = []
         while tablets := self._tablets_of(server):
-            batch = tablets[:_MOVES_AT_ONCE]
-            results = await asyncio.gather(
-                *(self.move(one.tablet_id, "", deadline) for one in batch), return_exceptions=True
-            )
-            for result in results:
-                if isinstance(result, BaseException) and not isinstance(result, PercolatorError):
-                    raise result
             if self._world.clock.monotonic_seconds() >= deadline:
                 raise NotReady(
-                    f"{len(self._tablets_of(server))} tablets are left on {server.address}; it "
-                    "gets no new ones"
+                    f"{len(tablets)} tablets are left on {server.address}; it gets no new ones"
                 )
-            if any(isinstance(result, PercolatorError) for result in results):
-                await self._world.clock.sleep(0.1)
+            batch = [one.tablet_id for one in tablets[:_MOVES_AT_ONCE]]
+            # Not waited for one by one: a server that takes them may be the next one to go.
+            await asyncio.gather(*(self._give(tablet_id, "") for tablet_id in batch))
+            moved += batch
+        return moved
 
     async def _mark_draining(self, server: WatchedServer, *, undo: bool) -> None:
         def decide(current: ClusterMap) -> tuple[ClusterMap, None]:

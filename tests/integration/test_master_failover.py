@@ -182,6 +182,19 @@ async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_p
         assert {one.address for one in await client.locate(table)} == {halves.lower.address}
         assert await client.get(table, b"q-row") == b"value of q-row"
 
+        # A server that is told to stop hands its tablets over first, and takes none back.
+        await client.master(methods.DRAIN_SERVER, wire.DrainServerRequest(server=target, undo=True))
+        leaving = next(
+            process
+            for process in client.cluster.processes.values()
+            if process.address == halves.lower.address
+        )
+        leaving.ask_to_stop()
+        assert leaving.wait_stopped() == 0
+        assert {one.address for one in await client.locate(table)} == {target}
+        for row in rows():
+            assert await client.get(table, row) == b"value of " + row
+
         await client.master(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
         with pytest.raises(SchemaError):
             await client.locate(table)
