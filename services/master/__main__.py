@@ -6,60 +6,22 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.v1 import cluster_pb2, master_pb2
-from services.chassis.cluster_identity import establish_identity
-from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
+from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.lived_time import LivedTime
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
-from services.master.handler import ClusterHandler
-from services.master.master import Master, Site
-from services.master.master_handler import MasterHandler
-from services.master.metrics import MasterMetrics
-from services.master.registry import Registry
+from services.master.service import master_service
 from services.master.settings import MasterSettings
-
-_ELECTION_SECONDS = 1.0
 
 
 @asynccontextmanager
 async def build(host: Host[MasterSettings]) -> AsyncIterator[list[Exposed]]:
-    """A master of the cluster that its store root belongs to: its leader, or a standby."""
-    settings, world, root = host.settings, host.world, host.settings.store_root.absolute()
-    identity = await establish_identity(host.files, root, world.random)
-    host.log.info("the cluster", cluster_id=identity.cluster_id, store=settings.store)
-    registry = Registry(
-        LivedTime(world.clock),
-        silence_milliseconds=round(settings.server_silence_seconds * 1000),
-        servers_max=settings.servers_max,
-    )
-    grace = CoordinatorTimes(grace_seconds=settings.leader_silence_seconds)
-    coordinator = DirectoryCoordinator(host.files, world.clock, root, grace)
-    site = Site(world, host.files, root, host.announced, settings.times(), settings.tablets_max)
-    master = Master(site, coordinator, registry)
-    cluster = ClusterHandler(world.clock, identity, host.announced, registry, master)
-    host.metrics_registry.register(MasterMetrics(registry, master))
-    tasks = [
-        host.background("watch", cluster.watch_forever()),
-        host.background("list this master", master.keep_listed()),
-        host.background("lead", master.run()),
-    ]
-    await master.until_decided(_ELECTION_SECONDS)
-    try:
-        yield [
-            Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], cluster),
-            Exposed(
-                master_pb2.DESCRIPTOR.services_by_name["MasterService"],
-                MasterHandler(world.clock, master),
-            ),
-        ]
-    finally:
-        for task in tasks:
-            task.cancel()
-        await coordinator.close()
+    """A master on its store root."""
+    root = host.settings.store_root.absolute()
+    async with master_service(host, root) as exposed:
+        yield exposed
 
 
 if __name__ == "__main__":
-    sys.exit(run(load(MasterSettings), cluster_pb2.SERVICE_KIND_MASTER, build))
+    sys.exit(run(load(MasterSettings), ServiceKind.SERVICE_KIND_MASTER, build))

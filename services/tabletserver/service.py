@@ -9,6 +9,7 @@ from percolator.v1 import tabletserver_pb2
 from services.chassis.host import Host
 from services.chassis.rpc import Exposed
 from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.drain import hand_over
 from services.tabletserver.handler import TabletServerHandler
 from services.tabletserver.metrics import TabletServerMetrics
 from services.tabletserver.settings import TabletServerSettings
@@ -31,6 +32,12 @@ async def tablet_server(
     limits = settings.request_limits()
     handler = TabletServerHandler(tablets, disk, clock, log, limits, server_id=host.server_id)
     host.metrics_registry.register(TabletServerMetrics(tablets, disk, handler.counts))
+    seconds = settings.drain_seconds
+    host.on_drain(
+        lambda: hand_over(
+            host.world.network, settings.masters, host.server_id, log, drain_seconds=seconds
+        )
+    )
     service = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
     try:
         yield [Exposed(service, handler)]

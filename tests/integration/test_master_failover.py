@@ -191,6 +191,7 @@ async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_p
         )
         leaving.ask_to_stop()
         assert leaving.wait_stopped() == 0
+        assert "all tablets are served elsewhere" in leaving.log.read_text()
         assert {one.address for one in await client.locate(table)} == {target}
         for row in rows():
             assert await client.get(table, row) == b"value of " + row

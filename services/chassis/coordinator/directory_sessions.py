@@ -47,9 +47,11 @@ class DirectorySession:
         self._beating = asyncio.create_task(self._keep_beating(), name=f"session {self._path.name}")
 
     async def close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        beating, self._beating = self._beating, None
+        if beating is None:
+            return
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
         try:
             await self._files.unlink(self._path)
         except OSError as error:
