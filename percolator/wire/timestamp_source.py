@@ -20,6 +20,7 @@ import asyncio
 import math
 import operator
 from collections.abc import Sequence
+from copy import copy
 
 from percolator import errors
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
@@ -91,7 +92,8 @@ class _Batch:
     def fail(self, error: errors.PercolatorError) -> None:
         for future in self.futures:
             if not future.done():
-                future.set_exception(error)
+                # Each its own: every waiter's raise would lengthen the traceback of a shared one.
+                future.set_exception(copy(error))
 
 
 class TimestampSource:
@@ -130,7 +132,7 @@ class TimestampSource:
         self._reap_at = math.inf
         self._largest = 0
         self._last_failure = ""
-        self._ended: tuple[type[errors.PercolatorError], str] | None = None
+        self._ended: errors.PercolatorError | None = None
         self.requests_answered = 0
 
     def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
@@ -146,8 +148,7 @@ class TimestampSource:
         if not 0 < count <= self._count_max:
             raise errors.InvalidArgument("count", f"{count} is outside 1 .. {self._count_max}")
         if self._ended is not None:
-            kind, message = self._ended
-            raise kind(message)
+            raise copy(self._ended)
         if timeout_seconds is None:
             timeout_seconds = self._timeout_seconds
         else:
@@ -176,7 +177,7 @@ class TimestampSource:
     async def close(self) -> None:
         """Gives up whatever is waited for. Closing twice is harmless."""
         if self._ended is None:
-            self._ended = (errors.UsageError, "the source of timestamps is closed")
+            self._ended = errors.UsageError("the source of timestamps is closed")
         self._fail_everybody()
         if self._reaper is not None:
             self._reaper.cancel()
@@ -218,7 +219,7 @@ class TimestampSource:
             self._put_back(self._in_flight)
             raise
         except Exception as error:
-            self._ended = (errors.InvariantViolation, f"asking for timestamps broke: {error!r}")
+            self._ended = errors.InvariantViolation(f"asking for timestamps broke: {error!r}")
             self._fail_everybody()
             raise
         finally:
@@ -246,15 +247,13 @@ class TimestampSource:
 
     def _refuse_for_ever(self, first: int, asked: int, received: int) -> None:
         if received != asked:
-            self._ended = (
-                errors.InvariantViolation,
-                f"the oracle was asked for {asked} timestamps and answered with {received}",
+            self._ended = errors.InvariantViolation(
+                f"the oracle was asked for {asked} timestamps and answered with {received}"
             )
         else:
-            self._ended = (
-                errors.TimestampRegression,
+            self._ended = errors.TimestampRegression(
                 f"the oracle went back: it answered {first} after {self._largest} had been "
-                "received; nothing may go on",
+                "received; nothing may go on"
             )
         self._fail_everybody()
 
@@ -300,9 +299,8 @@ class TimestampSource:
 
     def _fail_everybody(self) -> None:
         if self._ended is not None:
-            kind, message = self._ended
-            self._in_flight.fail(kind(message))
-            self._waiting.fail(kind(message))
+            self._in_flight.fail(self._ended)
+            self._waiting.fail(self._ended)
         self._waiting = _Batch()
 
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,8 @@ class Gate:
     def enter(self) -> None:
         """Admits a call, or raises. Who was admitted must `leave`."""
         if self._refusal is not None:
-            raise self._refusal
+            # Each call its own: raising grows the traceback that an error keeps.
+            raise copy(self._refusal)
         if self.in_flight >= self._concurrency_max:
             raise Overloaded(
                 f"{self._concurrency_max} calls are in progress, the limit of this server",
@@ -179,7 +181,11 @@ async def _abort(error: PercolatorError, context: grpc.aio.ServicerContext) -> N
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One method of one service; its two coroutines are what grpc.aio calls."""
+    """One method of one service; its two coroutines are what grpc.aio calls.
+
+    What they have in common is written twice: a context manager around it took 0.5 µs of each call,
+    a third of all that this edge costs.
+    """
 
     path: str
     parse: Callable[[bytes], Message]

@@ -370,3 +370,15 @@ def test_a_handler_without_one_of_its_methods_is_found_out_at_the_start() -> Non
 def test_methods_are_named_as_in_the_wire_api(method: UnaryMethod[Any, Any]) -> None:
     rpc = method.path.rpartition("/")[2]
     assert "".join(word.capitalize() for word in methods.method_name(rpc).split("_")) == rpc
+
+
+def test_an_error_that_a_gate_gives_to_many_does_not_grow_with_them() -> None:
+    """Each raise of one and the same exception adds to its traceback, and keeps the frames."""
+    gate = Gate(concurrency_max=1)
+    refusal = errors.WrongCluster("other", expected="a", found="b")
+    gate.refuse(refusal)
+    for _ in range(3):
+        with pytest.raises(errors.WrongCluster) as caught:
+            gate.enter()
+        assert vars(caught.value) == vars(refusal)
+    assert refusal.__traceback__ is None

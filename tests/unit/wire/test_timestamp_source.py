@@ -350,8 +350,11 @@ async def test_an_error_that_no_retry_mends_reaches_all_who_asked_and_only_them(
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.WrongCluster("no", expected="x", found="y"))
     source = source_of(oracles)
-    for outcome in await asyncio.gather(source.get(), source.get(), return_exceptions=True):
+    outcomes = await asyncio.gather(source.get(), source.get(), return_exceptions=True)
+    for outcome in outcomes:
         assert isinstance(outcome, errors.WrongCluster)
+        assert outcome.found == "y"
+    assert outcomes[0] is not outcomes[1], "each raise would lengthen the traceback of the other"
     del oracles.behaviours["a:1"]
     assert await source.get() == 1000
 
