@@ -39,6 +39,10 @@ class OracleSettings(ServiceSettings):
     follow_clock_jumps: bool = _DEFAULTS.follow_jumps
     """Follow the wall clock however far it jumps forward. There is no way back."""
 
+    standby: bool = False
+    """Wait while another oracle serves from this store, instead of refusing to start, and take its
+    place when its process has ended. One that is merely stopped keeps its place."""
+
     def limits(self) -> OracleLimits:
         """The bounds as the core takes them."""
         return OracleLimits(

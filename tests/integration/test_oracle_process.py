@@ -152,6 +152,32 @@ async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_goes_o
         assert stop(first) == 0
 
 
+async def test_a_standby_takes_the_place_of_a_killed_oracle_and_goes_on_above_it(
+    tmp_path: Path,
+) -> None:
+    first = oracle_process(tmp_path)
+    standby_files = tmp_path / "standby"
+    standby_files.mkdir()
+    arguments = ["--store", str(tmp_path / "store"), "--standby"]
+    standby = ServiceProcess(
+        "oracle", "services.oracle", arguments, logs=standby_files, run=standby_files
+    )
+    with running(first):
+        standby.start()
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while "standing by" not in standby.last_words():  # noqa: ASYNC110  # a process
+                    await asyncio.sleep(0.02)
+            async with source_at(first.address) as source:
+                before = await source.get()
+            first.kill()
+            standby.wait_ready(READY_SECONDS)
+            async with source_at(standby.address) as source:
+                assert await source.get() > before
+        finally:
+            assert stop(standby) == 0
+
+
 async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_path: Path) -> None:
     """Linux's /dev/full stands in for the disk: each write to it fails with ENOSPC."""
     mark_path = tmp_path / "store" / "oracle" / "mark"
