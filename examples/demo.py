@@ -1,8 +1,10 @@
 """`make demo`: a cluster of processes on this machine, hurt on purpose.
 
-Shows what exists so far: it takes timestamps as fast as it can, kills the oracle with SIGKILL in
-the middle, starts it again, and checks that no timestamp was repeated or went back. It does the
-same to the lock service, and checks that a session survives under its id.
+A bank of many tellers works on three tablet servers; one of them is killed with SIGKILL in the
+middle, the others take over its tablets, and the money in all accounts together stays the same.
+Then it takes timestamps as fast as it can, kills the oracle, starts it again, and checks that no
+timestamp was repeated or went back. It does the same to the lock service, and checks that a session
+survives under its id.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ import asyncio
 import sys
 import tempfile
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+import percolator
+from examples.bank import TELLERS, Bank, total
 from percolator.timestamps import Timestamp
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.sessions import Sessions, SessionSettings
@@ -25,12 +30,44 @@ from services.local.cluster import LocalCluster
 
 ASKERS = 200
 SECONDS_PER_PART = 2.0
+BANK_SECONDS = 6
+KILLED_AFTER_SECONDS = 3
+TRANSFERS_PER_MARK = 25
 
 console = Console()
 
 
 class WentBack(Exception):
     """What this demonstration exists to rule out."""
+
+
+def kill_a_tablet_server(cluster: LocalCluster) -> None:
+    console.rule("a bank, and a killed tablet server")
+    victim = cluster.processes["tabletserver-1"]
+    with percolator.connect(cluster.address, description="the bank") as db:
+        bank = Bank(db)
+        before = total(db)
+        console.print(f"{TELLERS} tellers, {before:,} in all accounts together; transfers:")
+        with ThreadPoolExecutor(1) as thread:
+            working = thread.submit(bank.work, BANK_SECONDS)
+            for second in range(BANK_SECONDS):
+                if second == KILLED_AFTER_SECONDS:
+                    victim.kill()
+                    console.print(f"      kill -9 of {victim.name}, process {victim.pid}")
+                show_a_second(bank, second, working)
+            working.result()
+        after = total(db)
+    if after != before:
+        raise WentBack(f"the accounts held {before:,} together, and now hold {after:,}")
+    cluster.restart(victim.name)
+    console.print(f"{bank.transfers:,} transfers, {bank.audits:,} audits, all found {after:,}")
+
+
+def show_a_second(bank: Bank, second: int, working: Future[None]) -> None:
+    already = bank.transfers
+    wait([working], 1)
+    done = bank.transfers - already
+    console.print(f"{second + 1:3d} s {done:6,} {'▇' * (done // TRANSFERS_PER_MARK)}")
 
 
 async def take_timestamps(source: TimestampSource, until: asyncio.Event) -> int:
@@ -108,9 +145,10 @@ async def show_everything(cluster: LocalCluster) -> None:
 def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="percolator-demo-") as data,
-        LocalCluster(Path(data), tablet_servers=0, progress=console.print) as cluster,
+        LocalCluster(Path(data), tablet_servers=3, progress=console.print) as cluster,
     ):
         show(cluster)
+        kill_a_tablet_server(cluster)
         asyncio.run(show_everything(cluster))
         console.rule("what next")
         console.print("make cluster-up, then .venv/bin/percolator status; README.md tells the rest")
