@@ -6,6 +6,7 @@ in the trailer `grpc-status-details-bin`, with one `percolator.v1.ErrorDetail` i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import grpc
@@ -32,6 +33,11 @@ _FAULT_TO_WIRE = {
     errors.StoreFault.READ_ONLY: errors_pb2.StoreUnusable.REASON_READ_ONLY,
 }
 _FAULT_FROM_WIRE = {wire: fault for fault, wire in _FAULT_TO_WIRE.items()}
+
+_REQUEST_TOO_LARGE = re.compile("CLIENT: Sent message larger|SERVER: Received message larger")
+"""In gRPC's own words, which name the limit, too. With the same code it tells that an answer is too
+large, which was made all the same; and a proxy in between, that some quota of its own is used up.
+"""
 
 _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
@@ -106,12 +112,12 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
     return detail
 
 
-def to_status(error: errors.PercolatorError) -> tuple[grpc.StatusCode, bytes]:
-    """The status code, and the bytes of the details trailer."""
-    code = status_code(error)
-    status = Status(code=code.value[0], message=str(error))
-    status.details.add().Pack(to_detail(error))
-    return code, status.SerializeToString()
+def to_trailer(code: grpc.StatusCode, message: str, detail: errors_pb2.ErrorDetail) -> bytes:
+    """The bytes of the details trailer of a call that fails with this code and message."""
+    status = Status(code=code.value[0], message=message)
+    status.details.add().Pack(detail)
+    encoded: bytes = status.SerializeToString()
+    return encoded
 
 
 def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
@@ -135,14 +141,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
         if key == DETAILS_TRAILER and isinstance(value, bytes):
             detail = _unpack(value)
             if detail is not None:
-                return from_detail(detail)
+                typed = from_detail(detail)
+                # A server seldom knows by which address it was called.
+                typed.where = typed.where or where
+                return typed
     message = error.details() or error.code().name
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return errors.Unavailable(message, where=where)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _REQUEST_TOO_LARGE.search(message):
             return errors.InvalidArgument("request", message, where=where)
         case grpc.StatusCode.UNIMPLEMENTED:
             return errors.UsageError(f"no such method there: {message}", where=where)

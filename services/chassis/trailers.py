@@ -10,11 +10,10 @@ from __future__ import annotations
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from google.rpc.status_pb2 import Status
 
 from percolator.errors import PercolatorError
 from percolator.v1.errors_pb2 import ErrorDetail
-from percolator.wire.status import DETAILS_TRAILER, to_detail, to_status
+from percolator.wire.status import DETAILS_TRAILER, status_code, to_detail, to_trailer
 
 _DETAILS_BYTES_MAX = 3 * 1024
 _TEXT_CHARACTERS_MAX = 200
@@ -23,23 +22,21 @@ _TEXT_CHARACTERS_MAX = 200
 
 def failure(error: PercolatorError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
     """What `grpc.aio.ServicerContext.abort` takes."""
-    code, details = to_status(error)
-    if len(details) > _DETAILS_BYTES_MAX:
-        details = _cut(code, to_detail(error))
-    return code, _short(str(error)), ((DETAILS_TRAILER, details),)
+    code, message, detail = status_code(error), _short(str(error)), to_detail(error)
+    trailer = to_trailer(code, message, detail)
+    if len(trailer) > _DETAILS_BYTES_MAX:
+        _cut(detail)
+        trailer = to_trailer(code, message, detail)
+    return code, message, ((DETAILS_TRAILER, trailer),)
 
 
-def _cut(code: grpc.StatusCode, detail: ErrorDetail) -> bytes:
+def _cut(detail: ErrorDetail) -> None:
     _shorten(detail)
     cause = detail.WhichOneof("cause")
     if cause is not None:
         _shorten(getattr(detail, cause))
         if detail.ByteSize() > _DETAILS_BYTES_MAX:
             _leave_out_messages(getattr(detail, cause))
-    status = Status(code=code.value[0], message=detail.message)
-    status.details.add().Pack(detail)
-    encoded: bytes = status.SerializeToString()
-    return encoded
 
 
 def _shorten(message: Message) -> None:

@@ -19,7 +19,7 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.status import from_detail, to_detail
+from percolator.wire.status import from_detail, from_rpc_error, to_detail
 from percolator.world import MachineClock, UnaryMethod
 from services.chassis.metrics import RpcMetrics
 from services.chassis.rpc import Exposed, Gate, RpcEdge, remaining_seconds
@@ -207,6 +207,9 @@ async def test_a_request_above_the_limit_is_refused_and_the_connection_goes_on()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await large(bytes(1025), timeout=SECONDS)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        understood = from_rpc_error(caught.value, "")
+        assert isinstance(understood, errors.InvalidArgument), "gRPC's own words, as they are now"
+        assert "(1025 vs. 1024)" in understood.reason
         assert (await edge.timestamps()).first == 7
 
 

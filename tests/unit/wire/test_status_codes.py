@@ -1,12 +1,23 @@
-"""What protos/percolator/v1/errors.proto tells readers in other languages about status codes."""
+"""Errors and gRPC's status codes: as errors.proto documents them, and as calls fail."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import grpc
+import pytest
+
+from percolator import errors
 from percolator.v1.errors_pb2 import ErrorDetail
-from percolator.wire.status import from_detail, status_code
+from percolator.wire.status import (
+    DETAILS_TRAILER,
+    from_detail,
+    from_rpc_error,
+    status_code,
+    to_detail,
+    to_trailer,
+)
 
 PROTO = Path(__file__).parents[3] / "protos/percolator/v1/errors.proto"
 
@@ -23,3 +34,56 @@ def test_each_cause_is_sent_with_the_status_code_that_its_comment_names() -> Non
         cause = type(getattr(detail, field.name)).__name__
         sent[cause] = status_code(from_detail(detail)).name
     assert sent == documented
+
+
+def failed_call(
+    code: grpc.StatusCode, details: str, trailer: bytes | None = None
+) -> grpc.aio.AioRpcError:
+    metadata = () if trailer is None else ((DETAILS_TRAILER, trailer),)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
+
+
+@pytest.mark.parametrize(("told", "expected"), [("", "Scan at a:1"), ("tablet 7", "tablet 7")])
+def test_a_typed_error_that_does_not_say_where_names_the_address_that_was_dialled(
+    told: str, expected: str
+) -> None:
+    sent = errors.NotReady("starting", retry_after_seconds=0.5, where=told)
+    trailer = to_trailer(status_code(sent), str(sent), to_detail(sent))
+    found = from_rpc_error(failed_call(status_code(sent), "starting", trailer), "Scan at a:1")
+    assert type(found) is errors.NotReady
+    assert found.where == expected
+
+
+def test_a_call_that_reached_nobody_names_the_address_that_was_dialled() -> None:
+    found = from_rpc_error(failed_call(grpc.StatusCode.UNAVAILABLE, "refused"), "Scan at a:1")
+    assert type(found) is errors.Unavailable
+    assert found.where == "Scan at a:1"
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        "CLIENT: Sent message larger than max (2000 vs. 100)",
+        "SERVER: Received message larger than max (2000 vs. 100)",
+    ],
+)
+def test_a_request_above_a_limit_is_the_callers_mistake_and_the_limit_is_told(details: str) -> None:
+    found = from_rpc_error(failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, details), "Scan")
+    assert isinstance(found, errors.InvalidArgument)
+    assert found.field == "request"
+    assert "2000 vs. 100" in str(found)
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        "SERVER: Sent message larger than max (5000 vs. 1024)",
+        "Stream removed (CLIENT: Received message larger than max (5000 vs. 100))",
+        "quota of this proxy is used up",
+    ],
+)
+def test_an_answer_above_a_limit_is_not_taken_for_a_refused_request(details: str) -> None:
+    """It was executed, or may have been."""
+    found = from_rpc_error(failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, details), "Scan")
+    assert type(found) is errors.ExecutionUnknown
+    assert details in str(found)
