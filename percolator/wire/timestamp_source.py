@@ -33,7 +33,12 @@ WAITERS_MAX = 100_000
 """Questions waiting at one time; a program that asks more of them is told so at once."""
 
 ATTEMPT_SECONDS_MAX = 2.0
-"""A silent oracle (paused, cut off) is given up after this, and the next address is asked."""
+"""A silent oracle (paused, cut off) is given up after this, and the next address is asked. One that
+waits for its disk says so before: its settings hold it to less."""
+
+REQUESTS_BEFORE_GROWTH = 100
+"""An oracle that refused a request as too large is asked for twice as much after so many answers:
+it may have been set to more meanwhile. If not, this costs one request in a hundred."""
 
 BACKOFF_SECONDS_MIN = 0.02
 BACKOFF_SECONDS_MAX = 0.5
@@ -121,6 +126,7 @@ class TimestampSource:
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
         self._request_count_max = count_max
+        self._grow_at = 0
         loop = _running_loop()
         self._loop = loop
         self._now = loop.time
@@ -208,6 +214,7 @@ class TimestampSource:
                     if _is_too_many(error) and len(batch.futures) > 1:
                         # The oracle is set to less than it grants by default.
                         self._request_count_max = max(batch.count // 2, 1)
+                        self._grow_at = self.requests_answered + REQUESTS_BEFORE_GROWTH
                         self._put_back(batch)
                     else:
                         batch.fail(error)
@@ -239,6 +246,9 @@ class TimestampSource:
         self._largest = first + batch.count - 1
         self._last_failure = ""
         self.requests_answered += 1
+        if self.requests_answered == self._grow_at:
+            self._request_count_max = min(self._request_count_max * 2, self._count_max)
+            self._grow_at += REQUESTS_BEFORE_GROWTH
         for future, count in zip(batch.futures, batch.counts, strict=True):
             # Whoever was cancelled or came to the deadline meanwhile leaves a gap.
             if not future.done():

@@ -73,6 +73,11 @@ class FileLock(Protocol):
 class Files(Protocol):
     """The file system as one process sees it."""
 
+    @property
+    def fsyncs(self) -> int:
+        """Waits for the disk so far, of files and of directories, failed ones too."""
+        ...
+
     async def make_directory(self, path: Path) -> None:
         """Fails if anything has that name: the one who made it is the only one."""
         ...
@@ -145,23 +150,24 @@ class RealFiles:
     def __init__(self) -> None:
         # One thread: two fsyncs of one disk at once gain nothing, and the order stays.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
+        self.fsyncs = 0
 
     async def make_directory(self, path: Path) -> None:
         os.mkdir(path)
 
     async def remove_directory(self, path: Path) -> None:
-        await self._waiting(os.rmdir, path)
+        await self.waiting(os.rmdir, path)
 
     async def rename(self, source: Path, target: Path) -> None:
         if source.parent != target.parent:
             raise OSError(errno.EXDEV, "renaming into another directory", str(target))
-        await self._waiting(os.rename, source, target)
+        await self.waiting(os.rename, source, target)
 
     async def link(self, source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
 
     async def unlink(self, path: Path) -> None:
-        await self._waiting(os.unlink, path)
+        await self.waiting(os.unlink, path)
 
     async def stat(self, path: Path) -> FileStatus:
         return self.stat_now(path)
@@ -179,19 +185,20 @@ class RealFiles:
         return sorted(os.listdir(path))
 
     async def read(self, path: Path, *, bytes_max: int) -> bytes:
-        return await self._waiting(_read, path, bytes_max)
+        return await self.waiting(_read, path, bytes_max)
 
     async def create(self, path: Path, *, exclusive: bool = True) -> OpenFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         flags |= os.O_EXCL if exclusive else os.O_TRUNC
-        return _RealOpenFile(os.open(path, flags, 0o644), self._waiting)
+        return _RealOpenFile(self, os.open(path, flags, 0o644))
 
     async def open_to_append(self, path: Path) -> OpenFile:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        return _RealOpenFile(descriptor, self._waiting)
+        return _RealOpenFile(self, descriptor)
 
     async def fsync_directory(self, path: Path) -> None:
-        await self._waiting(_fsync_directory, path)
+        self.fsyncs += 1
+        await self.waiting(_fsync_directory, path)
 
     async def lock(self, path: Path) -> FileLock:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -206,27 +213,23 @@ class RealFiles:
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
-    async def _waiting(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def waiting(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Calls it in the thread that waits for the disk."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
 
-class _Waiting(Protocol):
-    async def __call__(
-        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T: ...
-
-
 class _RealOpenFile:
-    def __init__(self, descriptor: int, waiting: _Waiting) -> None:
+    def __init__(self, files: RealFiles, descriptor: int) -> None:
+        self._files = files
         self._descriptor = descriptor
-        self._waiting = waiting
 
     async def append(self, data: bytes) -> None:
-        await self._waiting(_write_all, self._descriptor, data)
+        await self._files.waiting(_write_all, self._descriptor, data)
 
     async def fsync(self) -> None:
-        await self._waiting(os.fsync, self._descriptor)
+        self._files.fsyncs += 1
+        await self._files.waiting(os.fsync, self._descriptor)
 
     async def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -86,6 +86,7 @@ class MemoryFiles:
         self.killed = asyncio.Event()
         self.before_fsync: Callable[[], Awaitable[None]] = _at_once
         """What each fsync of a file waits for: a disk may be slow."""
+        self.fsyncs = 0
         self._generation = disk.generation
         self._locked: set[File] = set()
 
@@ -200,6 +201,7 @@ class MemoryFiles:
 
     async def step(self, operation: str, path: Path) -> None:
         """One system call is about to happen, unless it fails or the process is dead."""
+        self.fsyncs += operation.startswith("fsync")
         if self._alive() and self.faults.strike(operation, path):
             self.kill()
         if not self._alive():

@@ -26,8 +26,6 @@ from services.chassis.files import FileLock, Files, FileStatus, replace_durably
 from services.oracle.mark import Mark
 
 DIRECTORY = "oracle"
-FSYNCS_PER_WRITE = 2
-"""Of the file and of its directory, in `replace_durably`."""
 
 _MARK = "mark"
 _LOCK = "lock"
@@ -58,8 +56,6 @@ class Ledger:
         self._locked = locked
         self._mark = mark
         self._writing: asyncio.Future[None] | None = None
-        self.writes = 0
-        """Marks made durable since the start."""
 
     @classmethod
     async def open(cls, files: Files, store: Path, *, holder: str, cluster_id: str) -> Self:
@@ -91,6 +87,11 @@ class Ledger:
     def mark_milliseconds(self) -> int:
         """Above the physical part of every timestamp that was ever handed out. 0 at first."""
         return self._mark.milliseconds
+
+    @property
+    def fsyncs(self) -> int:
+        """Waits for the disk since the process started, failed ones too."""
+        return self._files.fsyncs
 
     async def write(self, milliseconds: int) -> None:
         """Returns when the mark is durable.
@@ -131,7 +132,6 @@ class Ledger:
     async def _replace(self, mark: Mark) -> None:
         await replace_durably(self._files, self._mark_path, mark.encode())
         self._mark = mark
-        self.writes += 1
         if not self._is_signed:
             await self._sign()
 

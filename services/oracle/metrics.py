@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
+from services.oracle.ledger import Ledger
 from services.oracle.oracle import Oracle
 
 _PREFIX = "percolator_oracle_"
@@ -30,7 +30,7 @@ class OracleMetrics(Collector):
             "Marks that could not be made durable.",
             counts.extension_failures,
         )
-        yield _counter("fsyncs", "Waits for the disk.", self._ledger.writes * FSYNCS_PER_WRITE)
+        yield _counter("fsyncs", "Waits for the disk.", self._ledger.fsyncs)
         yield _counter("waits", "Requests that had to wait for an extension.", counts.waits)
         refused = CounterMetricFamily(
             _PREFIX + "refused", "Requests refused, by error.", labels=["error"]

@@ -83,8 +83,9 @@ class OracleLimits:
     count_max: int = TIMESTAMPS_PER_REQUEST_MAX
     """Timestamps in one request."""
 
-    wait_seconds_max: float = 2.0
-    """How long a request waits for the disk."""
+    wait_seconds_max: float = 1.5
+    """How long a request waits for the disk. The reason has to arrive while the caller listens, for
+    2 s (`percolator.wire.timestamp_source.ATTEMPT_SECONDS_MAX`)."""
 
     jump_seconds_max: float = 60.0
     """A wall clock that jumps further forward is not followed."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from services.chassis.settings import ListenAddress, ServiceSettings
 from services.oracle.oracle import OracleLimits
 
@@ -30,8 +31,11 @@ class OracleSettings(ServiceSettings):
     count_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.count_max
     """Timestamps in one request."""
 
-    wait_seconds_max: Annotated[float, Field(gt=0, le=60)] = _DEFAULTS.wait_seconds_max
-    """How long a request waits for the disk, when that is too slow in extending the mark."""
+    wait_seconds_max: Annotated[float, Field(gt=0, lt=ATTEMPT_SECONDS_MAX)] = (
+        _DEFAULTS.wait_seconds_max
+    )
+    """How long a request waits for the disk, when that is slow in extending the mark. The caller
+    waits 2 s, and is to be told the reason before."""
 
     clock_jump_seconds_max: Annotated[float, Field(ge=1, le=86_400)] = _DEFAULTS.jump_seconds_max
     """A wall clock that jumps further forward than this is not followed: time goes on steadily."""

@@ -57,6 +57,14 @@ async def test_what_is_appended_is_read(files: Files, tmp_path: Path) -> None:
     assert (await files.stat(path)).size_bytes == 11
 
 
+async def test_each_wait_for_the_disk_is_counted(files: Files, tmp_path: Path) -> None:
+    await replace_durably(files, tmp_path / "mark", b"1")
+    assert files.fsyncs == 2
+    with pytest.raises(FileNotFoundError):
+        await files.fsync_directory(tmp_path / "none")
+    assert files.fsyncs == 3
+
+
 async def test_reading_is_bounded(files: Files, tmp_path: Path) -> None:
     await write(files, tmp_path / "log", b"12345")
     assert await files.read(tmp_path / "log", bytes_max=5) == b"12345"

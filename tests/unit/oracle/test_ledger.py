@@ -12,7 +12,7 @@ import pytest
 from percolator.errors import InvariantViolation, StoreUnusable, UsageError, WrongCluster
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
-from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
+from services.oracle.ledger import Ledger
 
 STORE = Path("/store")
 
@@ -100,9 +100,15 @@ async def test_a_write_costs_two_fsyncs_as_the_metrics_say() -> None:
     files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
-    files.faults.operations.clear()
+    before = ledger.fsyncs
     await ledger.write(2)
-    assert sum(call.startswith("fsync") for call in files.faults.operations) == FSYNCS_PER_WRITE
+    assert ledger.fsyncs - before == 2
+    made = [call for call in files.faults.operations if call.startswith("fsync")]
+    assert len(made) == ledger.fsyncs
+    files.faults.fail("fsync", number=errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        await ledger.write(3)
+    assert ledger.fsyncs - before == 3, "one that fails is waited for, too"
 
 
 async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:

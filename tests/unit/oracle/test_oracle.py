@@ -20,9 +20,10 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.testing.virtual_time import VirtualClock
+from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
-from services.oracle.ledger import FSYNCS_PER_WRITE, Ledger
+from services.oracle.ledger import Ledger
 from services.oracle.oracle import Oracle, OracleLimits
 
 HOUR = 3_600_000
@@ -93,8 +94,8 @@ async def test_it_waits_for_the_disk_at_most_once_a_second_and_nobody_waits_for_
         assert 0 < fsyncs(at.files) - before <= 100
         assert at.oracle.counts.waits == 0
         assert at.oracle.counts.timestamps == 10_000
-        assert at.ledger.writes == at.oracle.counts.extensions
-        assert fsyncs(at.files) - 2 == at.ledger.writes * FSYNCS_PER_WRITE  # 2 directories
+        # Of the file and of its directory; and at the start, of two directories that were made.
+        assert fsyncs(at.files) == at.oracle.counts.extensions * 2 + 2
 
 
 async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked() -> None:
@@ -125,9 +126,10 @@ async def test_a_disk_that_hangs_gets_requests_refused_in_time() -> None:
         at.files.before_fsync = lambda: asyncio.sleep(10**6)
         await asyncio.sleep(5)
         started = at.clock.monotonic_seconds()
-        with pytest.raises(NotReady, match="longer than 2 s"):
+        with pytest.raises(NotReady, match=r"longer than 1\.5 s"):
             await at.ask()
-        assert at.clock.monotonic_seconds() - started == pytest.approx(2)
+        assert at.clock.monotonic_seconds() - started == pytest.approx(1.5)
+    assert LIMITS.wait_seconds_max < ATTEMPT_SECONDS_MAX, "the caller would give up before"
 
 
 async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> None:
@@ -235,10 +237,10 @@ async def test_an_oracle_that_was_deposed_answers_nobody_any_more() -> None:
         at.may_answer = True
         with pytest.raises(NotReady):
             await at.ask()
-        writes = at.ledger.writes
+        before = fsyncs(at.files)
         with pytest.raises(NotReady):
             await at.oracle.keep_extended()
-        assert at.ledger.writes == writes
+        assert fsyncs(at.files) == before
 
 
 async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,11 @@ from percolator import errors
 from percolator.testing.virtual_time import VirtualClock, run_virtually
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import timestamp_source
-from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX, TimestampSource
+from percolator.wire.timestamp_source import (
+    ATTEMPT_SECONDS_MAX,
+    REQUESTS_BEFORE_GROWTH,
+    TimestampSource,
+)
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -194,6 +199,46 @@ async def test_an_oracle_that_is_set_to_grant_less_gets_smaller_requests() -> No
     assert max(oracles.counts()[before:]) <= 3
 
 
+async def test_an_oracle_that_grants_more_again_gets_larger_requests_again() -> None:
+    oracles = Oracles()
+    grants = 3
+
+    async def grant(count: int) -> int:
+        if count > grants:
+            raise errors.InvalidArgument("count", f"{count} is outside 1 .. {grants}")
+        return await oracles.healthy(count)
+
+    oracles.behaviours["a:1"] = grant
+    source = source_of(oracles, count_max=20)
+    await asyncio.gather(*(source.get() for _ in range(20)))
+    assert oracles.counts()[-1] <= 3
+    grants = 20
+    before = len(oracles.requests)
+    while oracles.counts()[-1] < 20:
+        await asyncio.gather(*(source.get() for _ in range(40)))
+    assert len(oracles.requests) - before <= 5 * REQUESTS_BEFORE_GROWTH
+
+
+async def test_an_oracle_that_grants_little_refuses_few_requests() -> None:
+    oracles = Oracles()
+    refused = 0
+
+    async def grants_three(count: int) -> int:
+        nonlocal refused
+        if count > 3:
+            refused += 1
+            raise errors.InvalidArgument("count", f"{count} is outside 1 .. 3")
+        return await oracles.healthy(count)
+
+    oracles.behaviours["a:1"] = grants_three
+    source = source_of(oracles)
+    await asyncio.gather(*(source.get() for _ in range(10)))
+    refused = 0
+    for _ in range(2 * REQUESTS_BEFORE_GROWTH):
+        await asyncio.gather(*(source.get() for _ in range(10)))
+    assert 0 < refused <= len(oracles.requests) / 50
+
+
 @pytest.mark.parametrize("count", [0, -1, 11])
 async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
     oracles = Oracles()
@@ -287,6 +332,18 @@ async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it() ->
     assert 10 <= len(oracles.requests) <= 40
     del oracles.behaviours["a:1"]
     assert await asked == 1000
+
+
+async def test_an_overloaded_oracle_is_left_alone_for_about_as_long_as_it_asked_for() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Overloaded("too many", retry_after_seconds=4.0))
+    source = source_of(oracles)
+    with pytest.raises(errors.DeadlineExceeded, match="too many"):
+        await source.get(timeout_seconds=30.0)
+    asked_at = [when for when, _, _ in oracles.requests]
+    pauses = [after - before for before, after in pairwise(asked_at)]
+    assert pauses
+    assert all(2.0 <= pause <= 4.0 for pause in pauses)
 
 
 async def test_those_who_came_during_an_outage_share_the_next_try() -> None:
