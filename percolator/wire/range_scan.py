@@ -64,24 +64,29 @@ class RangeScan:
         return self._at_end
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
+        patience = self._new_patience()
         while not self.ended():
-            deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
-            backoff = Backoff(
-                self._world.clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX
-            )
             location: TabletLocation | None = None
             try:
                 location = await self._locate()
                 async with aclosing(self._tablet_pages(location)) as pages:
                     async for page in pages:
                         yield page
-                        deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
+                        patience = self._new_patience()
             except (NotExecuted, ExecutionUnknown) as error:
                 self._learn(location, error)
+                deadline, backoff = patience
                 if not await backoff.pause(deadline):
                     raise self._late(error) from error
                 if not isinstance(error, SchemaChanged):
                     await self._look_up(location)
+
+    def _new_patience(self) -> tuple[float, Backoff]:
+        """Until when the next page has to come, and the pauses until then."""
+        deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
+        return deadline, Backoff(
+            self._world.clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX
+        )
 
     async def _locate(self) -> TabletLocation:
         location = self._known()

@@ -1,0 +1,125 @@
+"""Tablet servers that answer as a test tells them, over the virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+from percolator.errors import PercolatorError, TabletLocation, Unavailable
+from percolator.limits import Limits
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.questions import RowQuestion, Step
+from percolator.wire.router import Router
+from percolator.wire.status import to_detail
+from percolator.wire.tablet_map import TabletMap
+from percolator.world import World
+
+Refusal = Callable[[wire.TabletTarget, list[bytes]], PercolatorError | None]
+
+
+class Server:
+    """Applies every mutation and finds every row, unless told otherwise."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+        self.mutate_calls: list[wire.MutateRequest] = []
+        self.read_calls: list[wire.ReadRequest] = []
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.down = False
+        self.answers_lost = False
+        self.refuse_batch: Refusal = lambda target, rows: None
+        """Of a whole tablet batch, by its rows."""
+        self.pages: Callable[[wire.ScanRequest], list[wire.ScanResponse]] = lambda request: []
+
+    async def _serve(self) -> None:
+        if self.down:
+            raise Unavailable("connection refused")
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        await asyncio.sleep(self.seconds)
+        self.in_flight -= 1
+        if self.answers_lost:
+            raise Unavailable("connection reset")
+
+    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+        self.mutate_calls.append(request)
+        await self._serve()
+        response = wire.MutateResponse()
+        for batch in request.batches:
+            result = response.batches.add()
+            error = self.refuse_batch(batch.target, [m.row for m in batch.mutations])
+            if error is not None:
+                result.error.CopyFrom(to_detail(error))
+            else:
+                for _ in batch.mutations:
+                    result.results.add(outcome=wire.OUTCOME_APPLIED)
+        return response
+
+    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+        self.read_calls.append(request)
+        await self._serve()
+        response = wire.ReadResponse()
+        for batch in request.batches:
+            result = response.batches.add()
+            error = self.refuse_batch(batch.target, [r.row for r in batch.reads])
+            if error is not None:
+                result.error.CopyFrom(to_detail(error))
+                continue
+            for index, read in enumerate(batch.reads):
+                result.found.reads.append(index)
+                result.found.columns.append(b"c")
+                result.found.commit_timestamps.append(read.timestamp)
+                result.found.values.append(b"value of " + read.row)
+        return response
+
+    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+        await self._serve()
+        for page in self.pages(request):
+            yield page
+
+    def rows_mutated(self) -> list[bytes]:
+        return [m.row for c in self.mutate_calls for b in c.batches for m in b.mutations]
+
+
+class Cluster:
+    """Some servers, a map of tablets, and a router over them."""
+
+    def __init__(self, servers: dict[str, Server], limits: Limits | None = None) -> None:
+        self.servers = servers
+        self.now_at: list[TabletLocation] = []
+        """What a master would answer."""
+        self.searches = 0
+        loop = asyncio.get_running_loop()
+        self.clock = VirtualClock(loop)
+        handlers: dict[str, object] = dict(servers)
+        self.world = World(self.clock, InProcessNetwork(handlers), random.Random(1))
+        self.tablets = TabletMap(self._find)
+        self.router = Router(self.world, self.tablets, limits or Limits())
+
+    async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        self.searches += 1
+        return self.now_at
+
+    def deadline(self, seconds: float = 10.0) -> float:
+        return self.clock.monotonic_seconds() + seconds
+
+
+def tablet(
+    address: str, start: bytes = b"", end: bytes = b"", *, tablet_id: int = 1, epoch: int = 1
+) -> TabletLocation:
+    return TabletLocation(1, tablet_id, epoch, start, end, address)
+
+
+def step(row: bytes, *, schema_version: int = 0, size: int = 0) -> Step:
+    mutation = wire.Mutation(row=row, column=b"c")
+    if size:
+        mutation.changes.add(value=bytes(size))
+    return Step(1, mutation, schema_version)
+
+
+def question(row: bytes) -> RowQuestion:
+    return RowQuestion(1, wire.RowRead(row=row, columns=[b"c"], timestamp=7))

@@ -1,0 +1,231 @@
+"""Rows find their tablets, wherever these have gone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from percolator.errors import (
+    DeadlineExceeded,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    SchemaError,
+    TabletLocation,
+    TabletMoved,
+)
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire.questions import APPLIED, RangePage, RangeQuestion
+from percolator.wire.status import to_detail
+
+from .tablet_servers import Cluster, Server, question, step, tablet
+
+
+def _moved(*locations: TabletLocation) -> TabletMoved:
+    return TabletMoved("not here", tablet_id=1, epoch=1, locations=locations)
+
+
+async def test_rows_of_one_batch_go_separate_ways_after_a_split() -> None:
+    old, new = Server(), Server()
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    children = (
+        tablet("a:1", b"", b"m", tablet_id=2),
+        tablet("b:1", b"m", b"", tablet_id=3),
+    )
+    old.refuse_batch = lambda target, rows: _moved(*children) if target.tablet_id == 1 else None
+    answers = await cluster.router.mutate([step(b"a"), step(b"z")], cluster.deadline())
+    assert answers == [APPLIED, APPLIED]
+    assert new.rows_mutated() == [b"z"]
+    assert cluster.searches == 0
+
+
+async def test_a_server_that_knows_nothing_sends_us_to_the_master() -> None:
+    old, new = Server(), Server()
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    old.refuse_batch = lambda target, rows: _moved()
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+    assert new.rows_mutated() == [b"a"]
+
+
+async def test_rows_of_an_unknown_tablet_wait_until_it_is_known() -> None:
+    cluster = Cluster({"a:1": Server()})
+    asked = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
+    await asyncio.sleep(2.0)
+    cluster.now_at = [tablet("a:1")]
+    assert await asked == [APPLIED]
+
+
+async def test_a_tablet_that_never_appears_is_definitely_not_executed() -> None:
+    cluster = Cluster({})
+    (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline(2.0))
+    assert isinstance(answer, DeadlineExceeded)
+    assert answer.retry is Retry.SAFE
+    assert "no tablet is known" in answer.message
+    with pytest.raises(DeadlineExceeded):
+        await cluster.router.read([question(b"a")], cluster.deadline(2.0))
+
+
+async def test_a_table_that_does_not_exist_is_said_so() -> None:
+    cluster = Cluster({})
+
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        raise SchemaError("there is no such table")
+
+    cluster.tablets._find = find
+    (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
+    assert isinstance(answer, SchemaError)
+    with pytest.raises(SchemaError):
+        await cluster.router.read([question(b"a")], cluster.deadline())
+
+
+async def test_a_dead_servers_reads_are_answered_by_the_next_owner() -> None:
+    old, new = Server(), Server()
+    old.down = True
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    asked = asyncio.ensure_future(cluster.router.read([question(b"a")], cluster.deadline()))
+    await asyncio.sleep(1.0)
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    (answer,) = await asked
+    assert answer.found[b"c"].value == b"value of a"
+
+
+async def test_a_dead_servers_mutations_make_us_look_for_the_next_owner() -> None:
+    old, new = Server(), Server()
+    old.down = True
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
+    assert isinstance(answer, PercolatorError)
+    await asyncio.sleep(0.1)
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+
+
+async def test_steps_that_mean_the_same_in_every_schema_follow_the_tablets_version() -> None:
+    server = Server()
+
+    def refuse(target: wire.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
+        if target.schema_version == 5:
+            return None
+        return SchemaChanged("newer", table_id=1, schema_version=5)
+
+    server.refuse_batch = refuse
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1")])
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+    assert await cluster.router.read([question(b"a")], cluster.deadline())
+    assert len(server.mutate_calls) == 2
+
+
+async def test_steps_built_for_a_schema_come_back_when_it_has_changed() -> None:
+    server = Server()
+
+    def refuse(target: wire.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
+        if target.schema_version == 5:
+            return None
+        return SchemaChanged("newer", table_id=1, schema_version=5)
+
+    server.refuse_batch = refuse
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1")])
+    old, new = await cluster.router.mutate(
+        [step(b"a", schema_version=4), step(b"b", schema_version=5)], cluster.deadline()
+    )
+    assert isinstance(old, SchemaChanged)
+    assert new is APPLIED
+
+
+# ---------------------------------------------------------------------------- scans
+
+
+def _page(request: wire.ScanRequest, rows: int) -> list[wire.ScanResponse]:
+    """Pages of `rows` rows out of a, b, c … z, as a tablet server makes them."""
+    start, end = request.range.start, request.range.end
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    inside = [row for row in letters if start <= row and (not end or row < end)]
+    if request.reverse:
+        inside.reverse()
+    pages = []
+    batches = [inside[i : i + rows] for i in range(0, len(inside), rows)]
+    for batch in batches or [[]]:
+        page = wire.ScanResponse()
+        for row in batch:
+            page.found.rows.append(row)
+            page.found.columns.append(b"c")
+            page.found.commit_timestamps.append(7)
+            page.found.values.append(b"v")
+        if inside and batch[-1] != inside[-1]:
+            if request.reverse:
+                page.rest.CopyFrom(RowRange(start=start, end=batch[-1]))
+            else:
+                page.rest.CopyFrom(RowRange(start=batch[-1] + b"\x00", end=end))
+        pages.append(page)
+    return pages
+
+
+async def _scan(cluster: Cluster, range_question: RangeQuestion) -> list[RangePage]:
+    return [page async for page in cluster.router.scan(range_question, 5.0)]
+
+
+def _three_tablets() -> Cluster:
+    servers = {"a:1": Server(), "b:1": Server()}
+    for server in servers.values():
+        server.pages = lambda request: _page(request, 4)
+    cluster = Cluster(servers)
+    cluster.now_at = [
+        tablet("a:1", b"", b"h"),
+        tablet("b:1", b"h", b"h5", tablet_id=2),  # without a row
+        tablet("a:1", b"h5", b"", tablet_id=3),
+    ]
+    return cluster
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("start", "end"), [(b"", b""), (b"c", b"x"), (b"h1", b"h2"), (b"y", b"")])
+async def test_a_scan_crosses_tablets_without_gaps(start: bytes, end: bytes, reverse: bool) -> None:
+    cluster = _three_tablets()
+    pages = await _scan(cluster, RangeQuestion(1, start, end, None, 7, reverse))
+    rows = [row for page in pages for row in page.rows]
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    expected = [row for row in letters if start <= row and (not end or row < end)]
+    assert rows == (expected[::-1] if reverse else expected)
+    covered = sorted((page.start, page.end) for page in pages)
+    assert covered[0][0] == start
+    assert covered[-1][1] == end
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
+
+
+async def test_a_broken_stream_goes_on_where_it_was() -> None:
+    cluster = _three_tablets()
+    calls = 0
+
+    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return [
+                _page(request, 4)[0],
+                wire.ScanResponse(error=to_detail(_moved(tablet("b:1", b"", b"h", epoch=2)))),
+            ]
+        return _page(request, 4)
+
+    cluster.servers["a:1"].pages = pages
+    found = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    rows = [row for page in found for row in page.rows]
+    assert rows == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+
+
+async def test_a_scan_that_nobody_answers_ends_with_its_time_out() -> None:
+    cluster = _three_tablets()
+    cluster.servers["a:1"].down = True
+    with pytest.raises(DeadlineExceeded) as caught:
+        await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert caught.value.retry is Retry.SAFE
+    assert cluster.clock.monotonic_seconds() == pytest.approx(5.0, abs=1.1)
