@@ -156,7 +156,7 @@ class GroupCommit:
                 work.deferred.append(index)
                 continue
             judged.append(index)
-            if not_below < safe_point:
+            if 0 < not_below < safe_point:
                 results[index] = not_executed(state.too_old(not_below))
                 continue
             refusal = judge.refusal(step)

@@ -4,7 +4,7 @@ Locks come and go with every transaction, and LevelDB keeps a tombstone for each
 iterator that seeks among them walks over all tombstones up to the next live key. So nobody ever
 iterates over locks in LevelDB while serving; the mirror is filled once, when the tablet is opened.
 
-The order of use makes the mirror as good as a snapshot of both (D3 in docs/ARCHITECTURE.md):
+The order of use makes the mirror as good as one snapshot of locks and writes:
 * a commit is durable in LevelDB first, and leaves the mirror second;
 * a reader looks into the mirror first, and opens its cursor second.
 Then a lock that had already gone from the mirror has its write record in the cursor's view, and

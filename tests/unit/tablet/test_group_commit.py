@@ -395,6 +395,7 @@ async def test_a_disk_that_fails_at_closing_is_reported_and_the_storage_closed()
     disk.failure = OSError("the disk is on fire")
     with pytest.raises(StoreUnusable):
         await rig.tablet.close()
+    assert rig.closed == []  # whoever closes it is told by the error
     disk.settle(kept=False)
     disk.failure = None
     reopened = await Rig(disk=disk).open()

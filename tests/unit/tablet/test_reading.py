@@ -106,12 +106,12 @@ async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
             await opened.scan(19)
         assert (caught.value.timestamp, caught.value.safe_point) == (19, 20)
         assert len(await opened.scan(20)) == 1
-        [late, fine] = await opened.mutate(
-            mutation(b"c", not_below=19), mutation(b"c", not_below=20)
+        [late, fine, timeless] = await opened.mutate(
+            mutation(b"c", not_below=19), mutation(b"c", not_below=20), mutation(b"c")
         )
         assert late.outcome == NOT_EXECUTED
         assert late.error.snapshot_too_old.safe_point == 20
-        assert fine.outcome == pb.OUTCOME_APPLIED
+        assert fine.outcome == timeless.outcome == pb.OUTCOME_APPLIED
 
 
 async def test_one_read_below_the_safe_point_does_not_spoil_its_batch() -> None:
@@ -364,3 +364,12 @@ async def test_a_condition_that_fails_names_itself_and_its_cell() -> None:
     )
     assert result.failed_condition == 1
     assert result.cell == cells_pb2.Cell(space=LOCK, row=b"a", column=COLUMN, value=lock_record(10))
+
+
+@pytest.mark.parametrize("timestamps", [(0,), (30, 0), (0, 30)])
+async def test_a_read_without_a_timestamp_is_refused(timestamps: tuple[int, ...]) -> None:
+    rig = await Rig().open()
+    reads = [pb.RowRead(row=b"a", columns=[COLUMN], timestamp=each) for each in timestamps]
+    with pytest.raises(InvalidArgument) as caught:
+        await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
+    assert caught.value.field == f"reads[{timestamps.index(0)}].timestamp"
