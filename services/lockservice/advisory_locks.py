@@ -28,7 +28,7 @@ _EXPIRE_AT_MOST = 1_000
 class _Lock:
     name: bytes
     session: Session
-    deadline: int
+    deadline_tick: int
 
 
 @dataclass(slots=True)
@@ -67,16 +67,16 @@ class AdvisoryLocks:
         """
         self._check_room(names)
         now = self._time.tick()
-        deadline = now + ticks_of(ttl_milliseconds)
+        deadline_tick = now + ticks_of(ttl_milliseconds)
         held: list[bool] = []
         for name in names:
             lock = self._by_name.get(name)
             if lock is None:
-                self._add(name, session, deadline)
-            elif lock.deadline <= now or lock.session.deadline <= now:
-                self._hand_over(lock, session, deadline)
+                self._add(name, session, deadline_tick)
+            elif lock.deadline_tick <= now or lock.session.deadline_tick <= now:
+                self._hand_over(lock, session, deadline_tick)
             elif lock.session is session:
-                self._extend(lock, deadline)
+                self._extend(lock, deadline_tick)
             else:
                 self.counts.contended += 1
                 held.append(False)
@@ -87,13 +87,13 @@ class AdvisoryLocks:
     def renew(self, session: Session, names: Sequence[bytes], ttl_milliseconds: int) -> list[bool]:
         """Extends what the session still holds, and takes nothing."""
         now = self._time.tick()
-        deadline = now + ticks_of(ttl_milliseconds)
+        deadline_tick = now + ticks_of(ttl_milliseconds)
         held: list[bool] = []
         for name in names:
             lock = self._by_name.get(name)
-            holds = lock is not None and lock.session is session and lock.deadline > now
+            holds = lock is not None and lock.session is session and lock.deadline_tick > now
             if lock is not None and holds:
-                self._extend(lock, deadline)
+                self._extend(lock, deadline_tick)
             held.append(holds)
         return held
 
@@ -102,7 +102,7 @@ class AdvisoryLocks:
         for name in names:
             lock = self._by_name.get(name)
             if lock is not None and lock.session is session:
-                self._deadlines.remove(lock, lock.deadline)
+                self._deadlines.remove(lock, lock.deadline_tick)
                 self._forget(lock)
                 self.counts.unlocked += 1
 
@@ -114,26 +114,26 @@ class AdvisoryLocks:
         self.counts.expired += len(due)
         return len(due)
 
-    def _add(self, name: bytes, session: Session, deadline: int) -> None:
-        lock = _Lock(name, session, deadline)
+    def _add(self, name: bytes, session: Session, deadline_tick: int) -> None:
+        lock = _Lock(name, session, deadline_tick)
         self._by_name[name] = lock
-        self._deadlines.add(lock, deadline)
+        self._deadlines.add(lock, deadline_tick)
         self.name_bytes += len(name)
         session.locks += 1
         self.counts.acquired += 1
 
-    def _hand_over(self, lock: _Lock, session: Session, deadline: int) -> None:
-        self._deadlines.move(lock, lock.deadline, deadline)
+    def _hand_over(self, lock: _Lock, session: Session, deadline_tick: int) -> None:
+        self._deadlines.move(lock, lock.deadline_tick, deadline_tick)
         lock.session.locks -= 1
         session.locks += 1
         lock.session = session
-        lock.deadline = deadline
+        lock.deadline_tick = deadline_tick
         self.counts.acquired += 1
 
-    def _extend(self, lock: _Lock, deadline: int) -> None:
-        if deadline > lock.deadline:
-            self._deadlines.move(lock, lock.deadline, deadline)
-            lock.deadline = deadline
+    def _extend(self, lock: _Lock, deadline_tick: int) -> None:
+        if deadline_tick > lock.deadline_tick:
+            self._deadlines.move(lock, lock.deadline_tick, deadline_tick)
+            lock.deadline_tick = deadline_tick
         self.counts.extended += 1
 
     def _forget(self, lock: _Lock) -> None:

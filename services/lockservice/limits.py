@@ -34,8 +34,8 @@ class Limits:
         if not self.ttl_milliseconds_min <= milliseconds <= self.ttl_milliseconds_max:
             raise InvalidArgument(
                 field,
-                f"{milliseconds} is outside {self.ttl_milliseconds_min} to "
-                f"{self.ttl_milliseconds_max}",
+                f"{milliseconds} ms is outside {self.ttl_milliseconds_min} to "
+                f"{self.ttl_milliseconds_max} ms",
             )
 
     def check_description(self, field: str, description: str) -> None:

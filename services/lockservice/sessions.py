@@ -5,6 +5,8 @@ Invariants:
 - An id that ended or expired here is never alive again, not even in the grace after a restart.
 - Nobody is declared dead before any session of the previous incarnation would have expired: for
   one largest time to live after the start, an id unknown here is *undecided*.
+- Nobody is told that it expired who could be taken over later: what is not remembered of that is
+  not said either, so that strangers who fill the memory with invented ids end no living session.
 - An unknown id is taken over while less time has passed since the start than the time to live that
   its renewal carries. A session that would be dead without the restart is dead with it.
 """
@@ -37,14 +39,14 @@ class SessionInfo:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One living session. Once it is over its deadline is 0, which lets go of its locks."""
+    """One living session. Once it is over its deadline is tick 0, which lets go of its locks."""
 
     session_id: bytes
     number: int
     """Sessions are numbered in the order of their opening."""
     info: SessionInfo
-    opened: int
-    deadline: int
+    opened_tick: int
+    deadline_tick: int
     locks: int = 0
 
 
@@ -68,13 +70,15 @@ class Sessions:
         self._time = time
         self._random = random
         self._limits = limits
-        self._started = time.tick()
+        self._started_tick = time.tick()
         self._by_id: dict[bytes, Session] = {}
         self._by_number: SortedDict[int, Session] = SortedDict()
         self._deadlines: Deadlines[Session] = Deadlines()
         self._last_number = 0
         # Ids that ended or expired here, remembered while a takeover could revive them.
         self._buried: set[bytes] = set()
+        self._takes_over = True
+        """Until one of them finds no room in the memory, and could be revived."""
         self.counts = SessionCounts()
 
     def __len__(self) -> int:
@@ -97,19 +101,24 @@ class Sessions:
             return True
         _check_pin_unchanged(session.info, info)
         session.info = info
-        deadline = self._time.tick() + ticks_of(info.ttl_milliseconds)
-        self._deadlines.move(session, session.deadline, deadline)
-        session.deadline = deadline
+        deadline_tick = self._time.tick() + ticks_of(info.ttl_milliseconds)
+        self._deadlines.move(session, session.deadline_tick, deadline_tick)
+        session.deadline_tick = deadline_tick
         self.counts.renewed += 1
         return False
 
     def end(self, session_id: bytes) -> None:
-        """Ends a session. That it was not there is no error, but it will not be taken over."""
+        """Ends a session; one that is over already is no error.
+
+        `NotReady` in the grace, for one that has not reported yet: if its end were remembered,
+        anybody could fill the memory. It expires by itself.
+        """
         session = self._by_id.get(session_id)
         if session is None:
-            self._bury(session_id)
+            if self._is_undecided(session_id):
+                raise self._not_heard_yet()
             return
-        self._deadlines.remove(session, session.deadline)
+        self._deadlines.remove(session, session.deadline_tick)
         self._forget(session)
         self.counts.ended += 1
 
@@ -118,19 +127,14 @@ class Sessions:
         session = self._living(session_id)
         if session is not None:
             return session
-        if self._may_report(session_id, self._limits.ttl_milliseconds_max):
-            raise NotReady(
-                "the lock service restarted and has not heard from this session yet; renew it",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
+        if self._is_undecided(session_id):
+            raise self._not_heard_yet()
         raise self._expired(session_id)
 
     def liveness(self, session_id: bytes) -> Liveness:
         if self._living(session_id) is not None:
             return Liveness.ALIVE
-        if session_id in self._by_id or session_id in self._buried or not self._is_in_grace():
-            return Liveness.DEAD
-        return Liveness.UNDECIDED
+        return Liveness.UNDECIDED if self._is_undecided(session_id) else Liveness.DEAD
 
     def page(self, after_number: int, at_most: int) -> tuple[list[Session], bool]:
         """Living sessions numbered above `after_number`, oldest first; whether more follow."""
@@ -138,7 +142,7 @@ class Sessions:
         found: list[Session] = []
         for number in self._by_number.irange(after_number, None, inclusive=(False, True)):
             session = self._by_number[number]
-            if session.deadline <= now:
+            if session.deadline_tick <= now:
                 continue
             if len(found) == at_most:
                 return found, True
@@ -146,10 +150,10 @@ class Sessions:
         return found, False
 
     def age_milliseconds(self, session: Session) -> int:
-        return milliseconds_between(session.opened, self._time.tick())
+        return milliseconds_between(session.opened_tick, self._time.tick())
 
     def remaining_milliseconds(self, session: Session) -> int:
-        return milliseconds_between(self._time.tick(), session.deadline)
+        return milliseconds_between(self._time.tick(), session.deadline_tick)
 
     def expire(self, at_most: int) -> int:
         """Forgets sessions whose time is over, but `at_most` of them; says how many."""
@@ -163,52 +167,59 @@ class Sessions:
 
     def _living(self, session_id: bytes) -> Session | None:
         session = self._by_id.get(session_id)
-        if session is None or session.deadline <= self._time.tick():
+        if session is None or session.deadline_tick <= self._time.tick():
             return None
         return session
 
     def _take_over(self, session_id: bytes, info: SessionInfo) -> None:
-        if not self._may_report(session_id, info.ttl_milliseconds):
-            if session_id not in self._by_id:
-                # Its owner is told now that it expired: a longer life, asked for later, would
-                # revive it.
-                self._bury(session_id)
+        if not self._is_undecided(session_id):
             raise self._expired(session_id)
+        if not self._is_within(info.ttl_milliseconds) and self._bury(session_id):
+            # Its owner is told now that it expired: a longer life, asked for later, would revive
+            # it. When it cannot be buried it is not told.
+            raise self._expired(session_id)
+        if not self._takes_over or not self._is_within(info.ttl_milliseconds):
+            raise self._not_heard_yet()
         self._check_room()
         self._add(session_id, info)
         self.counts.taken_over += 1
 
-    def _may_report(self, session_id: bytes, ttl_milliseconds: int) -> bool:
-        """Whether a session of the previous incarnation may still appear under this id."""
-        if session_id in self._by_id or session_id in self._buried:
-            return False
-        # A full memory of the buried could revive one of them: then nobody is taken over.
-        if len(self._buried) >= self._limits.buried_max:
-            return False
-        return self._time.tick() < self._started + ticks_of(ttl_milliseconds)
+    def _is_undecided(self, session_id: bytes) -> bool:
+        """Whether this may be a session of the previous incarnation, for all that is known."""
+        return (
+            session_id not in self._by_id and session_id not in self._buried and self._is_in_grace()
+        )
+
+    def _is_within(self, milliseconds: int) -> bool:
+        """Whether less time has passed since the start."""
+        return self._time.tick() < self._started_tick + ticks_of(milliseconds)
 
     def _is_in_grace(self) -> bool:
-        return self._time.tick() < self._started + ticks_of(self._limits.ttl_milliseconds_max)
+        return self._is_within(self._limits.ttl_milliseconds_max)
 
     def _add(self, session_id: bytes, info: SessionInfo) -> Session:
         self._last_number += 1
         now = self._time.tick()
-        deadline = now + ticks_of(info.ttl_milliseconds)
-        session = Session(session_id, self._last_number, info, now, deadline)
+        deadline_tick = now + ticks_of(info.ttl_milliseconds)
+        session = Session(session_id, self._last_number, info, now, deadline_tick)
         self._by_id[session_id] = session
         self._by_number[session.number] = session
-        self._deadlines.add(session, deadline)
+        self._deadlines.add(session, deadline_tick)
         return session
 
     def _forget(self, session: Session) -> None:
-        session.deadline = 0
+        session.deadline_tick = 0
         del self._by_id[session.session_id]
         del self._by_number[session.number]
-        self._bury(session.session_id)
+        if self._is_in_grace() and not self._bury(session.session_id):
+            self._takes_over = False
 
-    def _bury(self, session_id: bytes) -> None:
-        if self._is_in_grace() and len(self._buried) < self._limits.buried_max:
-            self._buried.add(session_id)
+    def _bury(self, session_id: bytes) -> bool:
+        """Remembers that it is over, if there is room."""
+        if len(self._buried) >= self._limits.buried_max:
+            return False
+        self._buried.add(session_id)
+        return True
 
     def _check_room(self) -> None:
         limit = self._limits.sessions_max
@@ -217,6 +228,12 @@ class Sessions:
             raise Overloaded(
                 f"there are {limit} sessions already", retry_after_seconds=_RETRY_SECONDS
             )
+
+    def _not_heard_yet(self) -> NotReady:
+        return NotReady(
+            "the lock service restarted and has not heard from this session yet; renew it",
+            retry_after_seconds=_RETRY_SECONDS,
+        )
 
     def _expired(self, session_id: bytes) -> SessionExpired:
         self.counts.refused_expired += 1

@@ -6,12 +6,14 @@ import asyncio
 import random
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits
+from services.lockservice.metrics import LockServiceMetrics
 from tests.unit.lockservice.lock_calls import (
     NOBODY,
     info,
@@ -354,3 +356,46 @@ async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
     later = LockServiceHandler(clock, random.Random(2), Limits())
     with pytest.raises(InvalidArgument, match="page_token"):
         await later.list_sessions(wire.ListSessionsRequest(page_token=page.next_page_token))
+
+
+async def test_requests_get_their_turn_while_very_many_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with lock_service() as handler:
+        expire = handler.sessions.expire
+        seen_by_requests: list[int] = []
+
+        def expire_and_be_asked(at_most: int) -> int:
+            forgotten = expire(at_most)
+            if forgotten:
+                loop = asyncio.get_running_loop()
+                loop.call_soon(lambda: seen_by_requests.append(len(handler.sessions)))
+            return forgotten
+
+        monkeypatch.setattr(handler.sessions, "expire", expire_and_be_asked)
+        for _ in range(12_000):
+            await opened(handler, info(500))
+        await asyncio.sleep(1)
+        assert seen_by_requests == [7_000, 2_000, 0]
+
+
+async def test_the_metrics_tell_which_limit_refused() -> None:
+    async with lock_service(Limits(sessions_max=1, locks_max=1)) as handler:
+        session_id = await opened(handler)
+        with pytest.raises(Overloaded):
+            await opened(handler)
+        with pytest.raises(Overloaded):
+            await locked(handler, session_id, b"a", b"b")
+        with pytest.raises(SessionExpired):
+            await locked(handler, NOBODY, b"a")
+        registry = CollectorRegistry()
+        registry.register(LockServiceMetrics(handler))
+        name = "percolator_lockservice_refused_total"
+        for reason in ("sessions_full", "locks_full", "session_expired"):
+            assert registry.get_sample_value(name, {"reason": reason}) == 1
+
+
+async def test_a_time_to_live_outside_its_limits_is_told_with_its_unit() -> None:
+    async with lock_service() as handler:
+        with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
+            await opened(handler, info(100))

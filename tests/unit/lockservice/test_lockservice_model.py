@@ -133,6 +133,11 @@ class LockServiceMachine(RuleBasedStateMachine):
 
     @rule(session_id=ids)
     def end(self, session_id: bytes) -> None:
+        unheard = session_id not in self.alive
+        if unheard and self.may_report(session_id, LIMITS.ttl_milliseconds_max):
+            with pytest.raises(NotReady):
+                self.sessions.end(session_id)
+            return
         self.sessions.end(session_id)
         self.bury(session_id)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import tracemalloc
 
 import pytest
 
 from percolator.errors import NotReady, SessionExpired
-from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
-from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits
 from tests.unit.lockservice.lock_calls import (
     NOBODY,
@@ -67,23 +65,67 @@ async def test_who_died_after_the_restart_is_not_revived_by_its_grace(ended: boo
         assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
 
 
-async def test_who_ended_before_it_was_taken_over_is_not_revived() -> None:
+async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() -> None:
+    """It will expire by itself. Were its end remembered, anybody could fill the memory."""
     async with started_lock_service() as handler:
+        with pytest.raises(NotReady):
+            await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
+        assert await renewed(handler, NOBODY)
+        await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
         await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
         with pytest.raises(SessionExpired):
             await renewed(handler, NOBODY)
         assert await liveness(handler, NOBODY) == wire.LIVENESS_DEAD
 
 
+async def test_strangers_with_invented_ids_end_no_living_session() -> None:
+    async with started_lock_service(Limits(buried_max=3)) as handler:
+        await asyncio.sleep(2)
+        told = set()
+        for number in range(10):
+            invented = number.to_bytes(16, "big")
+            with pytest.raises(NotReady):
+                await handler.end_session(wire.EndSessionRequest(session_id=invented))
+            with pytest.raises((SessionExpired, NotReady)) as caught:
+                await renewed(handler, invented, info(500))
+            told.add(caught.type)
+            if caught.type is NotReady:
+                assert await liveness(handler, invented) == wire.LIVENESS_UNDECIDED
+        assert told == {SessionExpired, NotReady}, "the memory was filled"
+        assert await renewed(handler, NOBODY)
+        assert await liveness(handler, NOBODY) == wire.LIVENESS_ALIVE
+
+
 async def test_when_the_dead_cannot_all_be_remembered_nobody_is_taken_over() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    handler = LockServiceHandler(clock, random.Random(3), Limits(buried_max=1))
-    for session_id in [await opened(handler), await opened(handler)]:
-        await handler.end_session(wire.EndSessionRequest(session_id=session_id))
+    async with started_lock_service(Limits(buried_max=1)) as handler:
+        remembered, forgotten = await opened(handler), await opened(handler)
+        for session_id in (remembered, forgotten):
+            await handler.end_session(wire.EndSessionRequest(session_id=session_id))
         with pytest.raises(SessionExpired):
-            await renewed(handler, session_id)
-    with pytest.raises(SessionExpired):
-        await renewed(handler, NOBODY)
+            await renewed(handler, remembered)
+        for session_id in (forgotten, NOBODY):
+            with pytest.raises(NotReady):
+                await renewed(handler, session_id)
+        await asyncio.sleep(61)
+        for session_id in (remembered, forgotten, NOBODY):
+            with pytest.raises(SessionExpired):
+                await renewed(handler, session_id)
+
+
+async def test_who_is_dead_is_forgotten_when_nobody_can_be_taken_over_any_more() -> None:
+    """Else the memory of one restart would be kept until the next."""
+    async with started_lock_service() as handler:
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2_000):
+            session_id = await opened(handler)
+            await handler.end_session(wire.EndSessionRequest(session_id=session_id))
+        await asyncio.sleep(59)
+        kept = tracemalloc.get_traced_memory()[0] - before
+        await asyncio.sleep(2)
+        left = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert left < kept / 4
 
 
 async def test_what_the_process_slept_through_counts_against_nobody() -> None:
