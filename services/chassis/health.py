@@ -52,12 +52,13 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         """The status now, and each time that it changes."""
         told = None
         while True:
-            changed = self._changed
+            # All three of one moment: what changes while the answer leaves is told next.
+            changed, finished = self._changed, self._finished
             status = self._status(request.service)
             if status != told:
                 told = status
                 yield HealthCheckResponse(status=status)
-            if self._finished:
+            if finished:
                 return
             await changed.wait()
 

@@ -70,3 +70,14 @@ async def test_after_the_end_nothing_serves_again() -> None:
     told, watch = watching(health)
     await watch
     assert told == [NOT_SERVING]
+
+
+async def test_an_end_that_comes_while_an_answer_leaves_is_told_too() -> None:
+    """A watcher that saw SERVING, and then only the end of the stream, would not know."""
+    health = Health()
+    health.set_serving(True)
+    context: Any = None
+    watch = aiter(health.Watch(HealthCheckRequest(), context))
+    assert (await anext(watch)).status == SERVING
+    health.finish()
+    assert [response.status async for response in watch] == [NOT_SERVING]
