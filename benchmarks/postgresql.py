@@ -1,0 +1,146 @@
+"""The same transactions in PostgreSQL on the same machine: somewhere to stand.
+
+A cluster of its own in a temporary directory, with Debian's defaults: every commit is synced. Each
+transaction reads one row by its primary key and writes it back, at the isolation level that means
+snapshots there. pgbench has so many connections, each with one transaction at a time.
+
+PostgreSQL refuses to run as root; then it runs as the user `postgres`, whom its package brings.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_SETTINGS = "-c listen_addresses= -c max_connections=200 -c synchronous_commit=on -c fsync=on"
+_TRANSACTION = """\
+\\set id random(1, {rows})
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT balance FROM accounts WHERE id = :id \\gset
+UPDATE accounts SET balance = :balance + 1 WHERE id = :id;
+COMMIT;
+"""
+_FILL = """\
+CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL);
+INSERT INTO accounts SELECT id, 0 FROM generate_series(1, {rows}) AS id;
+VACUUM ANALYZE accounts;
+CHECKPOINT;
+"""
+
+
+@dataclass(frozen=True)
+class PostgresqlCost:
+    """Of a slice."""
+
+    transactions: int
+    seconds: float
+    server_seconds: float
+    client_seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.transactions / self.seconds
+
+    @property
+    def cpu_micros(self) -> float:
+        return (self.server_seconds + self.client_seconds) / self.transactions * 1e6
+
+
+class Postgresql:
+    """A running server with a table of accounts."""
+
+    def __init__(self, binaries: Path, directory: Path, postmaster: int) -> None:
+        self._binaries = binaries
+        self._directory = directory
+        self._postmaster = psutil.Process(postmaster)
+        self._script = directory / "transaction.sql"
+
+    def fill(self, rows: int) -> None:
+        self._script.write_text(_TRANSACTION.format(rows=rows))
+        self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_FILL.format(rows=rows))
+
+    def read_write(self, count: int, connections: int) -> PostgresqlCost:
+        """At least so many transactions."""
+        each = -(-count // connections)
+        arguments = ["-n", "-M", "prepared", "--max-tries", "100", "-f", str(self._script)]
+        arguments += ["-c", str(connections), "-t", str(each)]
+        server, client, began = self._server_seconds(), _ended_children_seconds(), time.monotonic()
+        self._run("pgbench", *arguments)
+        return PostgresqlCost(
+            each * connections,
+            time.monotonic() - began,
+            self._server_seconds() - server,
+            _ended_children_seconds() - client,
+        )
+
+    def _server_seconds(self) -> float:
+        """Of the postmaster, of whom it has started, and of those of them who have ended."""
+        while True:
+            children = self._postmaster.children(recursive=True)
+            try:
+                living = [one.cpu_times() for one in (self._postmaster, *children)]
+            except psutil.NoSuchProcess:
+                continue  # a connection of the last slice has just ended
+            if self._postmaster.children(recursive=True) == children:
+                ended = living[0].children_user + living[0].children_system
+                return sum(times.user + times.system for times in living) + ended
+
+    def _run(self, program: str, *arguments: str, text: str = "") -> None:
+        command = [str(self._binaries / program), "-h", str(self._directory), "-U", "postgres"]
+        command += [*arguments, "postgres"]
+        _run(command, text=text)
+
+
+def found() -> Path | None:
+    """Where PostgreSQL's programs are; None when it is not installed."""
+    packaged = Path("/usr/lib/postgresql").glob("*/bin")
+    in_path = shutil.which("pg_ctl")
+    candidates = sorted(packaged, reverse=True)
+    if in_path is not None:
+        candidates.append(Path(in_path).resolve().parent)
+    for binaries in candidates:
+        if all((binaries / name).exists() for name in ("initdb", "pg_ctl", "pgbench", "psql")):
+            return binaries
+    return None
+
+
+@contextmanager
+def running(binaries: Path) -> Iterator[Postgresql]:
+    """A new server, which leaves nothing."""
+    directory = Path(tempfile.mkdtemp(prefix="bench-postgresql-"))
+    as_whom: list[str] = []
+    if os.geteuid() == 0:
+        shutil.chown(directory, "postgres")
+        as_whom = ["runuser", "-u", "postgres", "--"]
+    data = directory / "data"
+    control = [*as_whom, str(binaries / "pg_ctl"), "-w", "-s", "-D", str(data)]
+    log = str(directory / "log")
+    try:
+        _run([*as_whom, str(binaries / "initdb"), "-A", "trust", "-U", "postgres", "-D", str(data)])
+        _run([*control, "-l", log, "-o", f"-k {directory} {_SETTINGS}", "start"])
+        try:
+            postmaster = int((data / "postmaster.pid").read_text().split()[0])
+            yield Postgresql(binaries, directory, postmaster)
+        finally:
+            _run([*control, "-m", "fast", "stop"])
+    finally:
+        shutil.rmtree(directory)
+
+
+def _ended_children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _run(command: list[str], text: str = "") -> None:
+    subprocess.run(command, check=True, input=text, text=True, stdout=subprocess.DEVNULL, cwd="/")

@@ -1,0 +1,244 @@
+"""The traffic of the transaction benchmark: raw, transactional and blocking, on the same tables.
+
+Raw means: no transaction, but the same rows through the same dispatchers to the same tablets: one
+conditional mutation, or one read, of one cell. The cells of one slice are all different, so that
+nothing conflicts, and all exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import percolator
+from benchmarks.transaction_cost import Cost, Meter
+from percolator import aio, codecs
+from percolator.errors import InvariantViolation
+from percolator.protocol.records import KIND_PUT, WRITE_HEADER, timestamp_bytes
+from percolator.schema import Column, Table
+from percolator.v1 import cells_pb2
+from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
+from percolator.wire.questions import APPLIED, RowQuestion, Step
+
+CALL_SECONDS = 60.0
+STEPS_PER_FILL = 4_000
+FILLS_IN_FLIGHT = 2
+COLUMN = "balance"
+
+Operation = Callable[[int], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """A table with so many rows, whose values are numbers."""
+
+    table: Table[str]
+    balance: Column[int]
+    rows: int
+
+    @classmethod
+    def of(cls, name: str, rows: int) -> Accounts:
+        table = Table(name)
+        return cls(table, table.column(COLUMN, codecs.integer), rows)
+
+    def splits(self, tablets: int) -> list[str]:
+        """Where to cut it into so many tablets of the same size."""
+        return [row_key(self.rows * number // tablets) for number in range(1, tablets)]
+
+    def some(self, count: int, chance: random.Random) -> list[int]:
+        """Different rows, in no order."""
+        return chance.sample(range(self.rows), count)
+
+
+def row_key(number: int) -> str:
+    return f"{number:016d}"
+
+
+class Traffic:
+    """Slices of one kind of work, with a number of tasks that take turns."""
+
+    def __init__(self, db: aio.Database, meter: Meter) -> None:
+        self._db = db
+        # Raw questions need what a user of transactions never sees.
+        self._engine = db._engine
+        self._meter = meter
+        self._chance = random.Random(1)
+
+    async def fill(self, accounts: Accounts) -> None:
+        """Commits a value for every row, as a bulk load would."""
+        table_id = await self._table_id(accounts)
+        commit = await self._db.timestamp()
+        numbers = iter(range(accounts.rows))
+
+        async def worker() -> None:
+            while portion := list(islice(numbers, STEPS_PER_FILL)):
+                steps = [Step(table_id, raw_put(row_key(number), commit)) for number in portion]
+                answers = await self._engine.around.cells.mutate(steps, self._deadline())
+                _require(answers.count(APPLIED) == len(steps), "a row was not filled")
+
+        await asyncio.gather(*(worker() for _ in range(FILLS_IN_FLIGHT)))
+
+    # ------------------------------------------------------------------ raw
+
+    async def raw_writes(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        """One condition (nobody was here since) and one put of the same bytes as a commit's."""
+        table_id = await self._table_id(accounts)
+        commit = await self._db.timestamp()
+        cells = self._engine.around.cells
+
+        async def write(number: int) -> None:
+            newer = Condition(
+                space=cells_pb2.SPACE_WRITE,
+                expectation=Condition.EXPECTATION_ABSENT,
+                from_timestamp=commit,
+            )
+            step = Step(table_id, raw_put(row_key(number), commit, newer))
+            (answer,) = await cells.mutate((step,), self._deadline())
+            _require(answer is APPLIED, "a raw write was refused")
+
+        return await self._measured(accounts, count, in_flight, write)
+
+    async def raw_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        table_id = await self._table_id(accounts)
+        timestamp = await self._db.timestamp()
+        cells = self._engine.around.cells
+        column = accounts.balance.name
+
+        async def read(number: int) -> None:
+            row = row_key(number).encode()
+            question = RowRead(row=row, columns=(column,), timestamp=timestamp)
+            (answer,) = await cells.read((RowQuestion(table_id, question),), self._deadline())
+            _require(column in answer.found, "a row was not found")
+
+        return await self._measured(accounts, count, in_flight, read)
+
+    # ------------------------------------------------------------------ transactions
+
+    async def write_only(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        db, balance = self._db, accounts.balance
+
+        async def write(number: int) -> None:
+            async with db.transaction() as tx:
+                await tx.set(row_key(number), balance, number)
+
+        return await self._measured(accounts, count, in_flight, write)
+
+    async def read_write(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        db, balance = self._db, accounts.balance
+
+        async def add_one(number: int) -> None:
+            row = row_key(number)
+            async with db.transaction() as tx:
+                await tx.set(row, balance, (await tx.get(row, balance, default=0)) + 1)
+
+        return await self._measured(accounts, count, in_flight, add_one)
+
+    async def snapshot_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        """All at one timestamp."""
+        balance = accounts.balance
+        async with self._db.snapshot() as snapshot:
+
+            async def read(number: int) -> None:
+                _require(await snapshot.get(row_key(number), balance) is not None, "no such row")
+
+            return await self._measured(accounts, count, in_flight, read)
+
+    async def lone_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        """Each in a snapshot of its own."""
+        db, balance = self._db, accounts.balance
+
+        async def read(number: int) -> None:
+            async with db.snapshot() as snapshot:
+                _require(await snapshot.get(row_key(number), balance) is not None, "no such row")
+
+        return await self._measured(accounts, count, in_flight, read)
+
+    async def round_trips(self, accounts: Accounts) -> tuple[int, int]:
+        """Of a lone transaction that only writes, and of one that reads first."""
+        row, balance = row_key(0), accounts.balance
+        async with self._db.transaction() as writing:
+            await writing.set(row, balance, 1)
+        async with self._db.transaction() as reading:
+            await reading.set(row, balance, (await reading.get(row, balance, default=0)) + 1)
+        return writing.statistics.round_trips, reading.statistics.round_trips
+
+    # ------------------------------------------------------------------ slices
+
+    async def _measured(
+        self, accounts: Accounts, count: int, in_flight: int, operation: Operation
+    ) -> Cost:
+        numbers = iter(accounts.some(count, self._chance))
+
+        async def worker() -> None:
+            for number in numbers:
+                await operation(number)
+
+        with self._meter.measured(count) as cost:
+            await asyncio.gather(*(worker() for _ in range(in_flight)))
+        return cost
+
+    async def _table_id(self, accounts: Accounts) -> int:
+        return (await self._engine.table(accounts.table, self._deadline())).table_id
+
+    def _deadline(self) -> float:
+        return self._engine.now() + CALL_SECONDS
+
+
+def raw_put(row: str, commit: int, *conditions: Condition) -> Mutation:
+    """A commit record that came without a transaction."""
+    value = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(1)
+    change = Change(
+        kind=Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=commit, value=value
+    )
+    return Mutation(
+        row=row.encode(), column=COLUMN.encode(), conditions=conditions, changes=(change,)
+    )
+
+
+def threads_read_write(
+    address: str, meter: Meter, accounts: Accounts, count: int, threads: int
+) -> Cost:
+    """Blocking transactions, in so many threads of this process."""
+    rows = accounts.some(count, random.Random(1))
+    balance = accounts.balance
+    with percolator.connect(address) as db, ThreadPoolExecutor(threads) as pool:
+
+        def add_one(row: str) -> None:
+            with db.transaction() as tx:
+                tx.set(row, balance, tx.get(row, balance, default=0) + 1)
+
+        def worker(numbers: Iterator[int]) -> None:
+            for number in numbers:
+                add_one(row_key(number))
+
+        add_one(row_key(rows[0]))  # the table is known from now on
+        with meter.measured(count) as cost:
+            # Each thread its own share: an iterator is not for several threads.
+            shares = [pool.submit(worker, iter(rows[first::threads])) for first in range(threads)]
+            for share in shares:
+                share.result()
+    return cost
+
+
+def lone_latencies(address: str, accounts: Accounts, count: int) -> list[float]:
+    """Seconds of blocking read-write transactions, one after the other."""
+    rows = accounts.some(count + 1, random.Random(2))
+    balance, seconds = accounts.balance, []
+    with percolator.connect(address) as db:
+        for number in rows:
+            began = time.perf_counter()
+            with db.transaction() as tx:
+                row = row_key(number)
+                tx.set(row, balance, tx.get(row, balance, default=0) + 1)
+            seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvariantViolation(f"the benchmark measures nothing: {message}")

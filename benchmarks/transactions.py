@@ -1,0 +1,232 @@
+"""make bench-transactions: what a transaction costs, beside the raw operations it is made of.
+
+One cluster of processes on this machine (three tablet servers, oracle, lock service, master) with
+synced writes, real gRPC, and one client process. Figures are medians of five runs in which all
+slices take turns, so that a noisy neighbour spoils one run of each rather than all of one. Ratios
+are of CPU of all processes, which depends less on neighbours than throughput does.
+
+A "read-write" transaction reads a cell and writes it back; a "write-only" one writes it unread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks import postgresql
+from benchmarks.postgresql import Postgresql, PostgresqlCost
+from benchmarks.report import Report
+from benchmarks.transaction_cost import KINDS, Costs, Meter
+from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
+from percolator import aio
+from services.local.cluster import LocalCluster
+
+RUNS = 5
+SERVERS = 3
+IN_FLIGHT = 1_000
+THREADS = 64
+LONE = 100
+"""Transactions one after the other, by run."""
+TRANSACTIONS = 8_000
+RAW = 16_000
+BLOCKING = 4_000
+POSTGRESQL = 4_000
+
+ONE = Accounts.of("one-tablet", 100_000)
+THIRTY = Accounts.of("thirty-tablets", 100_000)
+TABLETS = 30
+SMALL = Accounts.of("small", 10_000)
+LARGE = Accounts.of("large", 1_000_000)
+
+ONE_TABLET = f"asyncio, {IN_FLIGHT:,} in flight, 1 tablet"
+THIRTY_TABLETS = (
+    f"asyncio, {IN_FLIGHT:,} in flight, {SERVERS} servers x {TABLETS // SERVERS} tablets"
+)
+BLOCKING_THREADS = f"{THREADS} blocking threads, 1 tablet"
+
+WRITE_ONLY_MUST = 0.28
+READ_WRITE_MUST = 0.15
+SNAPSHOT_READ_MUST = 0.90
+LONE_READ_MUST = 0.70
+ONE_TABLET_MUST = 8_000.0
+THIRTY_TABLETS_MUST = 4_000.0
+BLOCKING_MUST = 2_500.0
+ROUND_TRIPS_MUST = (4.0, 5.0)
+CHANGE_MUST = 1.25
+
+
+class Measurements:
+    """Everything, by what was measured."""
+
+    def __init__(self) -> None:
+        self.costs: defaultdict[str, Costs] = defaultdict(Costs)
+        self.latencies: list[float] = []
+        """Seconds."""
+        self.postgresql: defaultdict[int, list[PostgresqlCost]] = defaultdict(list)
+        """By connections."""
+        self.round_trips = (0, 0)
+        self.tablets_by_server: list[int] = []
+
+
+async def prepare(address: str, meter: Meter, measured: Measurements) -> None:
+    """Tables, and a value in every row."""
+    async with aio.connect(address) as db:
+        traffic = Traffic(db, meter)
+        for accounts in (ONE, THIRTY, SMALL, LARGE):
+            splits = accounts.splits(TABLETS if accounts is THIRTY else 1)
+            await db.create_table(accounts.table, splits)
+            await traffic.fill(accounts)
+        measured.round_trips = await traffic.round_trips(ONE)
+        measured.tablets_by_server = sorted((await _tablets(db)).values())
+
+
+async def _tablets(db: aio.Database) -> Counter[str]:
+    """How many tablets of the cut table each server has."""
+    engine = db._engine
+    table_id = (await engine.table(THIRTY.table, engine.now() + 10)).table_id
+    starts = ["", *THIRTY.splits(TABLETS)]
+    found = [engine.tablets.locate(table_id, start.encode()) for start in starts]
+    return Counter(location.address for location in found if location is not None)
+
+
+async def run_asyncio(address: str, meter: Meter, measured: Measurements) -> None:
+    """One run of what is asyncio."""
+    async with aio.connect(address) as db:
+        traffic = Traffic(db, meter)
+        costs = measured.costs
+        costs["raw write"].add(await traffic.raw_writes(ONE, RAW, IN_FLIGHT))
+        costs["write-only"].add(await traffic.write_only(ONE, TRANSACTIONS, IN_FLIGHT))
+        costs["read-write"].add(await traffic.read_write(ONE, TRANSACTIONS, IN_FLIGHT))
+        costs["raw read"].add(await traffic.raw_reads(ONE, RAW, IN_FLIGHT))
+        costs["snapshot read"].add(await traffic.snapshot_reads(ONE, RAW, IN_FLIGHT))
+        costs["lone read"].add(await traffic.lone_reads(ONE, RAW, IN_FLIGHT))
+        costs["thirty raw"].add(await traffic.raw_writes(THIRTY, RAW, IN_FLIGHT))
+        costs["thirty"].add(await traffic.read_write(THIRTY, TRANSACTIONS, IN_FLIGHT))
+        costs["small"].add(await traffic.read_write(SMALL, TRANSACTIONS, IN_FLIGHT))
+        costs["large"].add(await traffic.read_write(LARGE, TRANSACTIONS, IN_FLIGHT))
+
+
+def run(directory: Path, measured: Measurements) -> None:
+    """All measurements."""
+    with LocalCluster(directory, tablet_servers=SERVERS) as cluster, _postgresql() as other:
+        meter = Meter(cluster)
+        print("filling 1,210,000 rows", flush=True)
+        asyncio.run(prepare(cluster.address, meter, measured))
+        if other is not None:
+            other.fill(ONE.rows)
+        for number in range(RUNS):
+            print(f"run {number + 1} of {RUNS}", flush=True)
+            asyncio.run(run_asyncio(cluster.address, meter, measured))
+            cost = threads_read_write(cluster.address, meter, ONE, BLOCKING, THREADS)
+            measured.costs["threads"].add(cost)
+            measured.latencies += lone_latencies(cluster.address, ONE, LONE)
+            if other is not None:
+                measured.postgresql[THREADS].append(other.read_write(POSTGRESQL, THREADS))
+                measured.postgresql[1].append(other.read_write(LONE, 1))
+
+
+@contextmanager
+def _postgresql() -> Iterator[Postgresql | None]:
+    binaries = postgresql.found()
+    if binaries is None:
+        print(
+            "PostgreSQL is not installed (Debian: apt-get install postgresql): its rows are skipped"
+        )
+        yield None
+    else:
+        with postgresql.running(binaries) as server:
+            yield server
+
+
+# ---------------------------------------------------------------------------------- report
+
+
+def fill_in(found: Report, measured: Measurements) -> None:
+    costs = measured.costs
+    _ratios(found, costs)
+    _throughput(found, measured)
+    writing, reading = measured.round_trips
+    must_write, must_read = ROUND_TRIPS_MUST
+    found.add("round trips, write-only", writing, "", must=must_write)
+    found.add("round trips, read-write", reading, "", must=must_read)
+    _latency(found, "read-write, 1 blocking thread", measured.latencies)
+    growth = costs["large"].cpu_micros / costs["small"].cpu_micros
+    found.add("CPU: read-write, 1,000,000 rows / 10,000 rows", growth, "×", must=CHANGE_MUST)
+    for name, title in _TITLES.items():
+        found.add(f"CPU, {title}", costs[name].cpu_micros, "µs")
+        for kind in KINDS:
+            found.add(f"    of it {kind}", costs[name].micros_of(kind), "µs")
+    _other(found, measured)
+
+
+_TITLES = {
+    "raw write": f"raw write, {ONE_TABLET}",
+    "write-only": f"write-only, {ONE_TABLET}",
+    "read-write": f"read-write, {ONE_TABLET}",
+    "raw read": f"raw read, {ONE_TABLET}",
+    "snapshot read": f"snapshot read, {ONE_TABLET}",
+    "lone read": f"read in its own snapshot, {ONE_TABLET}",
+    "thirty raw": f"raw write, {THIRTY_TABLETS}",
+    "thirty": f"read-write, {THIRTY_TABLETS}",
+    "threads": f"read-write, {BLOCKING_THREADS}",
+}
+
+
+def _ratios(found: Report, costs: dict[str, Costs]) -> None:
+    for raw, name, title, must in (
+        ("raw write", "write-only", "raw write / write-only", WRITE_ONLY_MUST),
+        ("raw write", "read-write", "raw write / read-write", READ_WRITE_MUST),
+        ("raw read", "snapshot read", "raw read / read in one snapshot", SNAPSHOT_READ_MUST),
+        ("raw read", "lone read", "raw read / read in its own snapshot", LONE_READ_MUST),
+    ):
+        ratio = costs[raw].cpu_micros / costs[name].cpu_micros
+        found.add(f"CPU: {title}", ratio, "×", must=must, at_least=True)
+
+
+def _throughput(found: Report, measured: Measurements) -> None:
+    costs = measured.costs
+    musts = {"read-write": ONE_TABLET_MUST, "thirty": THIRTY_TABLETS_MUST, "threads": BLOCKING_MUST}
+    for name, title in _TITLES.items():
+        found.add(f"{title}", costs[name].rate, "/s", must=musts.get(name), at_least=True)
+        if name in musts:
+            found.add("    cores used by all processes", costs[name].cores_used, "")
+            client = 1e6 / costs[name].micros_of("client")
+            found.add("    if nothing but the client's one core were short", client, "/s")
+    spread = measured.tablets_by_server
+    found.add("tablets on the server with the fewest of the thirty", min(spread), "")
+
+
+def _latency(found: Report, what: str, seconds: list[float]) -> None:
+    ordered = sorted(seconds)
+    found.add(f"latency, {what}, median", median(ordered) * 1e3, "ms")
+    found.add(f"latency, {what}, 90 of 100", ordered[len(ordered) * 9 // 10] * 1e3, "ms")
+
+
+def _other(found: Report, measured: Measurements) -> None:
+    for connections, runs in measured.postgresql.items():
+        what = f"PostgreSQL read-write, {connections} connections"
+        found.add(what, median(cost.rate for cost in runs), "/s")
+        found.add(f"CPU, {what}", median(cost.cpu_micros for cost in runs), "µs")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transactions", description=__doc__)
+    parser.add_argument("--directory", type=Path, help="where the stores are (default: temporary)")
+    options = parser.parse_args()
+    report = Report("transactions")
+    measured = Measurements()
+    with tempfile.TemporaryDirectory(prefix="bench-tx-", dir=options.directory) as directory:
+        run(Path(directory), measured)
+    fill_in(report, measured)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
