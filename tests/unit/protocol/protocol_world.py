@@ -137,8 +137,9 @@ class Network:
         self._random = world.random
         self.session_id: bytes | None = session
         self.dead = False
-        self.sent = 0
+        self.steps: list[Step] = []
         self.before_send: Callable[[Step], Awaitable[None]] | None = None
+        self.loses_answer: Callable[[Step], bool] = lambda step: False
 
     async def mutate(self, steps: Sequence[Step], deadline: float) -> list[Answer]:
         return list(await asyncio.gather(*(self._mutate(step) for step in steps)))
@@ -148,7 +149,7 @@ class Network:
         await self._travel()
         if self.before_send is not None:
             await self.before_send(step)
-        self.sent += 1
+        self.steps.append(step)
         luck = chance()
         if luck < faults.lost:
             await self._time_out()
@@ -161,7 +162,9 @@ class Network:
         if chance() < faults.duplicated:
             world.later(lambda: world.store.apply(step), self._random.expovariate(1 / 0.03))
         await self._travel()
-        return Unavailable("answer lost") if chance() < faults.answer_lost else answer
+        if self.loses_answer(step) or chance() < faults.answer_lost:
+            return Unavailable("answer lost")
+        return answer
 
     async def read(self, questions: Sequence[RowQuestion], deadline: float) -> list[RowAnswer]:
         return list(await asyncio.gather(*(self._read(question) for question in questions)))

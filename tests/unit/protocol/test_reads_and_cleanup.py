@@ -1,0 +1,366 @@
+"""Readers meet locks: settled, passed, pushed or waited for, and never ignored."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    DeadlineExceeded,
+    InvariantViolation,
+    Retry,
+    SnapshotTooOld,
+)
+from percolator.limits import Limits
+from percolator.protocol.commit import Commit
+from percolator.protocol.read import read_rows
+from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.protocol.scan import scan_pages
+from percolator.protocol.surroundings import Statistics
+from percolator.protocol.verdicts import ROLLED_BACK, Verdicts
+from percolator.protocol.write_set import WriteSet
+from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.wire.questions import RangeQuestion, RowQuestion, Step
+
+from .naive_cells import NOTIFY, WRITE
+from .protocol_world import NO_FAULTS, OBSERVED, OBSERVER, Client, World
+from .test_commit import PATIENT, A, B, C, address, put, puts, settled
+
+NEVER_PUSHING = Limits(push_after_seconds=1e6)
+
+
+def world() -> World:
+    return World(0, NO_FAULTS)
+
+
+async def locked(client: Client, *cells: CellAddress) -> Commit:
+    """A transaction that has prewritten and goes no further by itself."""
+    commit = client.commit(
+        await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
+    )
+    await commit._prewrite(client.deadline())
+    return commit
+
+
+async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
+    """A transaction whose client died after, or before, its commit point; its start timestamp."""
+    dead = here.client(PATIENT)
+    commit = await locked(dead, *cells)
+    if committed:
+        await commit._commit_primary(dead.deadline())
+    dead.crash()
+    return commit._write.start
+
+
+async def test_a_commit_is_visible_at_its_timestamp_and_not_below() -> None:
+    here = world()
+    client = here.client()
+    commit = await client.write({A: put(b"1")})
+    assert await client.read(A, commit) == b"1"
+    assert await client.read(A, commit - 1) is None
+
+
+async def test_a_reader_rolls_forward_what_was_committed_and_left_behind() -> None:
+    here = world()
+    observed = CellAddress(2, b"z", OBSERVED)
+    await left_behind(here, A, B, observed, committed=True)
+    reader = here.client(PATIENT)
+    timestamp = await reader.start_timestamp()
+    assert await reader.read(B, timestamp) == b"pending"
+    assert await reader.read(observed, timestamp) == b"pending"
+    assert here.store.lock_of(B) is None
+    ((commit, _),) = here.store.commits(A)
+    assert [at for at, _ in here.store.commits(observed)] == [commit]
+    assert (NOTIFY, OBSERVER, commit) in here.store.cells[observed]
+
+
+async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first() -> None:
+    here = world()
+    start = await left_behind(here, A, B, committed=False)
+    reader = here.client(PATIENT)
+    assert await reader.read(B, await reader.start_timestamp()) is None
+    assert here.store.lock_of(A) is None
+    assert here.store.lock_of(B) is None
+    assert reader.around.verdicts.get(start) == ROLLED_BACK
+    marked = [address(step) for step in reader.network.steps if step.mutation.changes]
+    assert marked == [A, B]
+
+
+async def test_a_locks_on_one_primary_are_settled_together() -> None:
+    """Ten locks of one dead transaction cost no more round trips than one."""
+    here = world()
+    cells = [CellAddress(1, b"row", b"%d" % i) for i in range(10)]
+    await left_behind(here, A, *cells, committed=True)
+    reader = here.client(PATIENT)
+    timestamp = await reader.start_timestamp()
+    statistics = Statistics()
+    question = RowQuestion(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
+    (answer,) = await read_rows(
+        reader.around, reader.cleanup, [question], timestamp, reader.deadline(), statistics
+    )
+    assert len(answer.found) == 10
+    assert statistics.round_trips == 2
+    asked = [step for step in reader.network.steps if not step.mutation.changes]
+    assert len(asked) == 1
+
+
+async def test_a_living_writer_is_waited_for() -> None:
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
+    commit = await locked(writer, A, B)
+    timestamp = await reader.start_timestamp()
+    reading = asyncio.ensure_future(reader.read(B, timestamp))
+    await asyncio.sleep(0.5)
+    assert not reading.done()
+    await commit._commit_primary(writer.deadline())
+    assert await reading is None  # it committed above the reader
+    assert commit._commit > timestamp
+
+
+async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_whose_it_is() -> None:
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
+    writer.heartbeats.add(await locked(writer, A))
+    timestamp = await reader.start_timestamp()
+    question = RowQuestion(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
+    statistics = Statistics()
+    with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
+        await read_rows(
+            reader.around,
+            reader.cleanup,
+            [question],
+            timestamp,
+            reader.deadline(1.0),
+            statistics,
+        )
+    assert caught.value.retry is Retry.SAFE
+    (wait,) = statistics.lock_waits
+    assert (wait.row, wait.column) == (b"a", b"x")
+    assert wait.seconds > 0.5
+    writer.heartbeats.close()
+
+
+async def test_a_reader_pushes_a_living_writer_instead_of_waiting_for_its_end() -> None:
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(PATIENT)
+    await locked(writer, A, B)
+    timestamp = await reader.start_timestamp()
+    before = here.clock.monotonic_seconds()
+    assert await reader.read(B, timestamp) is None  # the met lock is not the primary's
+    assert PATIENT.push_after_seconds < here.clock.monotonic_seconds() - before < 0.5
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    assert lock.min_commit_timestamp == timestamp + 1
+    unchanged = here.store.lock_of(B)
+    assert unchanged is not None
+    assert unchanged.min_commit_timestamp == lock.start_timestamp + 1
+
+
+async def test_a_lock_younger_than_the_reader_is_not_seen() -> None:
+    here = world()
+    reader = here.client(NEVER_PUSHING)
+    timestamp = await reader.start_timestamp()
+    await locked(here.client(PATIENT), A)
+    assert await reader.read(A, timestamp) is None
+
+
+async def test_a_lock_only_lock_stops_no_reader() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    await client.write({A: put(b"1")})
+    lock = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
+    await lock._prewrite(client.deadline())
+    reader = here.client(NEVER_PUSHING)
+    assert await reader.read(A, await reader.start_timestamp()) == b"1"
+
+
+async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead() -> None:
+    """Prewrites travel in parallel: the secondary may be there before the primary."""
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
+
+    async def slow(step: Step) -> None:
+        if address(step) == A and puts(step, 1):
+            await asyncio.sleep(1.0)
+
+    writer.network.before_send = slow
+    writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
+    await asyncio.sleep(0.5)
+    timestamp = await reader.start_timestamp()
+    reading = asyncio.ensure_future(reader.read(B, timestamp))
+    commit = await writing
+    assert commit > timestamp
+    assert await reading is None
+    assert [record.value for _, record in here.store.commits(B)] == [b"2"]
+
+
+async def test_a_late_prewrite_after_the_cleanup_is_refused() -> None:
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(PATIENT)
+    writer.network.session_id = b"gone" * 4
+    held: list[Step] = []
+
+    async def keep(step: Step) -> None:
+        if address(step) == A and puts(step, 1):
+            held.append(step)
+            await asyncio.sleep(3600.0)
+
+    writer.network.before_send = keep
+    writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
+    await asyncio.sleep(4.0)  # its time to live is over
+    assert await reader.read(B, await reader.start_timestamp()) is None
+    answer = here.store.apply(held[0])
+    assert getattr(answer, "condition", None) == 1, "the marker stops it"
+    assert here.store.lock_of(A) is None
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await writer.around.background.drain(0.0)
+
+
+async def test_a_heartbeat_proves_life_until_the_very_last_moment() -> None:
+    """The lock was judged by what was seen of it, and it changed since: nobody is rolled back."""
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(PATIENT)
+    writer.network.session_id = None
+    commit = await locked(writer, A)
+    await asyncio.sleep(3.2)
+
+    async def beat_first(step: Step) -> None:
+        if step.mutation.changes:
+            reader.network.before_send = None
+            beat, ttl = commit.heartbeat()
+            commit.after_heartbeat(ttl, here.store.apply(beat))
+
+    reader.network.before_send = beat_first
+    timestamp = await reader.start_timestamp()
+    assert await reader.read(A, timestamp) is None
+    at = await commit._commit_primary(writer.deadline())
+    assert at > timestamp
+
+
+async def test_own_commits_are_known_at_once() -> None:
+    """The next transaction of the same process does not ask about its own locks."""
+    here = world()
+    client = here.client(PATIENT)
+
+    async def slow(step: Step) -> None:
+        if address(step) == B and puts(step, WRITE):
+            await asyncio.sleep(1.0)
+
+    client.network.before_send = slow
+    await client.write({A: put(b"1"), B: put(b"2")})
+    client.network.before_send = None
+    sent = len(client.network.steps)
+    assert await client.read(B, await client.start_timestamp()) == b"2"
+    assert all(step.mutation.changes for step in client.network.steps[sent:])
+    await settled(client)
+
+
+async def test_two_fates_of_one_transaction_stop_everything() -> None:
+    verdicts = Verdicts(entries_max=2)
+    verdicts.put(5, 9)
+    verdicts.put(5, 9)
+    with pytest.raises(InvariantViolation, match="two fates"):
+        verdicts.put(5, ROLLED_BACK)
+    verdicts.put(6, 10)
+    verdicts.put(7, ROLLED_BACK)
+    assert verdicts.get(5) is None  # forgotten: there are three
+
+
+async def test_a_snapshot_below_the_safe_point_is_refused() -> None:
+    here = world()
+    client = here.client()
+    timestamp = await client.start_timestamp()
+    here.store.safe_point = timestamp + 1
+    with pytest.raises(SnapshotTooOld):
+        await client.read(A, timestamp)
+    with pytest.raises(SnapshotTooOld):
+        await client.commit(timestamp, {A: put(b"1")}).run(client.deadline())
+
+
+# ---------------------------------------------------------------------------- scans
+
+
+async def _scan(
+    client: Client, own: WriteSet | None = None, *, reverse: bool = False, start: bytes = b""
+) -> list[tuple[bytes, dict[bytes, bytes | None]]]:
+    question = RangeQuestion(1, start, b"", None, await client.start_timestamp(), reverse)
+    found = []
+    async for page in scan_pages(client.around, client.cleanup, question, own, 20.0, Statistics()):
+        for row, cells in page:
+            found.append((row, {column: cell.value for column, cell in cells.items()}))
+    return found
+
+
+async def _ten_rows(here: World) -> None:
+    client = here.client()
+    await client.write({CellAddress(1, b"%d" % i, b"x"): put(b"%d" % i) for i in range(10)})
+    await settled(client)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_reads_rows_with_locks_again_in_their_place(reverse: bool) -> None:
+    here = world()
+    await _ten_rows(here)
+    cells = [CellAddress(1, b"%d" % i, b"x") for i in (1, 4, 7)]
+    new = CellAddress(1, b"55", b"x")
+    await left_behind(here, *cells, new, committed=True)
+    await left_behind(
+        here, CellAddress(1, b"2", b"x"), CellAddress(1, b"66", b"x"), committed=False
+    )
+    found = await _scan(here.client(PATIENT), reverse=reverse)
+    rows = [row for row, _ in found]
+    expected = sorted([*(b"%d" % i for i in range(10)), b"55"], reverse=reverse)
+    assert rows == expected
+    values = {row: cells[b"x"] for row, cells in found}
+    assert values[b"4"] == values[b"55"] == b"pending"
+    assert values[b"2"] == b"2"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_shows_the_transactions_own_writes(reverse: bool) -> None:
+    here = world()
+    await _ten_rows(here)
+    own = WriteSet(Limits())
+    own.put(CellAddress(1, b"3", b"x"), b"changed")
+    own.delete(CellAddress(1, b"5", b"x"))
+    own.put(CellAddress(1, b"50", b"x"), b"new")
+    own.put(CellAddress(1, b"999", b"x"), b"behind the last")
+    own.put(CellAddress(1, b"", b"x"), b"before the first")
+    own.lock(CellAddress(1, b"88", b"x"))
+    own.put(CellAddress(2, b"4", b"x"), b"another table")
+    found = await _scan(here.client(), own, reverse=reverse)
+    rows = [row for row, _ in found]
+    expected = [b"", b"0", b"1", b"2", b"3", b"4", b"50", b"6", b"7", b"8", b"9", b"999"]
+    assert rows == (expected[::-1] if reverse else expected)
+    assert dict(found)[b"3"] == {b"x": b"changed"}
+
+
+async def test_the_last_write_of_a_cell_counts() -> None:
+    own = WriteSet(Limits())
+    own.put(A, b"1")
+    own.put(A, b"22")
+    own.lock(A)
+    assert own.cells[A] == (KIND_PUT, b"22")
+    assert own.size_bytes == 2 + len(A.row) + len(A.column)
+    own.delete(A)
+    own.lock(B)
+    own.put(C, b"")
+    assert {cell: kind for cell, (kind, _) in own.cells.items()} == {
+        A: KIND_DELETE,
+        B: KIND_LOCK_ONLY,
+        C: KIND_PUT,
+    }
+
+
+async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
+    here = world()
+    client = here.client()
+    commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
+    await commit._prewrite(client.deadline())
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("no"), client.deadline())
+    assert here.store.lock_of(A) is None
