@@ -2,11 +2,13 @@
 
 Start: listen, find the cluster (waiting for a master, and saying so), build the service, answer
 calls, register, and only then report SERVING. Every mistake of the surroundings (port in use,
-directory not writable, another cluster) is one line and exit code 2.
+directory not writable, another cluster) is one line and exit code 2; what may pass by itself (disk
+full, something not ready) is one line and exit code 1.
 
-End, on SIGTERM or SIGINT: NOT_SERVING, the service's own drain, no new calls, answer those in
-progress, exit code 0; code 1 when some had to be cut off after `drain_seconds`. A second signal
-ends the process at once, with code 128 + signal.
+End, on SIGTERM, SIGINT or SIGHUP (unless it is ignored, as under nohup): NOT_SERVING, the service's
+own drain, no new calls, answer those in progress, exit code 0; code 1 when some had to be cut off
+after `drain_seconds`. A second signal ends the process at once, with code 128 + signal; but not a
+second SIGHUP, since a terminal that is closed sends one, and its shell another.
 """
 
 from __future__ import annotations
@@ -34,17 +36,15 @@ from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import MachineClock, World, machine_random
-from services.chassis import logs, metrics, standard_streams
+from services.chassis import descriptors, logs, metrics, standard_streams
 from services.chassis.files import RealFiles
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile
-from services.chassis.refusal import one_line
+from services.chassis.refusal import may_pass, one_line
 from services.chassis.rpc import Gate
 from services.chassis.server import CannotListen, Server, listening_metrics
 from services.chassis.version import version
-
-__all__ = ["EXIT_FAILED", "EXIT_OK", "EXIT_REFUSED", "Build", "Host", "run"]
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -62,6 +62,7 @@ _CLOSE_SECONDS_MIN = 5.0
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
     """Runs the service until a signal ends it. Returns the exit code."""
     standard_streams.occupy()
+    descriptors.raise_limit()
     logs.configure(settings.service, settings.log_format, settings.log_level)
     process = _Process(settings, kind, build)
     try:
@@ -125,7 +126,7 @@ class _Process(Generic[SettingsT]):
             if starting.expired():
                 return None
             sys.stderr.write(f"{self._settings.service}: {one_line(error, self._settings)}\n")
-            self._exit_code = EXIT_REFUSED
+            self._exit_code = EXIT_FAILED if may_pass(error) else EXIT_REFUSED
             # Not raised: it would strike what `build` has entered as if it were a bug there.
             return None
         finally:
@@ -276,7 +277,7 @@ class _Process(Generic[SettingsT]):
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal signalled
-            if signalled:
+            if signalled and number != signal.SIGHUP:
                 # Not an exception: whatever hangs might catch it.
                 os._exit(128 + number)
             signalled = True
@@ -285,6 +286,8 @@ class _Process(Generic[SettingsT]):
         # Not loop.add_signal_handler: the second signal must work when the loop is stuck.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, on_signal)
 
     def _stop_with_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
         """A launcher holds the other end: however it dies, the pipe closes, and we follow."""

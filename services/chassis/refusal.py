@@ -1,15 +1,40 @@
-"""The one line that says why a service did not start, for somebody who reads nothing else."""
+"""A service that did not start: the one line that says why, and whether another try may help."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
 from services.chassis.service_settings import ServiceSettings
 
 _PATH_SETTINGS = ("store", "ready_file")
 _TEMPORARY = ".new"
 """Ends the name of a file that is about to replace another one."""
+
+_MAY_PASS = {
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
+_LASTING_FAULTS = (StoreFault.DAMAGED, StoreFault.READ_ONLY)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same start may succeed later, though nobody changes a setting.
+
+    A disk fills and is cleared, another service is not ready yet. A port in use, a wrong path, a
+    damaged file or another cluster's store stay as they are.
+    """
+    if isinstance(error, StoreUnusable):
+        return error.fault not in _LASTING_FAULTS
+    if isinstance(error, PercolatorError):
+        return error.retry is not Retry.USELESS
+    return isinstance(error, OSError) and error.errno in _MAY_PASS
 
 
 def one_line(error: Exception, settings: ServiceSettings) -> str:

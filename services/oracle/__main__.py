@@ -13,7 +13,8 @@ from percolator.errors import UsageError
 from percolator.v1 import oracle_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.cluster_identity import refuse_other_cluster
-from services.chassis.lifecycle import Host, run
+from services.chassis.host import Host
+from services.chassis.lifecycle import run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
 from services.oracle.handler import OracleHandler

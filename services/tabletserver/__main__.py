@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from percolator.v1.cluster_pb2 import ServiceKind
+from services.chassis import descriptors
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
 from services.chassis.rpc import Exposed
@@ -26,7 +27,7 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     """A tablet server on its store root, without any tablet yet."""
     settings = host.settings
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
-    budget = Budget(settings.block_caches_bytes, host_limits.raise_descriptor_limit())
+    budget = Budget(settings.block_caches_bytes, descriptors.raise_limit())
     collect_seldom()
     with DiskThreads(settings.write_threads, "leveldb") as threads:
         store = SharedDirectoryStore(host.files, root, threads, budget=budget)

@@ -1,4 +1,4 @@
-"""What the machine gives to a tablet server: the kind of its file system, space, descriptors.
+"""What the machine gives to a tablet server: the kind of its file system, and space.
 
 Contract: the store root must have coherent metadata, since the fence of a tablet is a rename that
 its former owner sees with its next `stat` (a network file system may answer that from a cache, and
@@ -9,7 +9,6 @@ opened. All functions only ask; none writes.
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -79,18 +78,6 @@ def free_bytes(path: Path) -> int:
     """Bytes that an unprivileged process may still write beside `path`."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
-
-
-def raise_descriptor_limit() -> int:
-    """Raises RLIMIT_NOFILE as far as the hard limit allows, and returns what holds now.
-
-    A tablet takes about four descriptors, plus one for each of its table files that LevelDB keeps
-    open; the usual soft limit of 1,024 ends at a few dozen tablets, with an error in mid-flight.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
 
 
 def _is_within(path: str, point: str) -> bool:

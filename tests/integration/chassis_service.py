@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, NotReady
 from percolator.v1 import cluster_pb2, oracle_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
-from services.chassis.lifecycle import Host, run
+from services.chassis.host import Host
+from services.chassis.lifecycle import run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import ListenAddress, ServiceSettings, load
 
@@ -32,7 +33,7 @@ class WaiterSettings(ServiceSettings):
     store: str = ""
     """A directory to lock a file in."""
 
-    fault: Literal["", "build", "background", "drain", "close", "descriptors"] = ""
+    fault: Literal["", "build", "background", "drain", "close", "descriptors", "not ready"] = ""
     """What goes wrong."""
 
 
@@ -74,6 +75,8 @@ async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
     """As a real service does: takes its store, may fail, closes at the end."""
     if host.settings.fault == "build":
         await fail()
+    if host.settings.fault == "not ready":
+        raise NotReady("nothing to serve from yet")
     if host.settings.store:
         await host.files.lock(Path(host.settings.store) / "LOCK")
     if host.settings.fault == "descriptors":

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import MachineClock
-from services.chassis.lifecycle import Host, run
+from services.chassis.host import Host
+from services.chassis.lifecycle import run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
 from services.oracle.__main__ import build

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -157,6 +159,42 @@ def pending_signals(pid: int) -> int:
     return int(line.split()[1], 16)
 
 
+async def test_a_closed_terminal_ends_a_service_in_order_however_often_it_tells(
+    tmp_path: Path,
+) -> None:
+    """The kernel sends a SIGHUP, and the shell another one."""
+    async with service(tmp_path) as running:
+        address = (await running.ready())["address"]
+        call = asyncio.ensure_future(running.call(500, address))
+        await running.hears("called")
+        running.process.send_signal(signal.SIGHUP)
+        await running.hears("drained")
+        running.process.send_signal(signal.SIGHUP)
+        assert (await call).count == 500
+        assert await running.exit_code() == 0
+
+
+async def test_a_service_that_ignores_closed_terminals_goes_on(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for its child
+    async with service(tmp_path) as running:
+        signal.signal(signal.SIGHUP, before)
+        address = (await running.ready())["address"]
+        running.process.send_signal(signal.SIGHUP)
+        assert (await running.call(1, address)).count == 1
+
+
+async def test_a_service_uses_all_descriptors_that_it_may(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        async with service(tmp_path) as running:
+            await running.ready()
+            process = psutil.Process(running.process.pid)
+            assert process.rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_garbage_on_the_port_hurts_nobody(tmp_path: Path) -> None:
     async with service(tmp_path) as running:
         ready = await running.ready()
@@ -226,6 +264,13 @@ async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_p
     for store in (tmp_path / "none", tmp_path / "file"):
         line = await refusal(tmp_path, f"--store={store}")
         assert line.startswith(f"waiter: store: {store}/LOCK: ")
+
+
+async def test_a_start_that_may_succeed_later_is_no_mistake_of_the_settings(tmp_path: Path) -> None:
+    """A supervisor that gives up after exit code 2 has to try this again."""
+    async with service(tmp_path, "--fault=not ready") as running:
+        assert await running.exit_code() == 1
+        assert await running.log() == ["waiter: nothing to serve from yet"]
 
 
 async def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
