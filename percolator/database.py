@@ -16,7 +16,7 @@ from percolator.errors import OutcomeUnknown, PercolatorError
 from percolator.limits import Limits
 from percolator.loop_thread import LoopThread
 from percolator.retries import RetryPolicy
-from percolator.schema import Column, Table
+from percolator.schema import Table
 from percolator.snapshot import Snapshot
 from percolator.timestamps import Timestamp
 from percolator.transaction import Transaction
@@ -165,7 +165,7 @@ class Database:
 
     def set_many(
         self,
-        rows: Iterable[tuple[Any, Mapping[Column[Any], Any]]],
+        rows: Iterable[tuple[Any, Mapping[Any, Any]]],
         *,
         in_flight_max: int = 512,
         progress: Callable[[int], None] | None = None,

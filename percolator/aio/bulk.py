@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from percolator.aio.transaction import Outcome, Transaction
 from percolator.errors import InvalidArgument, OutcomeUnknown
-from percolator.schema import Column
 
 if TYPE_CHECKING:
     from percolator.aio.database import Database
 
-BulkRow = tuple[Any, Mapping[Column[Any], Any]]
+BulkRow = tuple[Any, Mapping[Any, Any]]
 BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
 
 
@@ -68,13 +67,13 @@ class BulkWriter:
                 return
             await self._write_one(*taken)
 
-    async def _write_one(self, row: object, values: Mapping[Column[Any], Any]) -> None:
+    async def _write_one(self, row: object, values: Mapping[Any, Any]) -> None:
         await self._write(row, values)
         self._written += 1
         if self._progress is not None:
             self._progress(self._written)
 
-    async def _write(self, row: object, values: Mapping[Column[Any], Any]) -> None:
+    async def _write(self, row: object, values: Mapping[Any, Any]) -> None:
         while True:
             try:
                 await self._database.run(_set, row, values)
@@ -84,6 +83,6 @@ class BulkWriter:
             return
 
 
-async def _set(tx: Transaction, row: object, values: Mapping[Column[Any], Any]) -> None:
+async def _set(tx: Transaction, row: object, values: Mapping[Any, Any]) -> None:
     for column, value in values.items():
         await tx.set(row, column, value)

@@ -23,7 +23,7 @@ from percolator.protocol import aftermath
 from percolator.protocol.records import KIND_LOCK_ONLY
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts, RetryPolicy
-from percolator.schema import Column, Table
+from percolator.schema import Table
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import TableOptions
 
@@ -156,8 +156,8 @@ class Database:
 
     async def set_many(
         self,
-        rows: Iterable[tuple[Any, Mapping[Column[Any], Any]]]
-        | AsyncIterable[tuple[Any, Mapping[Column[Any], Any]]],
+        rows: Iterable[tuple[Any, Mapping[Any, Any]]]
+        | AsyncIterable[tuple[Any, Mapping[Any, Any]]],
         *,
         in_flight_max: int = 512,
         progress: Callable[[int], None] | None = None,
