@@ -57,13 +57,15 @@ class Assignment:
         *,
         gather_seconds: float,
     ) -> None:
-        """For `gather_seconds` tablets without an owner wait, so that not all of them go to the
-        server that happens to register first."""
+        """For `gather_seconds` after the first server is there, tablets without an owner wait, so
+        that not all of them go to the one that happens to register first."""
         self._world = world
         self._store = store
         self._watch = watch
         self._start = start
-        self._gathered_at = world.clock.monotonic_seconds() + gather_seconds
+        self._gather_seconds = gather_seconds
+        self._gathered_at: float | None = None
+        """None while there is no server."""
         self._news = asyncio.Event()
         self._ordered: set[int] = set()
         self._closing: set[tuple[str, int, int]] = set()
@@ -165,9 +167,9 @@ class Assignment:
         await self._store.change(decide)
 
     async def _assign_orphans(self) -> None:
-        if not any(map(self._is_orphan, self._store.current.tablets.values())):
+        if not self._are_gathered():
             return
-        if self._world.clock.monotonic_seconds() < self._gathered_at or not self.usable():
+        if not any(map(self._is_orphan, self._store.current.tablets.values())):
             return
 
         def decide(current: ClusterMap) -> tuple[ClusterMap, int]:
@@ -177,6 +179,15 @@ class Assignment:
 
         count = await self._store.change(decide)
         _log.info("tablets assigned", tablets=count)
+
+    def _are_gathered(self) -> bool:
+        now = self._world.clock.monotonic_seconds()
+        if not self.usable():
+            self._gathered_at = None
+            return False
+        if self._gathered_at is None:
+            self._gathered_at = now + self._gather_seconds
+        return now >= self._gathered_at
 
     def _is_orphan(self, tablet: Tablet) -> bool:
         if tablet.tablet_id in self._held:

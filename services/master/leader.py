@@ -40,7 +40,7 @@ class MasterTimes:
     watch: WatchTimes = field(default_factory=WatchTimes)
     balance: BalanceLimits = field(default_factory=BalanceLimits)
     gather_seconds: float = 1.0
-    """After a start, tablets without an owner wait so long for servers to register."""
+    """After the first server is there, tablets without an owner wait so long for others."""
 
 
 class Leader:

@@ -38,7 +38,7 @@ class MasterSettings(ServiceSettings):
     at once, and whatever a silent one still does is not acknowledged."""
 
     gather_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
-    """After the start of a master, tablets without a server wait so long for more to register."""
+    """After the first server has registered, tablets wait so long for others to be there too."""
 
     balance_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 5.0
     """Between two rounds of measuring, splitting and moving tablets."""

@@ -117,6 +117,20 @@ async def test_a_server_that_restarts_at_its_address_gets_its_tablets_at_new_epo
         assert {one.epoch for one in await world.locate(table)} == {2}
 
 
+async def test_servers_that_all_start_again_share_the_tablets_whoever_is_the_first() -> None:
+    async with cluster("a:1", "b:1", "c:1") as world:
+        table = await create(world)
+        await fill(world, table)
+        for address in ("a:1", "b:1", "c:1"):
+            world.kill_server(address)
+        await asyncio.sleep(2)
+        for address in ("a:1", "b:1", "c:1"):
+            world.start_server(address)
+            await asyncio.sleep(0.05)
+        await world.until(lambda: is_complete(world, table))
+        assert await addresses(world, table) == {"a:1": 2, "b:1": 2, "c:1": 2}
+
+
 async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
     async with cluster("a:1", "b:1") as world:
         table = await create(world, splits=[])
