@@ -1,0 +1,194 @@
+"""A whole cluster in one process, on virtual time, from one seed.
+
+Processes are started again after a while by whoever supervises them, as in any deployment. What
+must never happen (a program that fails by itself, a handler that raises what no handler may, a
+background task that finds an invariant broken) is collected in `unexpected`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.errors import StoreUnusable, Unavailable
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.testing.history import Recorder
+from percolator.testing.network_faults import PERFECT
+from percolator.testing.simulated_loop import SimulationLoop
+from percolator.testing.simulated_process import Incarnation, Main, SimulatedProcess
+from percolator.testing.simulated_wire import Wire
+from percolator.world import Random, World
+from services.chassis import rpc
+from tests.simulation.placement import Placements
+from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE, Programs, StoreRoot
+from tests.simulation.scenario import CLIENTS, SESSIONS_PER_CLIENT, Scenario
+from tests.simulation.sessions import Chronicle, Session
+from tests.simulation.workloads.workload import Workload
+
+LIMITS = Limits(
+    call_seconds=6.0, attempt_seconds_max=1.5, background_seconds=10.0, lock_wait_seconds=3.0
+)
+_SUPERVISE_SECONDS = 0.25
+_CONNECT_SECONDS = 2.0
+_THINK_SECONDS_MAX = 0.06
+
+
+class Cluster:
+    """Its processes, and what clients write down."""
+
+    def __init__(self, loop: SimulationLoop, scenario: Scenario, workload: Workload) -> None:
+        self.loop = loop
+        self.scenario = scenario
+        self.workload = workload
+        self.struck: Counter[str] = Counter()
+        self.wire = Wire(loop, Random(f"network {scenario.seed}"))
+        self.wire.on_call = rpc._remaining.set
+        self.root = StoreRoot(self.struck)
+        self.chronicle = Chronicle(Recorder(itertools.count().__next__))
+        self.down_until: dict[str, float] = {}
+        """By address: not to be started again before."""
+        self._programs: dict[str, Main] = {}
+        self.processes: dict[str, SimulatedProcess] = {}
+        self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
+        self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
+        programs = Programs(self.root)
+        self.placements = Placements(self.tablet_servers)
+        for cells in workload.tables:
+            self.placements.add_table(cells.name, cells.splits)
+        self._add(MASTER, self.placements.serve)
+        self._add(ORACLE, programs.oracle)
+        self._add(LOCK_SERVICE, programs.lock_service)
+        for address in self.tablet_servers:
+            self._add(address, programs.tablet_server)
+        self.servers = list(self.processes)
+        for process, skew in zip(
+            self.processes.values(), scenario.clock_skews_milliseconds, strict=False
+        ):
+            process.clock.set_wall_back(skew)
+
+    def _add(self, address: str, program: Main) -> SimulatedProcess:
+        random = Random(f"{address} {self.scenario.seed}")
+        self.processes[address] = SimulatedProcess(address, self.wire, random)
+        self._programs[address] = program
+        return self.processes[address]
+
+    # ------------------------------------------------------------------ processes
+
+    async def start_servers(self) -> None:
+        for address in self.servers:
+            self.processes[address].start(self._programs[address])
+
+    async def start_clients(self) -> None:
+        share = -(-self.scenario.transactions // (CLIENTS * SESSIONS_PER_CLIENT))
+        for address in self.clients:
+            for number in range(SESSIONS_PER_CLIENT):
+                self.chronicle.left[f"{address} {number}"] = share
+            self._add(address, self._client).start(self._client)
+
+    async def supervise(self) -> None:
+        """Starts again what has ended, until cancelled."""
+        while True:
+            await asyncio.sleep(_SUPERVISE_SECONDS)
+            for address, process in self.processes.items():
+                if process.alive or self.loop.time() < self.down_until.get(address, 0.0):
+                    continue
+                if address not in self.clients or self._client_has_work(address):
+                    await process.restart()
+
+    def _client_has_work(self, address: str) -> bool:
+        return not self.chronicle.stopped and any(
+            left > 0 for name, left in self.chronicle.left.items() if name.startswith(address)
+        )
+
+    @property
+    def clients_done(self) -> bool:
+        return not any(
+            self.processes[address].alive or self._client_has_work(address)
+            for address in self.clients
+        )
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more."""
+        self.wire.faults = PERFECT
+        self.wire.watcher = None
+        self.wire.links.heal()
+        self.down_until.clear()
+        for files in self.root.open_files.values():
+            files.is_full = False
+            files.faults.heal()
+        for process in self.processes.values():
+            process.resume()
+
+    def exits(self) -> Iterable[str]:
+        """Programs that failed by themselves, other than for their disk."""
+        for address, process in self.processes.items():
+            for error in process.exits:
+                if error is not None and not isinstance(error, StoreUnusable):
+                    yield f"{address} failed: {error!r}"
+
+    async def shut_down(self) -> None:
+        for process in self.processes.values():
+            process.crash()
+            await process.ended()
+
+    # ------------------------------------------------------------------ clients
+
+    async def _client(self, incarnation: Incarnation) -> None:
+        # Nobody calls a client; but its machine may have lost power, and is back by now.
+        incarnation.listen([])
+        database = await connected(incarnation.world)
+        sessions = [
+            Session(
+                self.chronicle,
+                f"{incarnation.address} {number}",
+                incarnation.number,
+                database,
+                Random(f"{incarnation.address} {number} {incarnation.number} {self.scenario.seed}"),
+            )
+            for number in range(SESSIONS_PER_CLIENT)
+        ]
+        await asyncio.gather(*(self._work(session) for session in sessions))
+        await database.close()
+
+    async def _work(self, session: Session) -> None:
+        while session.goes_on:
+            await asyncio.sleep(session.random.random() * _THINK_SECONDS_MAX)
+            await self.workload.step(session)
+
+    async def visit(self, address: str, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        """Runs something in a process of the simulation's own, which nothing strikes."""
+        done: asyncio.Future[None] = self.loop.create_future()
+
+        async def program(incarnation: Incarnation) -> None:
+            try:
+                await work(incarnation.world)
+            except Exception as error:  # noqa: BLE001  # raised again by whoever waits
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        process = self._add(address, program)
+        process.start(program)
+        try:
+            await done
+        finally:
+            process.crash()
+            await process.ended()
+            del self.processes[address]
+
+
+async def connected(world: World) -> Database:
+    """Tries until it succeeds."""
+    while True:
+        try:
+            return await connect_to(
+                world, [MASTER], LIMITS, RetryPolicy(), timeout_seconds=_CONNECT_SECONDS
+            )
+        except Unavailable:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,192 @@
+"""A stand-in for the master, for simulations that are about transactions: cheap and simple.
+
+It keeps tables and placements in a record that outlives it, asks the servers now and then what they
+serve, and gives a tablet that nobody serves to a living server at the next epoch, recorded before
+that one is told. It does what may be done to an owner at any time: orders that come late or twice,
+and takeovers from living owners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from percolator.errors import PercolatorError, SchemaError
+from percolator.testing.simulated_process import Incarnation
+from percolator.v1 import cluster_pb2, master_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire import methods
+from percolator.world import World
+from tests.simulation.programs import CLUSTER_ID, LOCK_SERVICE, MASTER, ORACLE
+
+_ROUND_SECONDS = 0.4
+_ASK_SECONDS = 0.4
+_ORDER_SECONDS = 3.0
+_SCHEMA_VERSION = 1
+
+
+@dataclass
+class Placed:
+    """A tablet, and who is to serve it."""
+
+    location: TabletLocation
+    existed: bool = False
+    """Somebody has served it: an owner that finds nothing on disk has lost it."""
+
+
+@dataclass
+class Placements:
+    """What survives every crash of the stand-in."""
+
+    servers: Sequence[str]
+    tables: dict[str, master_pb2.Table] = field(default_factory=dict)
+    tablets: list[Placed] = field(default_factory=list)
+    moves: list[int] = field(default_factory=list)
+    """Places in `tablets` of which somebody else shall become the owner."""
+
+    def add_table(self, name: str, splits: Sequence[bytes]) -> None:
+        table = master_pb2.Table(
+            table_id=len(self.tables) + 1,
+            name=name,
+            schema_version=_SCHEMA_VERSION,
+            tablets=len(splits) + 1,
+        )
+        self.tables[name] = table
+        for start, end in itertools.pairwise([b"", *splits, b""]):
+            location = TabletLocation(
+                table_id=table.table_id,
+                tablet_id=len(self.tablets) + 100,
+                range=RowRange(start=start, end=end),
+            )
+            self.tablets.append(Placed(location))
+
+    async def serve(self, incarnation: Incarnation) -> None:
+        """The program of the stand-in."""
+        master = _StandIn(incarnation.world, self)
+        incarnation.listen(
+            [
+                _Part(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], master),
+                _Part(master_pb2.DESCRIPTOR.services_by_name["MasterService"], master),
+            ]
+        )
+        await master.place_forever()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of a service that the stand-in answers."""
+
+    descriptor: ServiceDescriptor
+    handler: object
+
+
+class _StandIn:
+    """One life of the stand-in."""
+
+    def __init__(self, world: World, placements: Placements) -> None:
+        self._world = world
+        self._placements = placements
+        self._serving: dict[str, dict[int, int]] = {}
+        """By server that answered lately: its tablets and their epochs."""
+
+    # ------------------------------------------------------------------ answers
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        kinds = {
+            MASTER: cluster_pb2.SERVICE_KIND_MASTER,
+            ORACLE: cluster_pb2.SERVICE_KIND_ORACLE,
+            LOCK_SERVICE: cluster_pb2.SERVICE_KIND_LOCK_SERVICE,
+        }
+        return cluster_pb2.DescribeResponse(
+            cluster_id=CLUSTER_ID,
+            route=cluster_pb2.ROUTE_DIRECT,
+            servers=[cluster_pb2.Server(kind=kind, address=one) for one, kind in kinds.items()],
+        )
+
+    async def register(self, request: cluster_pb2.RegisterRequest) -> cluster_pb2.RegisterResponse:
+        return cluster_pb2.RegisterResponse(cluster_id=CLUSTER_ID)
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        return master_pb2.DescribeTableResponse(table=self._table(request.name, request.table_id))
+
+    async def locate_tablets(
+        self, request: master_pb2.LocateTabletsRequest
+    ) -> master_pb2.LocateTabletsResponse:
+        table = self._table("", request.table_id)
+        start = request.range.start
+        found = [
+            placed.location
+            for placed in self._placements.tablets
+            if placed.location.table_id == table.table_id
+            and (not placed.location.range.end or placed.location.range.end > start)
+        ]
+        return master_pb2.LocateTabletsResponse(
+            locations=found, schema_version=table.schema_version
+        )
+
+    def _table(self, name: str, table_id: int) -> master_pb2.Table:
+        for table in self._placements.tables.values():
+            if table.name == name or table.table_id == table_id:
+                return table
+        raise SchemaError(f"there is no table {name or table_id}", table=name)
+
+    # ------------------------------------------------------------------ placement
+
+    async def place_forever(self) -> None:
+        while True:
+            await asyncio.gather(*map(self._ask, self._placements.servers))
+            if self._serving:
+                await self._place()
+            await asyncio.sleep(_ROUND_SECONDS)
+
+    async def _ask(self, server: str) -> None:
+        ask = self._world.network.unary(server, methods.REPORT)
+        try:
+            answer = await ask(wire.ReportRequest(), _ASK_SECONDS)
+        except PercolatorError:
+            self._serving.pop(server, None)
+            return
+        self._serving[server] = {one.tablet_id: one.epoch for one in answer.tablets}
+
+    async def _place(self) -> None:
+        moves, self._placements.moves = self._placements.moves, []
+        orders = []
+        for index, placed in enumerate(self._placements.tablets):
+            location = placed.location
+            served = self._serving.get(location.address, {}).get(location.tablet_id)
+            if served != location.epoch or not location.epoch or index in moves:
+                orders.append(self._order(placed))
+        await asyncio.gather(*orders)
+
+    async def _order(self, placed: Placed) -> None:
+        """Records the next owner, then tells it. Whatever comes of it is seen in the next round."""
+        location = placed.location
+        living = sorted(self._serving)
+        others = [server for server in living if server != location.address] or living
+        location.epoch += 1
+        location.address = self._world.random.choice(others)
+        request = wire.OpenTabletRequest(
+            table_id=location.table_id,
+            tablet_id=location.tablet_id,
+            epoch=location.epoch,
+            schema_version=_SCHEMA_VERSION,
+            range=location.range,
+            must_exist=placed.existed,
+        )
+        try:
+            await self._world.network.unary(location.address, methods.OPEN_TABLET)(
+                request, _ORDER_SECONDS
+            )
+        except PercolatorError:
+            # Silent, full, or outrun: the next round gives the tablet to somebody else.
+            self._serving.get(location.address, {}).pop(location.tablet_id, None)
+        else:
+            placed.existed = True

@@ -1,0 +1,122 @@
+"""The programs of the simulated cluster: what each process runs, from its start to its end.
+
+Each is the product's own, put together as its `__main__` does, without sockets and threads. A
+program that returns or raises has exited, and a simulation fails when one does that by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from percolator.errors import InvariantViolation, PercolatorError
+from percolator.testing.simulated_process import Incarnation
+from percolator.v1 import cluster_pb2, lockservice_pb2, oracle_pb2
+from percolator.wire.methods import REGISTER
+from services.chassis.host import Host
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.rpc import Exposed
+from services.chassis.service_settings import ServiceSettings
+from services.lockservice.handler import LockServiceHandler
+from services.lockservice.limits import Limits as LockServiceLimits
+from services.oracle.handler import OracleHandler
+from services.oracle.ledger import Ledger
+from services.oracle.oracle import Oracle, OracleLimits
+from services.tabletserver.service import tablet_server
+from services.tabletserver.settings import TabletServerSettings
+from tests.simulation.disks import ROOT, SimulatedFiles
+from tests.simulation.tablet_store import SimulatedTabletStore
+
+SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+CLUSTER_ID = "simulated"
+MASTER = "master:7100"
+ORACLE = "oracle:7001"
+LOCK_SERVICE = "lockservice:7002"
+_REGISTER_SECONDS = 1.0
+_CALL_SECONDS = 0.5
+_TABLET_SERVER_SETTINGS = TabletServerSettings(store=str(ROOT))
+
+
+class StoreRoot:
+    """The disk that all servers share, as their programs open it."""
+
+    def __init__(self, struck: Counter[str]) -> None:
+        self.disk = MemoryDisk()
+        self.disk.make_durable_directory(ROOT)
+        self.struck = struck
+        self.open_files: dict[str, SimulatedFiles] = {}
+        """By address: of the present incarnations."""
+
+    def files(self, incarnation: Incarnation) -> SimulatedFiles:
+        files = SimulatedFiles(self.disk, incarnation.world.random, self.struck)
+        incarnation.life.at_end(files.kill)
+        self.open_files[incarnation.address] = files
+        return files
+
+
+class Programs:
+    """What can be started. All state that outlives a process is in the store root."""
+
+    def __init__(self, root: StoreRoot) -> None:
+        self._root = root
+
+    async def oracle(self, incarnation: Incarnation) -> None:
+        files = self._root.files(incarnation)
+        clock = incarnation.world.clock
+        ledger = await Ledger.open(files, ROOT, holder=incarnation.life.name, cluster_id="")
+        oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+        await oracle.extend()
+        service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
+        incarnation.listen([Exposed(service, OracleHandler(oracle))])
+        await oracle.keep_extended()
+
+    async def lock_service(self, incarnation: Incarnation) -> None:
+        world = incarnation.world
+        handler = LockServiceHandler(world.clock, world.random, LockServiceLimits())
+        service = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
+        incarnation.listen([Exposed(service, handler)])
+        await handler.expire_forever()
+
+    async def tablet_server(self, incarnation: Incarnation) -> None:
+        files = self._root.files(incarnation)
+        host = _host(incarnation, files, _TABLET_SERVER_SETTINGS)
+        host.announced.kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
+        store = SimulatedTabletStore(files, self._root.struck)
+        async with tablet_server(host, store, files.free_bytes) as exposed:
+            incarnation.listen(exposed)
+            host.background("register", _register(incarnation, host.announced))
+            await host.failed.wait()
+        raise InvariantViolation(f"a background task of {incarnation.life.name} failed")
+
+
+def _host(incarnation: Incarnation, files: SimulatedFiles, settings: SettingsT) -> Host[SettingsT]:
+    server_id = incarnation.world.random.randbytes(8).hex()
+    return Host(
+        settings,
+        incarnation.world,
+        files,
+        server_id,
+        CLUSTER_ID,
+        cluster_pb2.Server(server_id=server_id, address=incarnation.address),
+        structlog.stdlib.get_logger("simulated"),
+        CollectorRegistry(),
+    )
+
+
+async def _register(incarnation: Incarnation, server: cluster_pb2.Server) -> None:
+    """Every second, as the chassis does."""
+    world = incarnation.world
+    register = world.network.unary(MASTER, REGISTER)
+    request = cluster_pb2.RegisterRequest(cluster_id=CLUSTER_ID, server=server)
+    while True:
+        try:
+            await register(request, _CALL_SECONDS)
+        except PercolatorError:
+            await asyncio.sleep(0.2)
+            continue
+        await asyncio.sleep(_REGISTER_SECONDS)

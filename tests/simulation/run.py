@@ -1,0 +1,208 @@
+"""One seed, from its cluster's first start to the verdict.
+
+    load -> trouble, while clients work -> heal and come to rest -> last reading -> verdict
+
+The verdict: nothing unexpected anywhere; the workload's own promises; the checker on the whole
+history, the last reading included; the audit of what is stored; and what the library said about
+transactions whose outcome was unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from percolator.errors import InvariantViolation, PercolatorError
+from percolator.testing.audit import audit
+from percolator.testing.checker import check
+from percolator.testing.history import History
+from percolator.testing.isolation.outcomes import settled
+from percolator.testing.simulated_loop import SimulationLoop, run_simulation
+from percolator.world import Random, World
+from tests.simulation.cluster import Cluster, connected
+from tests.simulation.last_reading import LastReading
+from tests.simulation.scenario import Scenario
+from tests.simulation.sessions import Session
+from tests.simulation.strikes import Strikes
+from tests.simulation.workloads.catalogue import WORKLOADS
+from tests.simulation.workloads.workload import Ending
+
+_REST_SECONDS = 90.0
+"""Longer than any time-out of a client: whoever waits then waits for ever."""
+_WORK_SECONDS = 40.0
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Verdict:
+    """What became of one seed."""
+
+    scenario: Scenario
+    problems: list[str] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+    transactions: int = 0
+    committed: int = 0
+    messages: int = 0
+    virtual_seconds: float = 0.0
+    history: History = field(default_factory=History)
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problems)
+
+
+def simulate(scenario: Scenario) -> Verdict:
+    """Runs a scenario, the same way every time."""
+    verdict = Verdict(scenario)
+    with _listening_to_logs(verdict.problems):
+        try:
+            run_simulation(lambda loop: _Run(loop, verdict).run())
+        except (PercolatorError, RuntimeError) as error:
+            verdict.problems.append(f"the run ended with {error!r}")
+    return verdict
+
+
+class _Run:
+    """One scenario on its loop."""
+
+    def __init__(self, loop: SimulationLoop, verdict: Verdict) -> None:
+        self._loop = loop
+        self._verdict = verdict
+        self._workload = WORKLOADS[verdict.scenario.workload]()
+        self._cluster = Cluster(loop, verdict.scenario, self._workload)
+
+    async def run(self) -> None:
+        cluster, verdict = self._cluster, self._verdict
+        self._loop.set_exception_handler(self._unhandled)
+        await cluster.start_servers()
+        supervising = asyncio.create_task(cluster.supervise())
+        try:
+            async with asyncio.timeout(_REST_SECONDS):
+                await self._load()
+            await self._trouble()
+            await self._rest()
+            async with asyncio.timeout(_REST_SECONDS):
+                await self._judge()
+        except TimeoutError:
+            verdict.problems.append("a cluster in good order does not answer")
+        supervising.cancel()
+        verdict.problems.extend(cluster.exits())
+        verdict.problems.extend(f"unexpected: {error!r}" for error in cluster.wire.unexpected)
+        verdict.problems.extend(cluster.chronicle.broken)
+        verdict.struck = cluster.struck + Counter(
+            {fault.value: count for fault, count in cluster.wire.counts.items()}
+        )
+        verdict.messages = cluster.wire.messages
+        verdict.virtual_seconds = self._loop.time()
+        verdict.history = cluster.chronicle.recorder.history
+        await cluster.shut_down()
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._verdict.problems.append(f"not handled: {context}")
+
+    async def _load(self) -> None:
+        """On a cluster in good order. What is written is part of the history."""
+
+        async def load(world: World) -> None:
+            chronicle = self._cluster.chronicle
+            chronicle.left["loader"] = 1_000
+            database = await connected(world)
+            session = Session(chronicle, "loader", 1, database, Random("loader"))
+            await self._workload.load(session)
+            await database.close()
+
+        await self._cluster.visit("loader:1", load)
+
+    async def _trouble(self) -> None:
+        cluster = self._cluster
+        cluster.wire.faults = cluster.scenario.network
+        await cluster.start_clients()
+        until = self._loop.time() + _WORK_SECONDS
+        await Strikes(cluster).run()
+        await self._clients_done(until)
+        cluster.chronicle.stopped = True
+        cluster.heal()
+
+    async def _rest(self) -> None:
+        """What is under way ends by itself."""
+        if not await self._clients_done(self._loop.time() + _REST_SECONDS):
+            self._verdict.problems.append("clients do not come to rest on a healed cluster")
+
+    async def _clients_done(self, until: float) -> bool:
+        while self._loop.time() < until:
+            if self._cluster.clients_done:
+                return True
+            await asyncio.sleep(_POLL_SECONDS)
+        return False
+
+    async def _judge(self) -> None:
+        cluster = self._cluster
+        reading = LastReading(cluster.chronicle, [cells.table for cells in self._workload.tables])
+        await cluster.visit("auditor:1", reading.read)
+        self._verdict.problems.extend(self._wrong(reading))
+
+    def _wrong(self, reading: LastReading) -> Iterator[str]:
+        history = self._cluster.chronicle.recorder.history
+        found = audit(
+            reading.stored,
+            history=history,
+            history_is_complete=True,
+            timestamp_max=reading.timestamp,
+        )
+        yield from map(str, found.report.violations)
+        report = check(history, resolve=found.stored.commit_timestamp)
+        yield from map(str, report.violations)
+        final = settled(history, found.stored.commit_timestamp)
+        self._verdict.transactions = len(final)
+        self._verdict.committed = sum(record.committed for record in final)
+        for claim in self._cluster.chronicle.claims:
+            committed = found.stored.commit_timestamp(claim.record) is not None
+            if committed is not claim.committed:
+                yield (
+                    f"{claim.record} was said to be {_called(claim.committed)}, "
+                    f"and is {_called(committed)}"
+                )
+        yield from self._workload.check(Ending(reading.tables, final))
+
+
+def _called(committed: bool) -> str:
+    return "committed" if committed else "aborted"
+
+
+class _Log(logging.Handler):
+    """Invariants that the library found broken where nobody waits for an answer."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._problems = problems
+
+    def emit(self, record: logging.LogRecord) -> None:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        broken = any(isinstance(argument, InvariantViolation) for argument in arguments)
+        if broken or record.levelno >= logging.ERROR:
+            error = record.exc_info[1] if record.exc_info else ""
+            self._problems.append(f"logged: {record.getMessage()} {error!r}")
+
+
+@contextmanager
+def _listening_to_logs(problems: list[str]) -> Iterator[None]:
+    """What services log is dropped; what the library logs is looked at."""
+    former = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    library = logging.getLogger("percolator")
+    handler, propagated = _Log(problems), library.propagate
+    library.addHandler(handler)
+    library.propagate = False
+    try:
+        yield
+    finally:
+        library.removeHandler(handler)
+        library.propagate = propagated
+        structlog.configure(**former)

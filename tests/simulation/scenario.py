@@ -1,0 +1,157 @@
+"""What a seed means: a workload, a cluster, a network, a list of strikes, all decided beforehand.
+
+Everything is drawn here, and every process has chance of its own, so that leaving out one strike or
+some transactions leaves the rest as it was: that is what makes a failing seed small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from percolator.testing.network_faults import PERFECT, NetworkFaults
+from percolator.world import Random
+from tests.simulation.workloads.catalogue import WORKLOADS
+
+CLIENTS = 4
+SESSIONS_PER_CLIENT = 2
+TRANSACTIONS = 200
+TROUBLE_SECONDS = 2.5
+"""For so long new strikes begin; all of them end."""
+_TABLET_SERVERS = 3
+_STRIKES_MAX = 9
+_MASTER_SHARE = 0.2
+
+
+class Kind(Enum):
+    """What is done to the cluster, by the name under which it is counted."""
+
+    CRASH = "kill -9"
+    POWER = "power cut of the servers' machine"
+    PAUSE = "process paused"
+    ONE_WAY = "partition: one way"
+    HALF = "partition: two halves"
+    RING = "partition: ring"
+    ISOLATE = "partition: one isolated"
+    SLOW_LINKS = "slow links"
+    CLOCK_BACK = "wall clock set back"
+    CLOCK_FORWARD = "wall clock set forward"
+    FSYNC = "fsync made to fail"
+    FULL = "disk filled"
+    CLIENT_STEP = "client killed at a step"
+    TAKEOVER = "tablet taken from a living owner"
+    SPLIT = "tablet split"
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One thing that goes wrong, and ends."""
+
+    at_seconds: float
+    kind: Kind
+    target: int
+    """Which process or tablet, modulo how many there are."""
+    seconds: float
+    amount: int
+    """How much or how many, in the unit of the kind."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at_seconds:6.2f} s  {self.kind.value} "
+            f"(target {self.target}, for {self.seconds:.2f} s, amount {self.amount})"
+        )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run. Equal scenarios take the same course."""
+
+    seed: int
+    workload: str
+    strikes: tuple[Strike, ...]
+    network: NetworkFaults
+    clock_skews_milliseconds: tuple[int, ...]
+    with_master: bool = False
+    """The product's own master instead of the stand-in; splits and moves, too."""
+    transactions: int = TRANSACTIONS
+    tablet_servers: int = _TABLET_SERVERS
+
+    def __str__(self) -> str:
+        master = "the real master" if self.with_master else "a stand-in for the master"
+        lines = [
+            f"seed {self.seed}: {self.workload}, {self.transactions} transactions, {master}",
+            f"  network: {self.network if self.network is not PERFECT else 'perfect'}",
+            *(f"  {strike}" for strike in self.strikes),
+        ]
+        return "\n".join(lines)
+
+
+def scenario_of(
+    seed: int,
+    *,
+    workload: str | None = None,
+    transactions: int = TRANSACTIONS,
+    with_master: bool | None = None,
+) -> Scenario:
+    """The same for the same arguments, in every process."""
+    chance = Random(f"scenario {seed}")
+    drawn = chance.choice(sorted(WORKLOADS))
+    master = chance.random() < _MASTER_SHARE
+    strikes = sorted(
+        (_strike(chance) for _ in range(chance.randint(0, _STRIKES_MAX))),
+        key=lambda strike: strike.at_seconds,
+    )
+    return Scenario(
+        seed,
+        workload or drawn,
+        tuple(strikes),
+        _network(chance),
+        tuple(chance.randint(-5_000, 5_000) for _ in range(16)),
+        with_master=master if with_master is None else with_master,
+        transactions=transactions,
+    )
+
+
+_WEIGHTS = {
+    Kind.CRASH: 5,
+    Kind.POWER: 2,
+    Kind.PAUSE: 5,
+    Kind.ONE_WAY: 2,
+    Kind.HALF: 1,
+    Kind.RING: 1,
+    Kind.ISOLATE: 3,
+    Kind.SLOW_LINKS: 2,
+    Kind.CLOCK_BACK: 1,
+    Kind.CLOCK_FORWARD: 1,
+    Kind.FSYNC: 3,
+    Kind.FULL: 1,
+    Kind.CLIENT_STEP: 8,
+    Kind.TAKEOVER: 5,
+    Kind.SPLIT: 2,
+}
+
+
+def _strike(chance: Random) -> Strike:
+    (kind,) = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
+    return Strike(
+        chance.random() * TROUBLE_SECONDS,
+        kind,
+        chance.getrandbits(16),
+        chance.random() ** 3 * 6.0,
+        chance.randint(1, 40),
+    )
+
+
+def _network(chance: Random) -> NetworkFaults:
+    """Some seeds have a good network, some a bad one, and most something between."""
+    badness = chance.choice((0.0, 0.003, 0.01, 0.03))
+    if not badness:
+        return PERFECT
+    return NetworkFaults(
+        slow=badness * chance.random(),
+        slow_seconds_max=chance.choice((0.1, 1.0, 5.0)),
+        duplicate=badness * 2 * chance.random(),
+        drop_request=badness * chance.random(),
+        drop_reply=badness * chance.random(),
+        break_connection=badness * chance.random(),
+    )

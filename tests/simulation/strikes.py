@@ -1,0 +1,286 @@
+"""Doing what a scenario's strikes say, and undoing it.
+
+A strike that finds nothing to hit (a tablet server that is down already, a client that has
+finished) is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from percolator.testing.network_faults import Fault
+from percolator.testing.simulated_process import SimulatedProcess
+from percolator.testing.simulated_wire import Envelope
+from percolator.v1 import cells_pb2
+from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
+from percolator.wire import methods
+from percolator.world import Random
+from tests.simulation.cluster import Cluster
+from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE
+from tests.simulation.scenario import Kind, Strike
+
+_SLOW_SECONDS_PER_AMOUNT = 0.02
+_JUMP_MILLISECONDS_PER_AMOUNT = 2_000
+_FSYNCS_FAILING = 2
+_CLIENT_DOWN_SECONDS = 0.5
+
+
+class Strikes:
+    """Strikes at a cluster, all of a scenario's."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._chance = Random(f"strikes {cluster.scenario.seed}")
+        self._armed: list[_Ambush] = []
+        self._do: dict[Kind, Callable[[Strike], Callable[[], None] | None]] = {
+            Kind.CRASH: self._crash,
+            Kind.POWER: self._cut_power,
+            Kind.PAUSE: self._pause,
+            Kind.ONE_WAY: self._cut_one_way,
+            Kind.HALF: self._cut_in_half,
+            Kind.RING: self._cut_to_ring,
+            Kind.ISOLATE: self._isolate,
+            Kind.SLOW_LINKS: self._slow_links,
+            Kind.CLOCK_BACK: self._set_clock_back,
+            Kind.CLOCK_FORWARD: self._set_clock_forward,
+            Kind.FSYNC: self._fail_fsync,
+            Kind.FULL: self._fill_disk,
+            Kind.CLIENT_STEP: self._ambush,
+            Kind.TAKEOVER: self._take_over,
+            Kind.SPLIT: self._split,
+        }
+
+    async def run(self) -> None:
+        """Returns when the last one has ended."""
+        begin = self._cluster.loop.time()
+        strikes = self._cluster.scenario.strikes
+        await asyncio.gather(*(self._strike(strike, begin) for strike in strikes))
+
+    async def _strike(self, strike: Strike, begin: float) -> None:
+        await asyncio.sleep(max(begin + strike.at_seconds - self._cluster.loop.time(), 0.0))
+        undo = self._do[strike.kind](strike)
+        await asyncio.sleep(strike.seconds)
+        if undo is not None:
+            undo()
+
+    def _count(self, kind: Kind) -> None:
+        self._cluster.struck[kind.value] += 1
+
+    # ------------------------------------------------------------------ processes
+
+    def _crash(self, strike: Strike) -> None:
+        process = self._process(strike)
+        if process.alive:
+            self._count(strike.kind)
+            self._kill(process, strike.seconds, machine=strike.amount % 3 == 0)
+
+    def _cut_power(self, strike: Strike) -> None:
+        self._count(strike.kind)
+        cluster = self._cluster
+        for address in (*cluster.tablet_servers, ORACLE, MASTER, LOCK_SERVICE):
+            self._kill(cluster.processes[address], strike.seconds, machine=True)
+        cluster.root.disk.cut_power(self._chance)
+
+    def _pause(self, strike: Strike) -> Callable[[], None] | None:
+        process = self._process(strike)
+        if not process.alive or process.paused:
+            return None
+        self._count(strike.kind)
+        process.pause()
+        return process.resume
+
+    def _kill(self, process: SimulatedProcess, seconds: float, *, machine: bool) -> None:
+        self._cluster.down_until[process.address] = self._cluster.loop.time() + seconds
+        process.crash(machine=machine)
+
+    def _process(self, strike: Strike) -> SimulatedProcess:
+        """Tablet servers three times as often as others: they hold what is dear."""
+        cluster = self._cluster
+        candidates = [*cluster.processes, *cluster.tablet_servers, *cluster.tablet_servers]
+        return cluster.processes[candidates[strike.target % len(candidates)]]
+
+    # ------------------------------------------------------------------ links
+
+    def _cut_one_way(self, strike: Strike) -> Callable[[], None]:
+        source, target = self._two(strike)
+        self._cluster.wire.links.cut(source, target)
+        return self._healing(strike)
+
+    def _cut_in_half(self, strike: Strike) -> Callable[[], None]:
+        self._cluster.wire.links.split_at_random(list(self._cluster.processes), self._chance)
+        return self._healing(strike)
+
+    def _cut_to_ring(self, strike: Strike) -> Callable[[], None]:
+        names = list(self._cluster.processes)
+        self._chance.shuffle(names)
+        self._cluster.wire.links.ring(names)
+        return self._healing(strike)
+
+    def _isolate(self, strike: Strike) -> Callable[[], None]:
+        self._cluster.wire.links.isolate(self._process(strike).address, self._cluster.processes)
+        return self._healing(strike)
+
+    def _slow_links(self, strike: Strike) -> Callable[[], None]:
+        slow = self._process(strike).address
+        extra = strike.amount * _SLOW_SECONDS_PER_AMOUNT
+        for other in self._cluster.processes:
+            self._cluster.wire.links.slow(other, slow, extra)
+        return self._healing(strike)
+
+    def _two(self, strike: Strike) -> tuple[str, str]:
+        names = list(self._cluster.processes)
+        first = strike.target % len(names)
+        return names[first], names[(first + 1 + strike.amount % (len(names) - 1)) % len(names)]
+
+    def _healing(self, strike: Strike) -> Callable[[], None]:
+        self._count(strike.kind)
+        return self._cluster.wire.links.heal
+
+    # ------------------------------------------------------------------ clocks
+
+    def _set_clock_back(self, strike: Strike) -> None:
+        self._count(strike.kind)
+        process = self._clock_of(strike)
+        process.clock.set_wall_back(strike.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
+
+    def _set_clock_forward(self, strike: Strike) -> None:
+        self._count(strike.kind)
+        process = self._clock_of(strike)
+        process.clock.set_wall_back(-strike.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
+
+    def _clock_of(self, strike: Strike) -> SimulatedProcess:
+        """Every second time the oracle's: nobody else's should matter."""
+        oracle = self._cluster.processes[ORACLE]
+        return oracle if strike.target % 2 else self._process(strike)
+
+    # ------------------------------------------------------------------ disks
+
+    def _fail_fsync(self, strike: Strike) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(strike))
+        if files is None:
+            return None
+        self._count(strike.kind)
+        files.faults.fail("fsync", nth=1 + strike.amount % 5, times=_FSYNCS_FAILING)
+        files.faults.fail("append", nth=1 + strike.amount % 7, number=errno.EIO)
+        return files.faults.heal
+
+    def _fill_disk(self, strike: Strike) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(strike))
+        if files is None:
+            return None
+        self._count(strike.kind)
+        files.is_full = True
+
+        def empty() -> None:
+            files.is_full = False
+            files.faults.heal()
+
+        return empty
+
+    def _disk_user(self, strike: Strike) -> str:
+        users = [*self._cluster.tablet_servers, ORACLE]
+        return users[strike.target % len(users)]
+
+    # ------------------------------------------------------------------ tablets
+
+    def _take_over(self, strike: Strike) -> None:
+        self._count(strike.kind)
+        self._cluster.placements.moves.append(strike.target % len(self._cluster.placements.tablets))
+
+    def _split(self, strike: Strike) -> None:
+        """Only a real master can."""
+
+    # ------------------------------------------------------------------ clients
+
+    def _ambush(self, strike: Strike) -> Callable[[], None] | None:
+        clients = self._cluster.clients
+        address = clients[strike.target % len(clients)]
+        if address not in self._cluster.processes:
+            return None
+        ambush = _Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
+        self._armed.append(ambush)
+        self._cluster.wire.watcher = self._watch
+
+        def disarm() -> None:
+            if ambush in self._armed:
+                self._armed.remove(ambush)
+
+        return disarm
+
+    def _watch(self, envelope: Envelope) -> Fault | None:
+        if not self._armed:
+            self._cluster.wire.watcher = None
+            return None
+        for ambush in self._armed:
+            step = ambush.step(envelope)
+            if step is None:
+                continue
+            self._armed.remove(ambush)
+            self._count(Kind.CLIENT_STEP)
+            self._cluster.struck[f"client killed at: {step}"] += 1
+            # From outside of every process, as soon as this step of the loop is over.
+            loop, process = self._cluster.loop, self._cluster.processes[ambush.client]
+            loop.deliver_at(loop.time(), self._kill_client, (process,))
+            return Fault.REQUEST_DROPPED if self._chance.random() < 0.3 else None
+        return None
+
+    def _kill_client(self, process: SimulatedProcess) -> None:
+        self._kill(process, _CLIENT_DOWN_SECONDS, machine=False)
+
+
+class _Ambush:
+    """Waits for a message of a client's commit, and then for as many more as it was told."""
+
+    def __init__(self, client: str, countdown: int, *, is_reply: bool) -> None:
+        self.client = client
+        self._countdown = countdown
+        self._is_reply = is_reply
+
+    def step(self, envelope: Envelope) -> str | None:
+        """The step at which it strikes, or None."""
+        if envelope.is_reply is not self._is_reply:
+            return None
+        if (envelope.target if envelope.is_reply else envelope.source) != self.client:
+            return None
+        name = _STEPS.get(envelope.path)
+        if name is None:
+            return None
+        self._countdown -= 1
+        if self._countdown > 0:
+            return None
+        if envelope.is_reply:
+            return f"{name} answered"
+        return _mutation_step(envelope.payload) if name == "mutation" else name
+
+
+_STEPS = {
+    methods.MUTATE.path: "mutation",
+    methods.GET_TIMESTAMPS.path: "timestamp",
+    methods.READ.path: "read",
+}
+
+
+def _mutation_step(payload: bytes) -> str:
+    """The furthest step of the protocol among the mutations of a request."""
+    steps = [
+        _step(mutation)
+        for batch in MutateRequest.FromString(payload).batches
+        for mutation in batch.mutations
+    ]
+    return max(steps, default="mutation")
+
+
+def _step(mutation: Mutation) -> str:
+    for change in mutation.changes:
+        match change.space:
+            case cells_pb2.SPACE_WRITE:
+                return "commit of the primary" if mutation.not_below else "commit of others"
+            case cells_pb2.SPACE_ROLLBACK:
+                return "rollback"
+            case cells_pb2.SPACE_LOCK if change.kind == Change.KIND_PUT:
+                return "prewrite" if mutation.not_below else "heartbeat or push"
+            case _:
+                continue
+    return "status"

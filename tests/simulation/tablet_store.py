@@ -1,0 +1,38 @@
+"""The store of a simulated tablet server: the product's, but for LevelDB itself.
+
+Claims, seals, clones and looks are those of the product, system call by system call; what is opened
+in an epoch directory is a `tablet_log`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from percolator.tablet.memory_storage import MemoryStorage
+from percolator.tablet.tablet import TabletIdentity
+from services.chassis.epoch_directory import EpochDirectory
+from services.tabletserver.disk_threads import DiskThreads
+from services.tabletserver.tablet_store import Ancestry, Ownership, SharedDirectoryStore
+from tests.simulation.disks import ROOT, SimulatedFiles
+from tests.simulation.tablet_log import open_tablet
+
+
+class SimulatedTabletStore:
+    """A `TabletStore`."""
+
+    def __init__(self, files: SimulatedFiles, struck: Counter[str]) -> None:
+        self._files = files
+        self._struck = struck
+        # Without a single thread: nothing of it that would need one is called.
+        self._directories = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
+
+    async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:
+        return await self._directories.take_over(tablet, ancestry)
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
+        if not isinstance(ownership, EpochDirectory):
+            raise TypeError(f"not an ownership of this store: {ownership!r}")
+        return await open_tablet(self._files, ownership.path, self._struck)
+
+    async def remove_superseded(self, tablet: TabletIdentity) -> None:
+        await self._directories.remove_superseded(tablet)

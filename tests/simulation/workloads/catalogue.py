@@ -1,0 +1,30 @@
+"""All workloads, by name."""
+
+from __future__ import annotations
+
+from tests.simulation.workloads.appends import Appends
+from tests.simulation.workloads.bank import Bank
+from tests.simulation.workloads.counters import Counters
+from tests.simulation.workloads.large import Large
+from tests.simulation.workloads.lock_order import LockOrder
+from tests.simulation.workloads.long_fork import LongFork
+from tests.simulation.workloads.mixed import Mixed
+from tests.simulation.workloads.predicates import Predicates
+from tests.simulation.workloads.registers import Registers
+from tests.simulation.workloads.sequential import Sequential
+from tests.simulation.workloads.sets import Sets
+from tests.simulation.workloads.workload import MakeWorkload
+
+WORKLOADS: dict[str, MakeWorkload] = {
+    "bank": Bank,
+    "counters": Counters,
+    "appends": Appends,
+    "registers": Registers,
+    "sets": Sets,
+    "long fork": LongFork,
+    "sequential": Sequential,
+    "predicates": Predicates,
+    "lock order": LockOrder,
+    "large": Large,
+    "mixed": lambda: Mixed([Bank(), Registers(), Predicates(), Counters()]),
+}

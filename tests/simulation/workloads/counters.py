@@ -1,0 +1,43 @@
+"""Counters on few keys, each read and written again by everybody: the school of lost updates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from percolator.testing.history import Put
+from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.workloads.workload import Ending, Workload
+
+_ROWS = [b"hits", b"misses", b"seen"]
+
+
+class Counters(Workload):
+    """Every committed increment counts, once."""
+
+    def __init__(self) -> None:
+        self.cells = Cells("counters", (b"m",))
+        self._value = self.cells.column()
+
+    async def step(self, session: Session) -> None:
+        rows = session.random.sample(_ROWS, session.random.choice((1, 1, 2)))
+
+        async def body(tx: RecordedTx) -> None:
+            for row in rows:
+                before = await tx.get(row, self._value)
+                await tx.set(row, self._value, b"%d" % (int(before or b"0") + 1))
+
+        await session.run(body)
+
+    def check(self, ending: Ending) -> Iterable[str]:
+        expected = Counter(
+            operation.key[1]
+            for record in ending.committed()
+            for operation in record.operations
+            if isinstance(operation, Put) and operation.key[0] == self.cells.name
+        )
+        rows = ending.tables[self.cells.name]
+        for row in _ROWS:
+            found = int(rows.get(row, {}).get(b"v", b"0"))
+            if found != expected[row]:
+                yield f"{row!r} is {found} after {expected[row]} committed increments"

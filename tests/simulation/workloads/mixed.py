@@ -1,0 +1,31 @@
+"""Several workloads at once, on one cluster: their tables meet in the same servers and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tests.simulation.sessions import Cells, Session
+from tests.simulation.workloads.workload import Ending, Workload
+
+
+class Mixed(Workload):
+    """The promises of all its parts."""
+
+    def __init__(self, parts: Sequence[Workload]) -> None:
+        self._parts = parts
+        self.cells = parts[0].cells
+
+    @property
+    def tables(self) -> tuple[Cells, ...]:
+        return tuple(table for part in self._parts for table in part.tables)
+
+    async def load(self, session: Session) -> None:
+        for part in self._parts:
+            await part.load(session)
+
+    async def step(self, session: Session) -> None:
+        await session.random.choice(self._parts).step(session)
+
+    def check(self, ending: Ending) -> Iterable[str]:
+        for part in self._parts:
+            yield from part.check(ending)

@@ -1,0 +1,40 @@
+"""Registers, written without being read, read, deleted and locked: every kind of single operation.
+
+Each write puts a value that nobody else ever writes; some are too long to stand in a record.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.workloads.workload import Workload
+
+_ROWS = [b"", b"\x00", b"\x00\xff", b"middle", b"n", b"\xff", b"\xff\xff"]
+_LONG_BYTES = 1500
+
+
+class Registers(Workload):
+    """Nothing more than what the checker wants."""
+
+    def __init__(self) -> None:
+        self.cells = Cells("registers", (b"m", b"\xff"))
+        self._columns = [self.cells.column("v"), self.cells.column("w")]
+
+    async def step(self, session: Session) -> None:
+        chance = session.random
+
+        async def body(tx: RecordedTx) -> None:
+            for _ in range(chance.randint(1, 4)):
+                row, column = chance.choice(_ROWS), chance.choice(self._columns)
+                match chance.randrange(8):
+                    case 0 | 1 | 2:
+                        await tx.get(row, column)
+                    case 3 | 4:
+                        await tx.set(row, column, session.unique())
+                    case 5:
+                        await tx.set(row, column, session.unique().ljust(_LONG_BYTES))
+                    case 6:
+                        await tx.delete(row, column)
+                    case _:
+                        await tx.lock(row, column)
+
+        await session.run(body)
