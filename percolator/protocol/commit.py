@@ -278,18 +278,19 @@ class Commit:
         if left <= 0:
             raise self._out_of_time()
         self._statistics.round_trips += 1
+        in_use = self._min_commit - 1
         self._commit = await self._around.timestamps.get(timeout_seconds=left)
-        if self._commit < self._min_commit:
-            raise TimestampRegression(
-                f"the oracle gave {self._commit} after {self._min_commit - 1} was in use"
-            )
+        # Compared with what was in use before asking: a heartbeat may learn meanwhile of a push
+        # by a reader that began after this timestamp was given. Then a later one is taken.
+        if self._commit <= in_use:
+            raise TimestampRegression(f"the oracle gave {self._commit} after {in_use} was in use")
 
     async def _commit_primary(self, deadline: float) -> int:
         """Passes the commit point, or finds out that somebody has. Raises if nobody ever will."""
         table_id = self._write.primary.table_id
         backoff: Backoff | None = None
         while True:
-            if self._min_commit > self._commit:
+            while self._min_commit > self._commit:
                 # The first time, or the lock was seen with this number in it: then nothing sent
                 # before was applied, and since the number only grows, nothing ever will be.
                 self._commit_sent = False
