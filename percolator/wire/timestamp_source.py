@@ -102,7 +102,11 @@ class _Batch:
 
 
 class TimestampSource:
-    """Asks the oracles at `addresses` for timestamps. Belongs to one event loop."""
+    """Asks the oracles at `addresses` for timestamps. Belongs to one event loop.
+
+    `addresses` is read before every request: its owner may change it as the cluster changes, but
+    never empties it.
+    """
 
     def __init__(
         self,
@@ -120,9 +124,10 @@ class TimestampSource:
         _check_timeout(timeout_seconds)
         self._clock = world.clock
         self._random = world.random
-        self._calls: list[UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = [
-            world.network.unary(address, GET_TIMESTAMPS) for address in addresses
-        ]
+        self._network = world.network
+        self._addresses = addresses
+        self._turn = 0
+        self._calls: dict[str, UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = {}
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
         self._request_count_max = count_max
@@ -202,7 +207,7 @@ class TimestampSource:
                 if batch.count > self._request_count_max:
                     self._waiting = batch.split(self._request_count_max)
                 try:
-                    response = await self._calls[0](
+                    response = await self._preferred()(
                         GetTimestampsRequest(count=batch.count), ATTEMPT_SECONDS_MAX
                     )
                 except _WORTH_ANOTHER_TRY as error:
@@ -232,6 +237,16 @@ class TimestampSource:
         finally:
             self._in_flight = _Batch()
             self._dispatcher = None
+
+    def _preferred(self) -> UnaryCall[GetTimestampsRequest, GetTimestampsResponse]:
+        """The oracle to ask: the one that answered last, as long as it is among the addresses."""
+        address = self._addresses[self._turn % len(self._addresses)]
+        call = self._calls.get(address)
+        if call is None:
+            # An address that is no longer among them is not called again.
+            self._calls = {one: c for one, c in self._calls.items() if one in self._addresses}
+            call = self._calls[address] = self._network.unary(address, GET_TIMESTAMPS)
+        return call
 
     def _put_back(self, batch: _Batch) -> None:
         """Those who still wait go first into the next request."""
@@ -269,8 +284,8 @@ class TimestampSource:
 
     async def _turn_to_the_next(self, tries_in_vain: int, error: errors.PercolatorError) -> None:
         """Makes the next address the preferred one; pauses when all have been tried."""
-        self._calls.append(self._calls.pop(0))
-        rounds, rest = divmod(tries_in_vain, len(self._calls))
+        self._turn += 1
+        rounds, rest = divmod(tries_in_vain, len(self._addresses))
         if rest:
             return
         seconds = min(BACKOFF_SECONDS_MIN * 2 ** min(rounds - 1, 10), BACKOFF_SECONDS_MAX)

@@ -105,6 +105,23 @@ async def silent(count: int) -> int:
     return 0
 
 
+async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_is_known() -> None:
+    """A standby is in nobody's list until it leads; whoever connected before then must find it."""
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Unavailable("killed"))
+    addresses = ["a:1"]
+    world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
+    source = TimestampSource(world, addresses)
+    asking = source.get()
+    await asyncio.sleep(3.0)
+    addresses[:] = ["b:1"]
+    assert await asking >= 1000
+    oracles.requests.clear()
+    await source.get()
+    assert [address for _, address, _ in oracles.requests] == ["b:1"]
+    await source.close()
+
+
 async def test_those_who_ask_at_the_same_moment_share_one_request() -> None:
     oracles = Oracles()
     source = source_of(oracles)
