@@ -14,7 +14,7 @@ from percolator.wire.channels import GrpcNetwork
 from services.local.process import ServiceProcess
 
 CALL_SECONDS = 20.0
-READY_SECONDS = 20.0
+READY_SECONDS = 40.0
 TABLE_ID = 3
 COLUMN = b"c"
 START = 1_760_000_000_000 << 18
