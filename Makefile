@@ -86,7 +86,7 @@ test-spark: $(SPARK_READY) ## The library inside Spark executors (needs Java 17)
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions ## Every benchmark, one after another
+bench: bench-oracle bench-tablet bench-transactions bench-failover ## Every benchmark, one after another
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Timestamps per second
@@ -95,6 +95,10 @@ bench-oracle: $(READY) ## Timestamps per second
 .PHONY: bench-tablet
 bench-tablet: $(READY) ## What a row costs a tablet server and its client (about 3 minutes)
 	$(BIN)/python -m benchmarks.tablet
+
+.PHONY: bench-failover
+bench-failover: $(READY) ## Throughput while a tablet server is killed; many tablets (about a minute)
+	$(BIN)/python -m benchmarks.failover
 
 .PHONY: bench-transactions
 bench-transactions: $(READY) ## What a transaction costs, beside raw operations (about 3 minutes)

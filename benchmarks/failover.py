@@ -1,0 +1,194 @@
+"""Fail-over under load: 3 tablet servers, steady transfers, kill -9 of one (the paper's Figure 10).
+
+Every transfer also writes a row of its own in the same transaction, so that each one can be found
+afterwards: one that was reported committed and is missing is lost, and one that was reported not
+committed and is there would be done twice by whoever repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.report import Report
+from percolator import Table, aio, codecs
+from percolator.errors import OutcomeUnknown, PercolatorError
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from services.local.cluster import LocalCluster
+
+TABLETS = 12
+ACCOUNTS = 1_200
+OPENING = 1_000
+CLIENTS = 24
+SECONDS = 24
+KILL_AT = 8
+MANY_TABLETS = 300
+RECOVERED = 0.8
+SECONDS_MAX = 60.0
+
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+transfers = Table("transfers")
+amount_of = transfers.column("amount", codecs.integer)
+
+
+@dataclass
+class Traffic:
+    """What was asked, and what came back."""
+
+    started: float = field(default_factory=time.monotonic)
+    committed_at: Counter[int] = field(default_factory=Counter)
+    committed: set[str] = field(default_factory=set)
+    aborted: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    errors: Counter[str] = field(default_factory=Counter)
+    stopped: bool = False
+
+
+async def transfer_forever(db: aio.Database, traffic: Traffic, number: int) -> None:
+    chance = random.Random(number)
+    count = 0
+    while not traffic.stopped:
+        count += 1
+        name = f"{number:02d}-{count:06d}"
+        source, target = (f"{account:06d}" for account in chance.sample(range(ACCOUNTS), 2))
+
+        async def move(tx: aio.Transaction, name: str, source: str, target: str) -> None:
+            first, second = await tx.get_many(accounts, [source, target], [balance])
+            await tx.set(source, balance, first[balance] - 1)
+            await tx.set(target, balance, second[balance] + 1)
+            await tx.set(row_of(name), amount_of, 1)
+
+        try:
+            await db.run(move, name, source, target)
+        except OutcomeUnknown as error:
+            traffic.errors[type(error).__name__] += 1
+            traffic.unknown.add(name)
+        except PercolatorError as error:
+            traffic.errors[type(error).__name__] += 1
+            traffic.aborted.add(name)
+        else:
+            traffic.committed.add(name)
+            traffic.committed_at[int(time.monotonic() - traffic.started)] += 1
+
+
+def row_of(name: str) -> str:
+    """Spread over all tablets of the table of transfers."""
+    return f"{zlib.crc32(name.encode()) % ACCOUNTS:06d}/{name}"
+
+
+async def under_load(cluster: LocalCluster, report: Report) -> None:
+    async with aio.connect(cluster.address) as db:
+        splits = [f"{ACCOUNTS * part // TABLETS:06d}" for part in range(1, TABLETS)]
+        await db.create_table(accounts, splits)
+        await db.create_table(transfers, splits)
+        rows = [(f"{number:06d}", {balance: OPENING}) for number in range(ACCOUNTS)]
+        await db.set_many(rows)
+        traffic = Traffic()
+        clients = [
+            asyncio.create_task(transfer_forever(db, traffic, number)) for number in range(CLIENTS)
+        ]
+        await asyncio.sleep(KILL_AT)
+        cluster.processes["tabletserver-1"].kill()
+        await asyncio.sleep(SECONDS - KILL_AT)
+        traffic.stopped = True
+        await asyncio.gather(*clients)
+        show(traffic, report)
+        await audit(db, traffic, report)
+
+
+def show(traffic: Traffic, report: Report) -> None:
+    rates = [traffic.committed_at[second] for second in range(SECONDS)]
+    peak = max(*rates, 1)
+    for second, rate in enumerate(rates):
+        mark = "  <- kill -9" if second == KILL_AT else ""
+        print(f"{second:3d} s {rate:6d}/s {'#' * (60 * rate // peak)}{mark}")
+    print("errors seen by the application:", dict(traffic.errors) or "none")
+    # Another second may have a straggler: what the survivors can do is what they do at the end.
+    surviving = sum(rates[-6:]) / 6
+    reached = next(
+        (
+            second
+            for second in range(KILL_AT + 1, SECONDS)
+            if rates[second] >= RECOVERED * surviving
+        ),
+        SECONDS,
+    )
+    report.add("transfers before the kill", sum(rates[2:KILL_AT]) / (KILL_AT - 2), "1/s")
+    report.add("transfers at the end, on two servers", surviving, "1/s")
+    report.add("back at 80 % of the surviving capacity within", reached + 1 - KILL_AT, "s", must=10)
+
+
+async def audit(db: aio.Database, traffic: Traffic, report: Report) -> None:
+    total, found = 0, set()
+    async with db.snapshot() as snapshot:
+        async for row in snapshot.scan(accounts):
+            total += row[balance]
+        async for row in snapshot.scan(transfers):
+            found.add(row.key.split("/")[1])
+    lost = traffic.committed - found
+    doubled = traffic.aborted & found
+    report.add("commits", len(traffic.committed), "")
+    report.add("outcomes unknown", len(traffic.unknown), "")
+    report.add("commits lost", len(lost), "", must=0)
+    report.add("commits reported as not done, and done", len(doubled), "", must=0)
+    report.add("money made or lost", abs(total - ACCOUNTS * OPENING), "", must=0)
+
+
+async def many_tablets(cluster: LocalCluster, report: Report) -> None:
+    network = GrpcNetwork()
+    try:
+        create = network.unary(cluster.address, methods.CREATE_TABLE)
+        listed = network.unary(cluster.address, methods.LIST_TABLETS)
+        splits = [b"%06d" % number for number in range(1, MANY_TABLETS)]
+        started = time.monotonic()
+        await create(wire.CreateTableRequest(name="many", splits=splits), SECONDS_MAX)
+        report.add(
+            f"{MANY_TABLETS} tablets on 3 servers open", time.monotonic() - started, "s", must=10
+        )
+        victim = cluster.processes["tabletserver-2"]
+        memory = psutil.Process(victim.pid).memory_info().rss / (1 << 20)
+        report.add("memory of a server with 100 idle tablets", memory, "MiB", must=400)
+        before = (await listed(wire.ListTabletsRequest(), SECONDS_MAX)).tablets
+        lost = {one.location.tablet_id for one in before if one.location.address == victim.address}
+        victim.kill()
+        started = time.monotonic()
+        while time.monotonic() - started < SECONDS_MAX:
+            now = (await listed(wire.ListTabletsRequest(), SECONDS_MAX)).tablets
+            if all(
+                one.serving and one.location.address != victim.address
+                for one in now
+                if one.location.tablet_id in lost
+            ):
+                break
+            await asyncio.sleep(0.02)
+        report.add(
+            f"{len(lost)} idle tablets open elsewhere", time.monotonic() - started, "s", must=3
+        )
+    finally:
+        await network.close()
+
+
+def main() -> int:
+    """Returns the exit code."""
+    report = Report("failover")
+    with tempfile.TemporaryDirectory() as directory:
+        with LocalCluster(Path(directory) / "load") as cluster:
+            asyncio.run(under_load(cluster, report))
+        with LocalCluster(Path(directory) / "many") as cluster:
+            asyncio.run(many_tablets(cluster, report))
+    return report.finish()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
