@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 30.0
@@ -36,21 +37,32 @@ class LocalCluster:
         *,
         tablet_servers: int = 3,
         port: int = 0,
+        masters: int = 1,
+        oracles: int = 1,
+        links: bool = False,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """All masters and oracles but one are standbys. Links between everybody can be cut."""
         if tablet_servers < 0:
             raise LocalClusterError(f"tablet servers: expected 0 or more, got {tablet_servers}")
+        if links and port:
+            raise LocalClusterError("a master behind a link has the port of its link")
         self.data = data.absolute()
         self._port = port
         self._tablet_servers = tablet_servers
+        self._masters = masters
+        self._oracles = oracles
+        self._linked = links
+        self.links: dict[str, Link] = {}
+        """By the name of the process that everybody reaches through it."""
         self._progress = progress
         self._lock: IO[str] | None = None
         self.processes: dict[str, ServiceProcess] = {}
 
     @property
     def address(self) -> str:
-        """The one address that clients need."""
-        return self.processes["master"].address
+        """Of the master, or those of all masters: what clients need."""
+        return ",".join(process.address for process in self._named("master"))
 
     def start(self) -> None:
         """Starts everything and returns when everything serves; on failure nothing is left."""
@@ -69,10 +81,12 @@ class LocalCluster:
         """Drains and stops everything. Returns the exit codes; the data stays."""
         codes: dict[str, int] = {}
         problems: list[str] = []
-        master = [process for process in self.processes.values() if process.name == "master"]
-        rest = [process for process in self.processes.values() if process.name != "master"]
-        # The master last: the others talk to it while they drain.
-        for together in (rest, master):
+        masters = self._named("master")
+        rest = [process for process in self.processes.values() if process not in masters]
+        for link in self.links.values():
+            link.mend()
+        # The masters last: the others talk to them while they drain.
+        for together in (rest, masters):
             for process in together:
                 self._progress(f"stopping {process.name}")
                 process.ask_to_stop()
@@ -81,6 +95,8 @@ class LocalCluster:
                     codes[process.name] = process.wait_stopped()
                 except LocalClusterError as error:
                     problems.append(str(error))
+        for link in self.links.values():
+            link.close()
         (self._run / "local.json").unlink(missing_ok=True)
         if self._lock is not None:
             self._lock.close()
@@ -90,10 +106,14 @@ class LocalCluster:
         return codes
 
     def restart(self, name: str) -> None:
-        """Starts a process that was killed or stopped, on its old ports."""
+        """Starts a process that was killed or stopped, on its old ports.
+
+        One of several oracles is not waited for: it serves when the other ones have gone.
+        """
         process = self.processes[name]
         process.start()
-        process.wait_ready(START_SECONDS)
+        if self._oracles == 1 or process not in self._named("oracle"):
+            process.wait_ready(START_SECONDS)
         self._write_state()
 
     def __enter__(self) -> Self:
@@ -129,26 +149,43 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         store = str(self.data / "store")
-        master = self._add("master", "services.master", ["--store", store])
-        if self._port:
-            master.listen_on(f"127.0.0.1:{self._port}")
-        self._launch([master])
-        found = ["--store", store, "--masters", master.address]
-        rest = [
-            self._add("oracle", "services.oracle", found),
-            self._add("lockservice", "services.lockservice", ["--masters", master.address]),
+        masters = [
+            self._add(name, "services.master", ["--store", store])
+            for name in _numbered("master", self._masters)
         ]
+        if self._port:
+            masters[0].listen_on(f"127.0.0.1:{self._port}")
+        self._launch(masters)
+        known = ["--masters", self.address]
+        found = ["--store", store, *known]
+        standby = ["--standby"] if self._oracles > 1 else []
+        oracle, *standbys = [
+            self._add(name, "services.oracle", [*found, *standby])
+            for name in _numbered("oracle", self._oracles)
+        ]
+        rest = [oracle, self._add("lockservice", "services.lockservice", known)]
         rest += [
             self._add(f"tabletserver-{number}", "services.tabletserver", found)
             for number in range(1, self._tablet_servers + 1)
         ]
         self._launch(rest)
+        for process in standbys:
+            process.start()
         self._write_state()
 
     def _add(self, name: str, module: str, arguments: list[str]) -> ServiceProcess:
+        link = Link() if self._linked else None
+        if link is not None:
+            self.links[name] = link
+            arguments = [*arguments, "--advertise", link.address]
         process = ServiceProcess(name, module, arguments, logs=self.data / "logs", run=self._run)
+        if link is not None:
+            process.listen_on(link.behind)
         self.processes[name] = process
         return process
+
+    def _named(self, kind: str) -> list[ServiceProcess]:
+        return [one for name, one in self.processes.items() if name.partition("-")[0] == kind]
 
     def _launch(self, processes: list[ServiceProcess]) -> None:
         for process in processes:
@@ -165,7 +202,7 @@ class LocalCluster:
                 {
                     "name": process.name,
                     "pid": process.pid,
-                    "address": process.address,
+                    "address": process.ready.address if process.ready else None,
                     "log": str(process.log),
                 }
                 for process in self.processes.values()
@@ -174,6 +211,11 @@ class LocalCluster:
         temporary = self._run / "local.json.tmp"
         temporary.write_text(json.dumps(state, indent=2) + "\n")
         temporary.rename(self._run / "local.json")
+
+
+def _numbered(kind: str, count: int) -> list[str]:
+    """The first one goes without a number."""
+    return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
 
 
 def running(data: Path) -> dict[str, object] | None:

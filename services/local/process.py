@@ -18,6 +18,7 @@ from pathlib import Path
 
 from percolator.errors import PercolatorError
 
+ANY_PORT = "127.0.0.1:0"
 POLL_SECONDS = 0.01
 STOP_SECONDS = 30.0
 """Above what a service takes at most with default settings: 20 s to drain, 6 s to close."""
@@ -49,8 +50,8 @@ class ServiceProcess:
         self._arguments = arguments
         self._ready_file = run / f"{name}.ready.json"
         self._process: subprocess.Popen[bytes] | None = None
-        self._listen = "127.0.0.1:0"
-        self._metrics_listen = "127.0.0.1:0"
+        self._listen = ANY_PORT
+        self._metrics_listen = ANY_PORT
         self.ready: Ready | None = None
 
     @property
@@ -98,7 +99,8 @@ class ServiceProcess:
             announced = self._announced()
             if announced is not None:
                 self.ready = announced
-                self._listen = announced.address
+                if self._listen == ANY_PORT:
+                    self._listen = announced.address
                 self._metrics_listen = announced.metrics_address or self._metrics_listen
                 return announced
             time.sleep(POLL_SECONDS)

@@ -1,0 +1,98 @@
+"""A link passes everything, holds it back while it is cut, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.local.link import Link
+
+pytestmark = pytest.mark.real_time
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Server:
+    """Answers each line with the same line."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.arrived = asyncio.Event()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            self.lines.append(line)
+            self.arrived.set()
+            writer.write(line)
+        writer.close()
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, Server, Streams]]:
+    link, server = Link(), Server()
+    host, _, port = link.behind.rpartition(":")
+    listening = await asyncio.start_server(server.answer, host, int(port))
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    try:
+        yield link, server, (reader, writer)
+    finally:
+        writer.close()
+        await asyncio.to_thread(link.close)
+        listening.close()
+        await listening.wait_closed()
+
+
+async def test_what_is_sent_into_a_cut_link_arrives_when_it_is_mended_and_not_before() -> None:
+    async with linked() as (link, server, (reader, writer)):
+        writer.write(b"before\n")
+        assert await reader.readline() == b"before\n"
+        link.cut()
+        writer.write(b"meanwhile\n")
+        answer = asyncio.ensure_future(reader.readline())
+        done, _ = await asyncio.wait([answer], timeout=0.1)
+        assert not done
+        assert server.lines == [b"before\n"]
+        link.mend()
+        assert await answer == b"meanwhile\n"
+
+
+async def test_a_server_whose_answers_are_cut_off_goes_on_being_asked() -> None:
+    async with linked() as (link, server, (reader, writer)):
+        link.cut(answers_only=True)
+        writer.write(b"question\n")
+        await server.arrived.wait()
+        answer = asyncio.ensure_future(reader.readline())
+        done, _ = await asyncio.wait([answer], timeout=0.1)
+        assert not done
+        link.mend()
+        assert await answer == b"question\n"
+
+
+async def test_a_connection_that_is_made_while_the_link_is_cut_works_once_it_is_mended() -> None:
+    async with linked() as (link, _, __):
+        link.cut()
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"patient\n")
+        link.mend()
+        assert await reader.readline() == b"patient\n"
+        writer.close()
+
+
+async def test_a_client_is_told_when_there_is_no_server() -> None:
+    link = Link()
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    assert await reader.read() == b""
+    writer.close()
+    await asyncio.to_thread(link.close)
+
+
+async def test_closing_breaks_connections_and_may_be_repeated() -> None:
+    async with linked() as (link, _, (reader, writer)):
+        writer.write(b"question\n")
+        await reader.readline()
+        await asyncio.to_thread(link.close)
+        await asyncio.to_thread(link.close)
+        assert await reader.read() == b""
