@@ -22,7 +22,7 @@ _UNSIGNED_32_MAX = 2**32 - 1
 @dataclass(slots=True)
 class _Entry:
     server: Server
-    heard: int
+    heard_tick: int
 
 
 class Registry:
@@ -60,7 +60,7 @@ class Registry:
         """By kind and address, with how long they have said nothing."""
         now = self._time.tick()
         for entry in self._entries.values():
-            silence = milliseconds_between(entry.heard, now)
+            silence = milliseconds_between(entry.heard_tick, now)
             entry.server.silence_milliseconds = min(silence, _UNSIGNED_32_MAX)
         return [self._entries[key].server for key in sorted(self._entries)]
 
@@ -70,7 +70,7 @@ class Registry:
         silent = [
             key
             for key, entry in self._entries.items()
-            if milliseconds_between(entry.heard, now) > self._silence_milliseconds
+            if milliseconds_between(entry.heard_tick, now) > self._silence_milliseconds
         ]
         for key in silent:
             del self._entries[key]

@@ -249,9 +249,15 @@ class Oracle:
         lead = self._time.wall_lead_seconds
         complaint = ""
         if self._time.is_ignoring_a_jump:
-            complaint = "the wall clock jumped forward and is not followed"
+            complaint = (
+                "the wall clock jumped forward and is not followed; if it is right, restart the "
+                "oracle, or set --follow-clock-jumps"
+            )
         elif lead < -_LAG_WORTH_A_WARNING_SECONDS:
-            complaint = "the wall clock lags behind the timestamps"
+            complaint = (
+                "the wall clock lags behind the timestamps, which go on without it; set it right "
+                "if it is wrong"
+            )
         if complaint == self._clock_complaint:
             return
         self._clock_complaint = complaint

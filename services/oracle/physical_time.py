@@ -40,7 +40,7 @@ class PhysicalTime:
     def now_milliseconds(self) -> int:
         """The present physical part."""
         monotonic = self._clock.monotonic_seconds()
-        elapsed = max(monotonic - self._read_at, 0.0) * 1000
+        elapsed = (monotonic - self._read_at) * 1000
         self._read_at = monotonic
         wall = self._clock.wall_milliseconds()
         steady = self._now + elapsed

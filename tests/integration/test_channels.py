@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
-from percolator.errors import ExecutionUnknown, UsageError
+from percolator.errors import ExecutionUnknown, Unavailable, UsageError
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.v1.tabletserver_pb2 import ScanRequest
 from percolator.wire.channels import GrpcNetwork
@@ -60,3 +61,34 @@ async def test_calling_after_the_network_was_closed_is_a_typed_error() -> None:
     with pytest.raises(UsageError, match="closed"):
         async for _ in stream(ScanRequest(), 10.0):
             pass
+
+
+async def test_closing_the_network_ends_calls_in_progress_with_an_error_of_their_own() -> None:
+    """Not with a cancellation: nobody asked these tasks to stop."""
+    called = asyncio.Event()
+
+    async def forever(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        called.set()
+        await asyncio.Event().wait()
+        return b""
+
+    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(forever)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Silent(),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    network = GrpcNetwork()
+    call = network.unary(address, GET_TIMESTAMPS)
+    calling = [asyncio.ensure_future(call(GetTimestampsRequest(count=1), 60.0)) for _ in range(2)]
+    await called.wait()
+    calling[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling[0]
+    await network.close()
+    with pytest.raises(Unavailable, match="the channel was closed") as caught:
+        await calling[1]
+    assert address in caught.value.where
+    await server.stop(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -39,3 +40,23 @@ async def test_the_event_loops_lateness_is_measured() -> None:
     watching.cancel()
     assert registry.get_sample_value("percolator_event_loop_lag_seconds_count") == 4
     assert registry.get_sample_value("percolator_event_loop_lag_seconds_sum") == 0
+
+
+class SlowClock(VirtualClock):
+    """On a loop that is so busy that its timers fire late."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds + 0.03)
+
+
+async def test_a_busy_event_loop_shows_by_its_lateness_and_its_tasks() -> None:
+    registry = CollectorRegistry()
+    clock = SlowClock(asyncio.get_running_loop())
+    watching = asyncio.create_task(watch_event_loop(registry, clock))
+    busy = [asyncio.create_task(asyncio.sleep(10)) for _ in range(5)]
+    await asyncio.sleep(0.3)
+    lag = registry.get_sample_value("percolator_event_loop_lag_seconds_sum")
+    assert lag == pytest.approx(0.03)
+    assert registry.get_sample_value("percolator_event_loop_tasks") == 7  # this one, the watch, 5
+    for task in (watching, *busy):
+        task.cancel()

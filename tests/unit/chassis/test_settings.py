@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
@@ -280,6 +280,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
 
 
 @given(chosen=st.fixed_dictionaries({}, optional=values))
+@example(chosen={"store": "what JSON lets stand and TOML does not: \x7f"})
 @hypothesis_settings(
     max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )

@@ -203,3 +203,22 @@ async def test_the_server_must_be_there() -> None:
     async with master() as handler:
         with pytest.raises(InvalidArgument, match="server: is missing"):
             await handler.register(wire.RegisterRequest())
+
+
+@pytest.mark.parametrize("field", ["server_id", "version", "address", "metrics_address"])
+async def test_what_is_remembered_of_a_server_is_bounded(field: str) -> None:
+    longest = {
+        "server_id": "s" * 256,
+        "version": "1.4.2".ljust(256, "0"),
+        "address": "h." * 125 + "h" * 3 + ":65",
+        "metrics_address": "h." * 125 + "h" * 3 + ":65",
+    }[field]
+    announced = server()
+    async with master() as handler:
+        if field != "version":  # nothing so long belongs to this version
+            setattr(announced, field, longest)
+            await register(handler, announced)
+        setattr(announced, field, longest + "0")
+        with pytest.raises(InvalidArgument) as caught:
+            await register(handler, announced)
+        assert caught.value.field == f"server.{field}"

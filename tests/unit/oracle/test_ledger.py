@@ -150,3 +150,12 @@ async def test_an_oracle_whose_directory_was_taken_away_notices() -> None:
     assert not ledger.is_still_ours()
     await open_ledger(files)
     assert not ledger.is_still_ours()
+
+
+async def test_a_store_that_cannot_be_looked_at_is_not_known_to_be_ours() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    files.faults.fail("stat", number=errno.EIO)
+    assert not ledger.is_still_ours()
+    assert ledger.is_still_ours()

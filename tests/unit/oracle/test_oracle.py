@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import structlog
 
 from percolator.errors import (
     InvalidArgument,
@@ -258,3 +259,34 @@ async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() 
 def test_a_crash_makes_no_fresh_lock_expire() -> None:
     """Time may jump by a window at a crash; a lock lives longer than that."""
     assert LIMITS.window_seconds < Limits().lock_ttl_seconds
+
+
+async def test_a_wall_clock_that_disagrees_is_told_once_with_the_cure_and_when_it_is_over() -> None:
+    async with bench() as at:
+        with structlog.testing.capture_logs() as log:
+            at.clock.set_wall_back(-HOUR)
+            await at.ask_for(10)
+            at.clock.set_wall_back(HOUR)
+            await at.ask_for(10)
+            at.clock.set_wall_back(HOUR)
+            await at.ask_for(10)
+    assert [entry["log_level"] for entry in log] == ["warning", "info", "warning"]
+    assert "restart the oracle, or set --follow-clock-jumps" in log[0]["event"]
+    assert "agrees" in log[1]["event"]
+    assert "lags" in log[2]["event"]
+    assert log[0]["wall_lead_seconds"] == pytest.approx(3_600, abs=1)
+    assert log[2]["wall_lead_seconds"] == pytest.approx(-3_600, abs=1)
+
+
+async def test_a_disk_that_fails_for_long_is_told_once_and_its_recovery_once() -> None:
+    async with bench() as at:
+        with structlog.testing.capture_logs() as log:
+            at.fail(errno.EIO)
+            await asyncio.sleep(60)
+            at.fail(None)
+            await asyncio.sleep(60)
+    assert at.oracle.counts.extension_failures > 10
+    assert [entry["event"] for entry in log] == [
+        "the mark cannot be made durable",
+        "the mark is durable again",
+    ]

@@ -18,10 +18,12 @@ class FakeNetwork:
     def __init__(self, answers: dict[str, DescribeResponse | PercolatorError]) -> None:
         self.answers = answers
         self.asked: list[str] = []
+        self.timeouts: list[float] = []
 
     def unary(self, address: str, method: object) -> object:
         async def call(request: DescribeRequest, timeout: float) -> DescribeResponse:
             self.asked.append(address)
+            self.timeouts.append(timeout)
             answer = self.answers[address]
             if isinstance(answer, PercolatorError):
                 raise answer
@@ -59,3 +61,10 @@ async def test_when_nobody_answers_every_address_is_named_with_its_cause() -> No
     network = FakeNetwork({"a:1": Unavailable("refused"), "b:2": Unavailable("reset")})
     with pytest.raises(Unavailable, match=r"a:1: refused; b:2: reset"):
         await describe(cast(Network, network), ["a:1", "b:2"], 1.0)
+
+
+async def test_the_addresses_share_the_time_out() -> None:
+    """Else the first silent one would leave none for the others."""
+    network = FakeNetwork({"a:1": Unavailable("silent"), "b:2": DescribeResponse()})
+    await describe(cast(Network, network), ["a:1", "b:2"], 1.0)
+    assert network.timeouts == [0.5, 0.5]

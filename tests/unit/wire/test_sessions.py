@@ -14,6 +14,7 @@ from percolator.errors import InvalidArgument, PercolatorError, Unavailable, Usa
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness
+from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
     RequestT,
@@ -47,6 +48,7 @@ class LockServices:
         self.silent: set[str] = set()
         self.answer_seconds = ROUND_TRIP_SECONDS / 2
         self.calls: list[tuple[str, str, Any]] = []
+        self.dialled: list[str] = []
         self._living: dict[str, asyncio.Task[None]] = {}
         self._starts = 0
 
@@ -68,6 +70,7 @@ class LockServices:
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         name = method.path.rpartition("/")[2]
+        self.dialled.append(f"{address} {name}")
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
             self.calls.append((address, name, request))
@@ -113,8 +116,8 @@ async def lock_services(*addresses: str) -> AsyncIterator[LockServices]:
         await services.close()
 
 
-def client(services: LockServices, *addresses: str, **more: Any) -> Sessions:
-    world = World(services.clock, services, random.Random(9))
+def client(services: LockServices, *addresses: str, seed: int = 9, **more: Any) -> Sessions:
+    world = World(services.clock, services, random.Random(seed))
     settings = more.pop("settings", SessionSettings(description="a test"))
     return Sessions(world, addresses or [A], settings, **more)
 
@@ -476,3 +479,34 @@ async def test_one_address_in_place_of_a_list_is_refused_by_sessions() -> None:
         world = World(services.clock, services, random.Random(1))
         with pytest.raises(InvalidArgument, match="addresses: expected a list"):
             Sessions(world, A, SessionSettings())
+
+
+async def test_renewals_of_many_clients_spread_though_they_began_together() -> None:
+    """Else a restarted lock service would hear from everybody at once, again and again."""
+    async with lock_services(A) as services:
+        loop = asyncio.get_running_loop()
+        clients = [client(services, seed=seed) for seed in range(10)]
+        renewed_at: list[float] = []
+        await asyncio.gather(*(sessions.current() for sessions in clients))
+        before = len(services.calls)
+        started = loop.time()
+        while len(services.calls) < before + 10:
+            await asyncio.sleep(0.001)
+            renewed_at += [loop.time() - started] * (len(services.calls) - before - len(renewed_at))
+        assert 0.7 <= min(renewed_at) < max(renewed_at) <= 1.0
+        assert max(renewed_at) - min(renewed_at) > 0.1
+        for sessions in clients:
+            await sessions.close()
+
+
+async def test_an_address_that_left_the_cluster_is_dialled_anew_when_it_comes_back() -> None:
+    """What is kept per address is bounded by the addresses there are, not by those there were."""
+    async with lock_services(A, B) as services:
+        addresses = [A]
+        calls = LockServiceCalls(services, addresses)
+        request = wire.CheckSessionsRequest(session_ids=[bytes(16)])
+        for address in (A, B, A, A):
+            addresses[:] = [address]
+            await calls.call(lambda stub: stub.check_sessions, request, 1.0)
+        assert services.dialled.count(f"{A} CheckSessions") == 2
+        assert services.dialled.count(f"{B} CheckSessions") == 1
