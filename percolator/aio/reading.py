@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import get_running_loop
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar, overload
@@ -15,7 +16,7 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
-from percolator.protocol.read import read_rows
+from percolator.protocol.read import read_past_locks, read_rows
 from percolator.protocol.scan import own_value, scan_pages
 from percolator.protocol.surroundings import Statistics
 from percolator.protocol.write_set import WriteSet
@@ -35,14 +36,16 @@ Columns = Sequence[Column[Any]]
 class Reading:
     """Reads at one timestamp, which is fetched with the first of them."""
 
+    _start = 0
+    _ended = ""
+
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine
+        self._around = engine.around
         self._now = engine.world.clock.monotonic_seconds
         self._timeout_seconds = timeout_seconds or engine.limits.call_seconds
-        self._start = 0
         self._starting: asyncio.Future[int] | None = None
         self._own: WriteSet | None = None
-        self._ended = ""
         self.statistics = Statistics()
         """What it has cost so far: round trips, retries, locks waited for and whose."""
 
@@ -73,11 +76,20 @@ class Reading:
         start = self._start or await self._begin(deadline)
         table_id, row_bytes, name = address
         question = RowQuestion(table_id, RowRead(row=row_bytes, columns=(name,), timestamp=start))
-        engine = self._engine
-        (answer,) = await read_rows(
-            engine.around, engine.cleanup, (question,), start, deadline, self.statistics
-        )
-        found = answer.found.get(name)
+        statistics = self.statistics
+        statistics.round_trips += 1
+        answers = await self._around.cells.read((question,), deadline)
+        if answers[0].locks:
+            await read_past_locks(
+                self._around,
+                self._engine.cleanup,
+                (question,),
+                answers,
+                start,
+                deadline,
+                statistics,
+            )
+        found = answers[0].found.get(name)
         if found is None or found.value is None:
             return default
         return column.codec.decode(found.value)
@@ -262,10 +274,11 @@ class Reading:
 
     def _deadline(self, timeout: float | None) -> float:
         """Of a call that begins now. Also the place where every call is checked."""
-        self._require_open()
+        if self._ended or self._engine.closed or get_running_loop() is not self._engine.loop:
+            self._require_open()  # says what is wrong
         if timeout is None:
-            timeout = self._timeout_seconds
-        elif timeout <= 0:
+            return self._now() + self._timeout_seconds
+        if timeout <= 0:
             raise InvalidArgument("timeout", f"expected a positive number, got {timeout}")
         return self._now() + timeout
 

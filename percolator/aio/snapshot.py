@@ -55,9 +55,8 @@ class Snapshot(Reading):
         await self.close()
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.open_starts.discard(self)
+        if self._start and not self._ended:
+            self._engine.open_starts.discard(self)
 
 
 def _as_timestamp(at: object) -> Timestamp:

@@ -55,7 +55,7 @@ class Transaction(Reading):
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         super().__init__(engine, timeout_seconds)
         self.writes = self._own = WriteSet(engine.limits)
-        self._weak: dict[CellAddress, Column[Any]] = {}
+        self._weak: set[CellAddress] | None = None
         self._begun_seconds = engine.now()
         self._started_seconds = self._begun_seconds
         self._commit: Commit | None = None
@@ -113,9 +113,11 @@ class Transaction(Reading):
         schema = await self._engine.around.schema(address.table_id, deadline)
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
+        if self._weak is None:
+            self._weak = set()
         if len(self._weak) >= self._engine.limits.transaction_cells_max:
             raise InvalidArgument("notify", "more notifications than a transaction may have cells")
-        self._weak[address] = column
+        self._weak.add(address)
 
     # ------------------------------------------------------------------ the end
 
@@ -165,7 +167,7 @@ class Transaction(Reading):
             engine.cleanup,
             engine.heartbeats,
             write,
-            weak_notifications=tuple(self._weak),
+            weak_notifications=sorted(self._weak) if self._weak else (),
             started_seconds=self._started_seconds,
             statistics=self.statistics,
         )
@@ -176,7 +178,7 @@ class Transaction(Reading):
         left = max(deadline - self._engine.now(), 0.001)
         now = await around.timestamps.get(timeout_seconds=left)
         questions = []
-        for table_id, row, column in self._weak:
+        for table_id, row, column in sorted(self._weak or ()):
             schema = await around.schema(table_id, deadline)
             observers = schema.weak_observers.get(column, ())
             questions.append(Step(table_id, steps.notify(row, column, now, observers)))
@@ -244,6 +246,5 @@ class Transaction(Reading):
 
     def __del__(self) -> None:
         """Dropped without an end: a rollback, for nothing has left the program."""
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine.open_starts.discard(self)
+        if self._start and not self._ended:
+            self._engine.open_starts.discard(self)

@@ -7,7 +7,7 @@ before any other cell is committed, and its rollback marker before any other cel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from percolator.errors import (
     CellAddress,
@@ -27,13 +27,12 @@ STEPS_AT_ONCE_MAX = 4_096
 """A large transaction is sent in portions, so that not all its messages exist at one time."""
 
 
-def portions(cells: Sequence[CellAddress]) -> Iterator[Sequence[CellAddress]]:
+def portions(cells: Sequence[CellAddress]) -> Iterable[Sequence[CellAddress]]:
     """The cells, as many at a time as are sent at once."""
     if len(cells) <= STEPS_AT_ONCE_MAX:
-        yield cells
-        return
-    for start in range(0, len(cells), STEPS_AT_ONCE_MAX):
-        yield cells[start : start + STEPS_AT_ONCE_MAX]
+        return (cells,)
+    starts = range(0, len(cells), STEPS_AT_ONCE_MAX)
+    return (cells[start : start + STEPS_AT_ONCE_MAX] for start in starts)
 
 
 def shown(answer: Refused) -> Cell:

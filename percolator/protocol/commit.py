@@ -262,11 +262,11 @@ class Commit:
         """Until the primary is locked; later, heartbeats raise it."""
         if not self._primary_locked:
             self._ttl_set_at = self._around.clock.monotonic_seconds()
-            self._ttl = self._ttl_from_now()
+            self._ttl = self._ttl_from(self._ttl_set_at)
 
-    def _ttl_from_now(self) -> int:
+    def _ttl_from(self, now: float) -> int:
         """A time to live counts from the start timestamp: what was lived until now is added."""
-        lived = self._around.clock.monotonic_seconds() - self._started_seconds
+        lived = now - self._started_seconds
         seconds = lived + self._around.limits.lock_ttl_seconds
         return min(int(seconds * 1000), TTL_MILLISECONDS_MAX)
 
@@ -446,7 +446,7 @@ class Commit:
 
     def heartbeat(self) -> tuple[Step, int]:
         """The step that raises the primary's time to live, and to what."""
-        ttl = self._ttl_from_now()
+        ttl = self._ttl_from(self._around.clock.monotonic_seconds())
         return self._write.heartbeat(self._min_commit, self._ttl, ttl), ttl
 
     def after_heartbeat(self, ttl_milliseconds: int, answer: Answer) -> None:

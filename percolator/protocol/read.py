@@ -34,9 +34,23 @@ async def read_rows(
     answers = await around.cells.read(questions, deadline)
     for answer in answers:
         if answer.locks:
+            await read_past_locks(
+                around, cleanup, questions, answers, timestamp, deadline, statistics
+            )
             break
-    else:
-        return answers
+    return answers
+
+
+async def read_past_locks(
+    around: Surroundings,
+    cleanup: Cleanup,
+    questions: Sequence[RowQuestion],
+    answers: list[RowAnswer],
+    timestamp: int,
+    deadline: float,
+    statistics: Statistics,
+) -> None:
+    """Settles the locks that the answers report, and reads those rows again into `answers`."""
     clearing = Clearing(around, cleanup, timestamp, deadline, statistics)
     blocked = [index for index, answer in enumerate(answers) if answer.locks]
     while blocked:
@@ -58,7 +72,6 @@ async def read_rows(
         for index, answer in zip(blocked, await around.cells.read(again, deadline), strict=True):
             answers[index] = answer
         blocked = [index for index in blocked if answers[index].locks]
-    return answers
 
 
 class Clearing:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.v1 import tabletserver_pb2 as wire
-from percolator.wire.asked import Entry
+from percolator.wire.asked import NOWHERE, Entry
 from percolator.wire.methods import MUTATE, READ
 from percolator.wire.questions import APPLIED, FoundCell, Refused, RowAnswer
 from percolator.wire.status import from_detail
@@ -142,16 +142,16 @@ def _by_target(
 ) -> list[tuple[tuple[int, int, int], list[Entry]]]:
     """The rows by tablet, epoch and schema version."""
     groups: dict[tuple[int, int, int], list[Entry]] = {}
+    last_location, last_version = NOWHERE, -1
+    group: list[Entry] = []
     for entry in entries:
-        location = entry.location
-        tablet_id = location.tablet_id
-        version = entry.schema_version or versions.get(entry.table_id, tablet_id)
-        target = (tablet_id, location.epoch, version)
-        group = groups.get(target)
-        if group is None:
-            groups[target] = [entry]
-        else:
-            group.append(entry)
+        location, version = entry.location, entry.schema_version
+        if location is not last_location or version != last_version:
+            last_location, last_version = location, version
+            tablet_id = location.tablet_id
+            known = version or versions.get(entry.table_id, tablet_id)
+            group = groups.setdefault((tablet_id, location.epoch, known), [])
+        group.append(entry)
     return list(groups.items())
 
 
