@@ -7,8 +7,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from percolator import errors
+from percolator.v1 import errors_pb2
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import (
     DETAILS_TRAILER,
@@ -34,6 +37,32 @@ def test_each_cause_is_sent_with_the_status_code_that_its_comment_names() -> Non
         cause = type(getattr(detail, field.name)).__name__
         sent[cause] = status_code(from_detail(detail)).name
     assert sent == documented
+
+
+CAUSES = [field.name for field in ErrorDetail.DESCRIPTOR.oneofs_by_name["cause"].fields]
+
+
+def filled(message: Message) -> None:
+    """Sets every field, whatever there is."""
+    for field in message.DESCRIPTOR.fields:
+        target = getattr(message, field.name)
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            filled(target.add() if hasattr(target, "add") else target)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            setattr(message, field.name, "text")
+        else:
+            setattr(message, field.name, b"7" if isinstance(target, bytes) else 1)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_every_field_of_every_cause_travels_both_ways(cause: str) -> None:
+    """A cause that is added to the messages, and forgotten in one direction, fails here."""
+    detail = ErrorDetail(message="text", where="w", retry=errors_pb2.RETRY_SAFETY_UNKNOWN)
+    filled(getattr(detail, cause))
+    back = to_detail(from_detail(detail))
+    assert back.WhichOneof("cause") == cause
+    assert getattr(back, cause) == getattr(detail, cause)
+    assert (back.where, back.retry) == (detail.where, detail.retry)
 
 
 def failed_call(
