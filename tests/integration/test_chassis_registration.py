@@ -129,7 +129,8 @@ async def test_a_service_between_two_clusters_does_not_start(tmp_path: Path) -> 
     ):
         assert await running.exit_code() == 2
         last = (await running.log())[-1]
-    assert last == "waiter: the cluster is another one"
+    register = "/percolator.v1.ClusterService/Register"
+    assert last == f"waiter: the cluster is another one [{register} at {address}]"
 
 
 async def test_a_service_refuses_to_serve_while_its_master_is_another_clusters(
