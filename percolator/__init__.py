@@ -104,19 +104,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Loads a name when it is first used: servers import this package, and need no client."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # or a type checker would believe in any name
 
-    if name in _MODULES:
-        return import_module(f"percolator.{name}")
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'percolator' has no attribute {name!r}")
-    value: object = getattr(import_module(f"percolator.{home}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        """Loads a name when it is first used: servers import this package, and need no client."""
+        from importlib import import_module
 
+        if name in _MODULES:
+            return import_module(f"percolator.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'percolator' has no attribute {name!r}")
+        value: object = getattr(import_module(f"percolator.{home}"), name)
+        globals()[name] = value
+        return value
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -179,7 +179,7 @@ def _encode_float(value: builtins.float) -> bytes:
         raise _wrong("float", value)
     try:
         return _BINARY64.pack(value)
-    except OverflowError:
+    except (OverflowError, struct.error):
         raise SchemaError("the number is too large for a float") from None
 
 

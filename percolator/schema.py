@@ -46,7 +46,9 @@ class Table(Generic[K]):
     def __init__(self: Table[str], name: str) -> None: ...
     @overload
     def __init__(self, name: str, *, key: KeyCodec[K]) -> None: ...
-    def __init__(self, name: str, *, key: Any = codecs.text) -> None:
+    def __init__(self, name: Any, *, key: Any = codecs.text) -> None:
+        if not isinstance(name, str):
+            raise SchemaError(f"a table's name is a str, not {type(name).__name__}")
         _name("table", name, TABLE_BYTES_MAX)
         self.name = name
         self.key = key
