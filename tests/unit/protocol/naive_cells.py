@@ -223,7 +223,7 @@ def _judge(condition: Condition, versions: Versions) -> tuple[bool, tuple[int, b
             wrong = [key for key in selected if not versions[key].startswith(condition.required)]
             return not wrong, wrong[-1] if wrong else None
         case _:
-            raise NotImplementedError(condition)
+            raise ValueError(f"no such expectation: {condition}")
 
 
 def _cell(mutation: Mutation, key: tuple[int, bytes, int], versions: Versions) -> cells_pb2.Cell:
