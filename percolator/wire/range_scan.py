@@ -2,7 +2,8 @@
 
 One tablet after the other, each as a stream of pages. A page says what remains after it, so a
 stream that breaks is continued at exactly that place, on whatever server has the tablet by then. A
-tablet without rows is a page like any other, not the end.
+tablet without rows is a page like any other, not the end. No server, however silent, is given all
+the time that there is: what is left is for the one that took over from it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class RangeScan:
             location: TabletLocation | None = None
             try:
                 location = await self._locate()
-                async with aclosing(self._tablet_pages(location)) as pages:
+                left = patience[0] - self._world.clock.monotonic_seconds()
+                seconds = min(max(left, 0.001), self._limits.attempt_seconds_max)
+                async with aclosing(self._tablet_pages(location, seconds)) as pages:
                     async for page in pages:
                         yield page
                         patience = self._new_patience()
@@ -77,6 +80,9 @@ class RangeScan:
                 self._learn(location, error)
                 deadline, backoff = patience
                 if not await backoff.pause(deadline):
+                    if location is not None:
+                        # Or the next scan would wait for the same silent server, and fail as well.
+                        self._tablets.doubt(location)
                     raise self._late(error) from error
                 if not isinstance(error, SchemaChanged):
                     await self._look_up(location)
@@ -102,12 +108,14 @@ class RangeScan:
             return self._tablets.locate_below(self._question.table_id, self._end)
         return self._tablets.locate(self._question.table_id, self._start)
 
-    async def _tablet_pages(self, location: TabletLocation) -> AsyncGenerator[RangePage, None]:
+    async def _tablet_pages(
+        self, location: TabletLocation, timeout_seconds: float
+    ) -> AsyncGenerator[RangePage, None]:
         """Pages of one tablet. Moves the position with each, before it is handed out."""
         start = max(self._start, location.start)
         end = min(self._end or location.end, location.end or self._end)
         call = self._world.network.stream(location.address, SCAN)
-        async for response in call(self._request(location, start, end), self._timeout_seconds):
+        async for response in call(self._request(location, start, end), timeout_seconds):
             if response.HasField("error"):
                 raise from_detail(response.error)
             rest = response.rest if response.HasField("rest") else None

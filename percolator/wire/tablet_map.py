@@ -79,6 +79,13 @@ class TabletMap:
         for location in locations:
             self._put(table, [], location)
 
+    def doubt(self, location: TabletLocation) -> None:
+        """It led nowhere: whoever needs it next asks a master."""
+        table = self._tables.get(location.table_id)
+        if table is not None and location in table.locations:
+            index = table.locations.index(location)
+            del table.locations[index], table.starts[index]
+
     def forget(self, table_id: int) -> None:
         """After a table was dropped."""
         self._tables.pop(table_id, None)

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 
-from percolator.errors import PercolatorError, TabletLocation, Unavailable
+from percolator.errors import DeadlineExceeded, PercolatorError, TabletLocation, Unavailable
 from percolator.limits import Limits
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.virtual_time import VirtualClock
@@ -15,7 +15,7 @@ from percolator.wire.questions import RowQuestion, Step
 from percolator.wire.router import Router
 from percolator.wire.status import to_detail
 from percolator.wire.tablet_map import TabletMap
-from percolator.world import World
+from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod, World
 
 Refusal = Callable[[wire.TabletTarget, list[bytes]], PercolatorError | None]
 
@@ -85,6 +85,25 @@ class Server:
         return [m.row for c in self.mutate_calls for b in c.batches for m in b.mutations]
 
 
+class TimedNetwork(InProcessNetwork):
+    """Streams end with their time-outs, as real ones do."""
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        untimed = super().stream(address, method)
+
+        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+            try:
+                async with asyncio.timeout(timeout):
+                    async for response in untimed(request, timeout):
+                        yield response
+            except TimeoutError:
+                raise DeadlineExceeded("no answer in time", where=address) from None
+
+        return call
+
+
 class Cluster:
     """Some servers, a map of tablets, and a router over them."""
 
@@ -96,7 +115,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         self.clock = VirtualClock(loop)
         handlers: dict[str, object] = dict(servers)
-        self.world = World(self.clock, InProcessNetwork(handlers), random.Random(1))
+        self.world = World(self.clock, TimedNetwork(handlers), random.Random(1))
         self.tablets = TabletMap(self._find)
         self.router = Router(self.world, self.tablets, limits or Limits())
 

@@ -16,6 +16,7 @@ from percolator.errors import (
     TabletLocation,
     TabletMoved,
 )
+from percolator.limits import Limits
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.questions import APPLIED, RangePage, RangeQuestion
@@ -229,3 +230,29 @@ async def test_a_scan_that_nobody_answers_ends_with_its_time_out() -> None:
         await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
     assert caught.value.retry is Retry.SAFE
     assert cluster.clock.monotonic_seconds() == pytest.approx(5.0, abs=1.1)
+
+
+async def test_a_scan_leaves_a_silent_server_for_the_one_that_took_over() -> None:
+    """Paused or cut off, it refuses nothing: only the time of the one attempt may be lost."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(attempt_seconds_max=2.0))
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    (page,) = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert len(page.rows) == 26
+    assert cluster.clock.monotonic_seconds() == pytest.approx(2.0, abs=0.2)
+
+
+async def test_a_scan_that_had_no_time_to_find_the_new_server_leaves_it_to_the_next_one() -> None:
+    cluster = Cluster({"a:1": Server(), "b:1": Server()})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    short = cluster.router.scan(RangeQuestion(1, b"", b"", None, 7), 0.5)
+    with pytest.raises(DeadlineExceeded):
+        await anext(short)
+    (page,) = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert len(page.rows) == 26
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.5, abs=0.2)
