@@ -76,18 +76,20 @@ class LockReader:
         reverse: bool = False,
         rows_max: int,
         looked_at_max: int,
+        bytes_max: int,
     ) -> LocksFound:
-        """The locks in the way of rows in [start, end), until `rows_max` rows have one or about
-        `looked_at_max` locks were looked at: the scan's page must end before `beyond`."""
+        """The locks in the way of rows in [start, end), until `rows_max` rows have one, their
+        records hold `bytes_max`, or about `looked_at_max` locks were looked at: the scan's page
+        must end before `beyond`."""
         found = LocksFound()
         row, row_prefix, row_counted = b"", b"\0\0", False
-        rows = looked_at = 0
+        rows = looked_at = size = 0
         bounds = keys.cell_bounds(start, end)
         for cell, header in self._mirror.between(*bounds, reverse=reverse):
             looked_at += 1
             if not cell.startswith(row_prefix):
                 row, at = keys.split_component(cell, 0)
-                if rows >= rows_max or looked_at > looked_at_max:
+                if rows >= rows_max or size >= bytes_max or looked_at > looked_at_max:
                     found.beyond = row
                     break
                 row_prefix, row_counted = cell[:at], False
@@ -100,6 +102,7 @@ class LockReader:
             if record is not None:
                 found.records.append((row, keys.unescaped(column[:-2]), record))
                 found.cells.add(cell)
+                size += len(record)
                 rows += not row_counted
                 row_counted = True
         return found

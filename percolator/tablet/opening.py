@@ -100,11 +100,11 @@ async def _create(state: TabletState) -> None:
 
 async def _load_locks(state: TabletState) -> None:
     first, stop = keys.space_bounds(L, state.identity.start, state.identity.end)
-    entries = state.storage.iterate(first, stop)
-    while found := list(islice(entries, _SLICE)):
-        for key, record in found:
-            state.mirror.put(key[1:], record)
-        await asyncio.sleep(0)
+    # One record at a time: each may hold a value, and a slice of them more than there is memory.
+    for number, (key, record) in enumerate(state.storage.iterate(first, stop), 1):
+        state.mirror.put(key[1:], record)
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
 
 
 def _load_counts(state: TabletState) -> None:

@@ -165,7 +165,7 @@ class PointReads:
             return
         row, slice_entries = read.row, self._state.limits.slice_entries
         locks = self._locks(read).in_rows(
-            row, row + b"\0", wanted=None, rows_max=1, looked_at_max=1
+            row, row + b"\0", wanted=None, rows_max=1, looked_at_max=1, bytes_max=1
         )
         for _, column, record in locks.records:
             self._report(index, row, column, record)

@@ -60,6 +60,7 @@ class ScanPage:
             reverse=plan.reverse,
             rows_max=rows_max,
             looked_at_max=LOCKS_LOOKED_AT_MAX,
+            bytes_max=plan.bytes_max,
         )
         self._lock_rows = list(dict.fromkeys(row for row, _, _ in self._locks.records))
         self._locks_counted = 0
@@ -96,7 +97,8 @@ class ScanPage:
         while (walked := cells.walk(stop, limits.slice_entries, self._admit)) is Walked.SLICE:
             await self._pause()
             looked_at += limits.slice_entries
-            if looked_at == limits.page_entries_max:
+            if looked_at >= limits.page_entries_max:
+                # Slices need not add up to the limit. Once set, it stays: the row is the same.
                 stop = W + after_component(component(cells.row))
                 self.rest = self._after(cells.row)
         if walked is Walked.FULL:

@@ -7,7 +7,7 @@ A page is read without letting go of the event loop, and the next one goes on be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 
 from percolator.errors import InvalidArgument
@@ -39,8 +39,9 @@ async def pages(
     cells_left = request.cell_limit or _NO_LIMIT
     while first is not None and cells_left:
         state.require_open()
-        entries = _entries(state, request.space, first, stop)
-        response, first = _page(request, entries, cells_left, state)
+        response, first = _page(
+            request, _entries(state, request.space, first, stop), cells_left, state
+        )
         if first is not None:
             row, _ = keys.split_component(first, 1)
             response.rest.CopyFrom(cells_pb2.RowRange(start=row, end=end))
@@ -50,7 +51,7 @@ async def pages(
 
 
 def _page(
-    request: pb.ScanCellsRequest, entries: list[Entry], cells_max: int, state: TabletState
+    request: pb.ScanCellsRequest, entries: Iterator[Entry], cells_max: int, state: TabletState
 ) -> tuple[pb.ScanCellsResponse, bytes | None]:
     """As many of the entries as fit into a page, and the key at which the next one begins."""
     limits = state.limits
@@ -90,16 +91,19 @@ def _in_time(request: pb.ScanCellsRequest, cell: keys.CellKey, value: bytes) -> 
     return request.from_timestamp <= timestamp and (not until or timestamp < until)
 
 
-def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> list[Entry]:
-    """The entries from `first` on: one more than a page looks at, so that it knows what follows."""
+def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> Iterator[Entry]:
+    """The entries from `first` on: one more than a page looks at, so that it knows what follows.
+
+    One by one, because each may hold megabytes and a page takes few of those.
+    """
     most = state.limits.slice_entries + 1
     if space == LOCK:
         cells = state.mirror.between(first[1:], _behind_space(stop))
-        return _present(state, keys.L, [cell for cell, _ in islice(cells, most)])
+        return _present(state, keys.L, (cell for cell, _ in islice(cells, most)))
     if space == NOTIFY and state.index.complete:
         found = state.index.between(first[1:], _behind_space(stop))
-        return _present(state, keys.N, list(islice(found, most)))
-    return list(islice(state.storage.iterate(first, stop), most))
+        return _present(state, keys.N, islice(found, most))
+    return islice(state.storage.iterate(first, stop), most)
 
 
 def _behind_space(stop: bytes) -> bytes | None:
@@ -107,11 +111,11 @@ def _behind_space(stop: bytes) -> bytes | None:
     return stop[1:] or None
 
 
-def _present(state: TabletState, prefix: bytes, addresses: list[bytes]) -> list[Entry]:
+def _present(state: TabletState, prefix: bytes, addresses: Iterable[bytes]) -> Iterator[Entry]:
     """Entries that memory knows of, as they are in the storage: some may be gone already."""
     get = state.storage.get
     found = ((prefix + address, get(prefix + address)) for address in addresses)
-    return [(key, value) for key, value in found if value is not None]
+    return ((key, value) for key, value in found if value is not None)
 
 
 _NO_LIMIT = 2**63

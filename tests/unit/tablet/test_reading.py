@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +15,10 @@ from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     COLUMN,
+    DATA,
     LOCK,
     NOT_EXECUTED,
+    NOTIFY,
     TARGET,
     WRITE,
     Rig,
@@ -308,9 +310,10 @@ async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> N
     assert sorted(seen) == sorted([*rows, b"ab"])
 
 
-async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages() -> None:
+@pytest.mark.parametrize("page_entries_max", [10, 12])
+async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages(page_entries_max: int) -> None:
     """One cursor over millions of them would hold back compaction, and its caller hear nothing."""
-    rig = await Rig(slice_entries=5, page_entries_max=10).open()
+    rig = await Rig(slice_entries=5, page_entries_max=page_entries_max).open()
     gone = write_record(5, b"", RecordKind.DELETE)
     await rig.apply(*(mutation(b"%03d" % number, put(WRITE, gone, 6)) for number in range(60)))
     await rig.apply(written(b"zzz", 5, 6, b"last"))
@@ -329,6 +332,52 @@ async def test_many_locks_end_a_page_too() -> None:
         assert not any(page.locks for page in pages)
         pages = await rig.scan(30, reverse=reverse, page_rows_max=1000)
         assert [len(page.locks) for page in pages] == [1000] * 5
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_locks_with_large_values_end_a_page_by_their_bytes(reverse: bool) -> None:
+    rig = await Rig().open()
+    rows = [b"%d" % number for number in range(6)]
+    await rig.apply(*(prewrite(row, 10, b"v" * 1000) for row in rows))
+    pages = await rig.scan(30, reverse=reverse, page_bytes_max=1500)
+    assert [len(page.locks) for page in pages] == [2, 2, 2]
+    found = [lock.lock.row for page in pages for lock in page.locks]
+    assert found == (rows[::-1] if reverse else rows)
+
+
+class CountingStorage(MemoryStorage):
+    """Counts the values that leave it."""
+
+    values_read = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.values_read += 1
+        return super().get(key)
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().iterate(start, stop):
+            self.values_read += 1
+            yield entry
+
+
+@pytest.mark.parametrize("space", [LOCK, DATA, NOTIFY])
+async def test_a_page_of_large_stored_cells_loads_no_more_than_it_holds(
+    space: cells_pb2.Space,
+) -> None:
+    """A thousand values of 4 MiB each, to answer with one of them, are more than a server has."""
+    storage = CountingStorage(SlowDisk())
+    rig = await Rig(storage=storage, page_bytes_default=1500).open()
+    change = {
+        LOCK: put(LOCK, lock_record(10, b"v" * 1000)),
+        DATA: put(DATA, b"v" * 1000, 10),
+        NOTIFY: put(NOTIFY, b"v" * 1000, 10, b"f"),
+    }[space]
+    await rig.apply(*(mutation(b"%02d" % number, change) for number in range(20)))
+    pages = rig.tablet.scan_cells(pb.ScanCellsRequest(target=TARGET, space=space))
+    storage.values_read = 0
+    assert len((await anext(pages)).cells) == 2
+    assert storage.values_read == 3
+    assert sum([len(page.cells) async for page in pages]) == 18
 
 
 async def test_locks_can_be_looked_for_by_their_age() -> None:
