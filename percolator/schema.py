@@ -17,6 +17,7 @@ from percolator.codecs import Codec, KeyCodec
 from percolator.errors import SchemaError
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K")
 D = TypeVar("D")
 
@@ -67,10 +68,20 @@ class Table(Generic[K]):
         return hash(self.name)
 
 
-class Column(Generic[T]):
-    """A column of a table: a name of 1 to 255 bytes ("money:balance" is just a name)."""
+class Readable(Generic[T_co]):
+    """A column, as far as reading goes: one of `int` will do where `int | None` is asked for."""
 
     __slots__ = ("codec", "name", "table")
+
+    table: Table[Any]
+    name: bytes
+    codec: Codec[Any]
+
+
+class Column(Readable[T], Generic[T]):
+    """A column of a table: a name of 1 to 255 bytes ("money:balance" is just a name)."""
+
+    __slots__ = ()
 
     def __init__(self, table: Table[Any], name: str | bytes, codec: Codec[T]) -> None:
         self.table = table
@@ -101,26 +112,27 @@ class Row(Generic[K]):
         self.key = key
         self._cells = cells
 
-    def __getitem__(self, column: Column[T]) -> T:
+    def __getitem__(self, column: Readable[T]) -> T:
         """Raises `KeyError` when the row has no such cell."""
         self._check(column)
         try:
             data = self._cells[column.name]
         except KeyError:
             raise KeyError(f"row {self.key!r} has no {column!r}") from None
-        return column.codec.decode(data)
+        value: T = column.codec.decode(data)
+        return value
 
     @overload
-    def get(self, column: Column[T]) -> T | None: ...
+    def get(self, column: Readable[T]) -> T | None: ...
     @overload
-    def get(self, column: Column[T], default: D) -> T | D: ...
-    def get(self, column: Column[T], default: Any = None) -> Any:
+    def get(self, column: Readable[T], default: D) -> T | D: ...
+    def get(self, column: Readable[T], default: Any = None) -> Any:
         """The value, or `default` when the row has no such cell."""
         self._check(column)
         data = self._cells.get(column.name)
         return default if data is None else column.codec.decode(data)
 
-    def __contains__(self, column: Column[Any]) -> bool:
+    def __contains__(self, column: Readable[Any]) -> bool:
         self._check(column)
         return column.name in self._cells
 

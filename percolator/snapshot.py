@@ -11,7 +11,7 @@ from percolator import aio
 from percolator.aio.reading import Columns, Reading
 from percolator.loop_thread import LoopThread
 from percolator.protocol.surroundings import Statistics
-from percolator.schema import Column, Row, Table
+from percolator.schema import Readable, Row, Table
 from percolator.timestamps import Timestamp
 
 T = TypeVar("T")
@@ -32,13 +32,15 @@ class BlockingReads:
         return self._reading.statistics
 
     @overload
-    def get(self, row: object, column: Column[T], *, timeout: float | None = None) -> T | None: ...
+    def get(
+        self, row: object, column: Readable[T], *, timeout: float | None = None
+    ) -> T | None: ...
     @overload
     def get(
-        self, row: object, column: Column[T], default: D, *, timeout: float | None = None
+        self, row: object, column: Readable[T], default: D, *, timeout: float | None = None
     ) -> T | D: ...
     def get(
-        self, row: object, column: Column[T], default: Any = None, *, timeout: float | None = None
+        self, row: object, column: Readable[T], default: Any = None, *, timeout: float | None = None
     ) -> Any:
         """The value of one cell, or `default` when it has none.
 

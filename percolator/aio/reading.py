@@ -20,7 +20,7 @@ from percolator.protocol.read import read_past_locks, read_rows
 from percolator.protocol.scan import own_value, scan_pages
 from percolator.protocol.surroundings import Statistics
 from percolator.protocol.write_set import WriteSet
-from percolator.schema import Column, Row, Table
+from percolator.schema import Column, Readable, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.catalog import TableInfo
@@ -53,14 +53,14 @@ class Reading:
 
     @overload
     async def get(
-        self, row: object, column: Column[T], *, timeout: float | None = None
+        self, row: object, column: Readable[T], *, timeout: float | None = None
     ) -> T | None: ...
     @overload
     async def get(
-        self, row: object, column: Column[T], default: D, *, timeout: float | None = None
+        self, row: object, column: Readable[T], default: D, *, timeout: float | None = None
     ) -> T | D: ...
     async def get(
-        self, row: object, column: Column[T], default: Any = None, *, timeout: float | None = None
+        self, row: object, column: Readable[T], default: Any = None, *, timeout: float | None = None
     ) -> Any:
         """The value of one cell, or `default` when it has none.
 
@@ -291,7 +291,7 @@ class Reading:
         if self._ended:
             raise UsageError(f"it is {self._ended}: begin another one")
 
-    def known_address(self, row: object, column: Column[Any]) -> CellAddress | None:
+    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
         """The cell's address, if its table was used before."""
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")
@@ -301,7 +301,7 @@ class Reading:
             return None
         return CellAddress(info.table_id, self._row(table, row), column.name)
 
-    async def _address(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+    async def _address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
         table = column.table
         info = await self._info(table, deadline)
         return CellAddress(info.table_id, self._row(table, row), column.name)

@@ -1,0 +1,219 @@
+"""Threads, forks and ends of processes around the blocking API."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import percolator.testing
+from percolator import Database, Table, UsageError, codecs
+from percolator.loop_thread import shared
+
+ROOT = Path(__file__).parents[3]
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+
+
+def _run(program: str, *, seconds: float = 30.0) -> str:
+    """In a process of its own: forks and exits leave nothing behind in this one."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        cwd=ROOT,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+FORK = """
+    import os, sys
+    import percolator, percolator.testing
+    {before}
+    child = os.fork()
+    if child == 0:
+        try:
+            {inside}
+        except percolator.UsageError as error:
+            print(error)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "db.tables()",
+        "db.transaction()",
+        "db.snapshot()",
+        "db.close()",
+        "percolator.testing.connect()",
+        "percolator.connect('localhost:1')",
+    ],
+)
+def test_after_a_fork_the_client_is_dead_in_the_child_and_says_so(inside: str) -> None:
+    program = FORK.format(
+        before="db = percolator.testing.connect()", inside=inside, after="db.tables(); db.close()"
+    )
+    assert "spawn or forkserver" in _run(program)
+
+
+def test_a_process_that_had_not_used_the_client_may_fork() -> None:
+    program = FORK.format(
+        before="", inside="print(percolator.testing.connect().tables())", after="pass"
+    )
+    assert _run(program) == "[]\n"
+
+
+def test_the_end_of_the_program_finishes_what_was_committed() -> None:
+    """Nobody should have to wait for the locks of a program that has ended in order."""
+    program = """
+        import asyncio, atexit
+        import percolator.testing
+        from percolator import Table, codecs
+        from percolator.protocol import aftermath
+        from percolator.testing import cluster_in_memory
+        table = Table("t")
+        column = table.column("c", codecs.text)
+        clusters = []
+        created = cluster_in_memory.ClusterInMemory.__init__
+        def note(self, clock):
+            created(self, clock)
+            clusters.append(self)
+        cluster_in_memory.ClusterInMemory.__init__ = note
+        commit_secondaries = aftermath.commit_secondaries
+        async def slowly(*arguments):
+            await asyncio.sleep(0.3)
+            await commit_secondaries(*arguments)
+        aftermath.commit_secondaries = slowly
+        def locks():
+            (cluster,) = clusters
+            print(sum(tablet.statistics().locks for tablet in cluster.tablets.values()))
+        atexit.register(locks)  # called after the client's own, which is registered later
+        db = percolator.testing.connect()
+        db.create_table(table, splits=["m"])
+        with db.transaction() as tx:
+            for row in "abcxyz":
+                tx.set(row, column, row)
+    """
+    assert _run(program) == "0\n"
+
+
+def test_the_end_of_the_program_does_not_wait_for_forgotten_scans_and_snapshots() -> None:
+    program = """
+        import percolator.testing
+        from percolator import Table, codecs
+        table = Table("t")
+        column = table.column("c", codecs.integer)
+        db = percolator.testing.connect()
+        db.create_table(table)
+        db.set_many((f"{i:05}", {column: i}) for i in range(3000))
+        snapshot = db.snapshot()
+        rows = snapshot.scan(table)
+        print(next(rows).key)
+        tx = db.transaction()
+        tx.set("a", column, 1)
+    """
+    assert _run(program) == "00000\n"
+
+
+def test_interrupting_a_call_gives_it_up() -> None:
+    class Never:
+        cancelled = threading.Event()
+
+    async def never() -> None:
+        import asyncio
+
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            Never.cancelled.set()
+
+    pending = shared().start(never)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    assert Never.cancelled.wait(5.0)
+
+
+def test_a_blocking_call_in_the_clients_own_loop_is_refused_and_not_waited_for_for_ever(
+    percolator_db: Database,
+) -> None:
+    async def mistake() -> None:
+        percolator_db.tables()
+
+    with pytest.raises(UsageError, match="never returns"):
+        shared().call(mistake)
+
+
+def test_many_threads_share_one_database(percolator_db: Database) -> None:
+    percolator_db.create_table(accounts)
+
+    def work(number: int) -> None:
+        for i in range(10):
+            with percolator_db.transaction() as tx:
+                tx.set(f"{number}-{i}", balance, i)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with percolator_db.snapshot() as snapshot:
+        assert sum(1 for _ in snapshot.scan(accounts)) == 160
+
+
+def test_a_closed_database_is_of_no_use_and_closing_twice_harmless() -> None:
+    db = percolator.testing.connect()
+    db.close()
+    db.close()
+    for use in (db.tables, db.transaction, db.snapshot, db.timestamp):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def test_the_next_page_of_a_snapshot_is_fetched_while_this_one_is_used(
+    percolator_db: Database,
+) -> None:
+    percolator_db.create_table(accounts)
+    percolator_db.set_many((f"{i:05}", {balance: i}) for i in range(2500))
+    with percolator_db.snapshot() as snapshot:
+        rows = snapshot.scan(accounts)
+        next(rows)
+        # The first page has been handed out; the second comes by itself.
+        deadline = time.monotonic() + 5.0
+        while snapshot.statistics.round_trips < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert snapshot.statistics.round_trips >= 3
+        assert sum(1 for _ in rows) == 2499
+
+
+def test_a_database_for_tests_is_there_at_once() -> None:
+    percolator.testing.connect().close()  # starts the loop's thread
+    times = []
+    for _ in range(5):
+        before = time.perf_counter()
+        db = percolator.testing.connect()
+        times.append(time.perf_counter() - before)
+        db.close()
+    assert min(times) < 0.010
+
+
+def test_each_database_for_tests_is_empty() -> None:
+    with percolator.testing.connect() as one, percolator.testing.connect() as other:
+        one.create_table(accounts)
+        assert one.tables() == ["accounts"]
+        assert other.tables() == []
