@@ -27,6 +27,8 @@ from percolator.world import MachineClock, World, machine_random
 
 _WATCH_SECONDS = 5.0
 """How often the cluster is asked who its parts are."""
+_NO_ORACLE_SECONDS = 0.1
+"""How often it is asked while it has no oracle."""
 
 
 def connect(
@@ -110,7 +112,7 @@ async def connect_to(
     timeout_seconds: float = 10.0,
 ) -> Database:
     """As `connect`, in any world: a simulated one, too. The database closes the network."""
-    cluster = await describe(world.network, addresses, timeout_seconds)
+    cluster = await _described(world, addresses, timeout_seconds)
     parts = ClusterParts(world, addresses, cluster)
     timestamps = TimestampSource(world, parts.oracles, timeout_seconds=limits.call_seconds)
     open_starts = OpenStarts()
@@ -135,6 +137,22 @@ async def connect_to(
     return Database(engine, retry)
 
 
+async def _described(
+    world: World, addresses: Sequence[str], timeout_seconds: float
+) -> DescribeResponse:
+    """The cluster, once it has an oracle: a standby master learns of the servers a little later."""
+    clock = world.clock
+    deadline = clock.monotonic_seconds() + timeout_seconds
+    while True:
+        left = deadline - clock.monotonic_seconds()
+        cluster = await describe(world.network, addresses, left)
+        if addresses_of(cluster, SERVICE_KIND_ORACLE):
+            return cluster
+        if clock.monotonic_seconds() + _NO_ORACLE_SECONDS >= deadline:
+            raise Unavailable("the cluster has no oracle yet", where=addresses[0])
+        await clock.sleep(_NO_ORACLE_SECONDS)
+
+
 class ClusterParts:
     """Who the parts of the cluster are. The lists change in place as the cluster does."""
 
@@ -146,8 +164,6 @@ class ClusterParts:
         self.oracles: list[str] = []
         self.lock_services: list[str] = []
         self._learn(cluster)
-        if not self.oracles:
-            raise Unavailable("the cluster has no oracle yet", where=addresses[0])
 
     def _learn(self, cluster: DescribeResponse) -> None:
         if cluster.route == ROUTE_THROUGH:
