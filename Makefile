@@ -83,6 +83,20 @@ test-spark: $(SPARK_READY) ## The library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
 	$(PYTEST) -m spark tests/spark
 
+# ------------------------------------------------------------------------------ simulation
+
+SEEDS ?= 100
+SEED ?=
+JOBS ?= 2
+
+.PHONY: simulate
+simulate: $(READY) ## Whole clusters on virtual time, among faults (SEEDS=100, SEED=any, JOBS=2)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+
+.PHONY: planted-bugs
+planted-bugs: $(READY) ## Plants bugs into the product, each of which a simulation has to find
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planted_bugs
+
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench

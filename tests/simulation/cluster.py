@@ -25,17 +25,17 @@ from percolator.testing.simulated_process import Incarnation, Main, SimulatedPro
 from percolator.testing.simulated_wire import Wire
 from percolator.world import Random, World
 from services.chassis import rpc
+from tests.simulation.masters import Masters, Operator
 from tests.simulation.placement import Placements
-from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE, Programs, StoreRoot
+from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE, STANDBY, Programs, StoreRoot
 from tests.simulation.scenario import CLIENTS, SESSIONS_PER_CLIENT, Scenario
-from tests.simulation.sessions import Chronicle, Session
+from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
 from tests.simulation.workloads.workload import Workload
 
-LIMITS = Limits(
-    call_seconds=6.0, attempt_seconds_max=1.5, background_seconds=10.0, lock_wait_seconds=3.0
-)
+_SETTLING_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
+_AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 
 
@@ -45,11 +45,19 @@ class Cluster:
     def __init__(self, loop: SimulationLoop, scenario: Scenario, workload: Workload) -> None:
         self.loop = loop
         self.scenario = scenario
+        self._limits = Limits(
+            call_seconds=LIMIT_SECONDS,
+            attempt_seconds_max=1.5,
+            background_seconds=10.0,
+            lock_wait_seconds=3.0,
+            lock_ttl_seconds=scenario.lock_ttl_seconds,
+            heartbeat_seconds=scenario.lock_ttl_seconds / 3,
+        )
         self.workload = workload
         self.struck: Counter[str] = Counter()
         self.wire = Wire(loop, Random(f"network {scenario.seed}"))
         self.wire.on_call = rpc._remaining.set
-        self.root = StoreRoot(self.struck)
+        self.root = StoreRoot(self.struck, scenario.fsync_seconds_max)
         self.chronicle = Chronicle(Recorder(itertools.count().__next__))
         self.down_until: dict[str, float] = {}
         """By address: not to be started again before."""
@@ -57,11 +65,18 @@ class Cluster:
         self.processes: dict[str, SimulatedProcess] = {}
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
-        programs = Programs(self.root)
+        self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
+        programs = Programs(self.root, self.masters)
         self.placements = Placements(self.tablet_servers)
-        for cells in workload.tables:
-            self.placements.add_table(cells.name, cells.splits)
-        self._add(MASTER, self.placements.serve)
+        self.operator = Operator(
+            self.masters, self.tablet_servers, Random(f"operator {scenario.seed}")
+        )
+        if not scenario.with_master:
+            for cells in workload.tables:
+                self.placements.add_table(cells.name, cells.splits)
+        for address in self.masters:
+            real = Masters(self.root).serve
+            self._add(address, real if scenario.with_master else self.placements.serve)
         self._add(ORACLE, programs.oracle)
         self._add(LOCK_SERVICE, programs.lock_service)
         for address in self.tablet_servers:
@@ -81,14 +96,18 @@ class Cluster:
     # ------------------------------------------------------------------ processes
 
     async def start_servers(self) -> None:
+        """The masters first: they do not take a root in which others have begun already."""
         for address in self.servers:
+            if self.scenario.with_master and address == ORACLE:
+                await asyncio.sleep(_SETTLING_SECONDS)
             self.processes[address].start(self._programs[address])
 
     async def start_clients(self) -> None:
-        share = -(-self.scenario.transactions // (CLIENTS * SESSIONS_PER_CLIENT))
-        for address in self.clients:
+        share = self.scenario.transactions_per_session
+        for client, address in enumerate(self.clients):
             for number in range(SESSIONS_PER_CLIENT):
-                self.chronicle.left[f"{address} {number}"] = share
+                works = client * SESSIONS_PER_CLIENT + number in self.scenario.sessions
+                self.chronicle.left[f"{address} {number}"] = share if works else 0
             self._add(address, self._client).start(self._client)
 
     async def supervise(self) -> None:
@@ -142,7 +161,7 @@ class Cluster:
     async def _client(self, incarnation: Incarnation) -> None:
         # Nobody calls a client; but its machine may have lost power, and is back by now.
         incarnation.listen([])
-        database = await connected(incarnation.world)
+        database = await self.connected(incarnation.world)
         sessions = [
             Session(
                 self.chronicle,
@@ -182,13 +201,16 @@ class Cluster:
             await process.ended()
             del self.processes[address]
 
-
-async def connected(world: World) -> Database:
-    """Tries until it succeeds."""
-    while True:
-        try:
-            return await connect_to(
-                world, [MASTER], LIMITS, RetryPolicy(), timeout_seconds=_CONNECT_SECONDS
-            )
-        except Unavailable:
-            await asyncio.sleep(0.2)
+    async def connected(self, world: World) -> Database:
+        """Tries until it succeeds."""
+        while True:
+            try:
+                return await connect_to(
+                    world,
+                    self.masters,
+                    self._limits,
+                    RetryPolicy(),
+                    timeout_seconds=_CONNECT_SECONDS,
+                )
+            except Unavailable:
+                await asyncio.sleep(_AGAIN_SECONDS)

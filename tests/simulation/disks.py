@@ -19,22 +19,28 @@ ROOT = Path("/store")
 FSYNC_FAILED = "fsync failed"
 DISK_FULL = "disk full"
 _CALL_SECONDS_MAX = 0.0003
-_FSYNC_SECONDS_MAX = 0.003
 _TROUBLE = {errno.ENOSPC: DISK_FULL, errno.EIO: FSYNC_FAILED}
 
 
 class SimulatedFiles(MemoryFiles):
     """What one incarnation of one process sees of the store root."""
 
-    def __init__(self, disk: MemoryDisk, random: Random, struck: Counter[str]) -> None:
+    def __init__(
+        self,
+        disk: MemoryDisk,
+        random: Random,
+        struck: Counter[str],
+        fsync_seconds_max: float,
+    ) -> None:
         super().__init__(disk)
         self.is_full = False
         """Whether appends find no room; shown to the process as free bytes, too."""
         self._random = random
         self._struck = struck
+        self._fsync_seconds_max = fsync_seconds_max
 
     async def step(self, operation: str, path: Path) -> None:
-        limit = _FSYNC_SECONDS_MAX if operation == "fsync" else _CALL_SECONDS_MAX
+        limit = self._fsync_seconds_max if operation == "fsync" else _CALL_SECONDS_MAX
         await asyncio.sleep(self._random.random() * limit)
         if self.is_full and operation in ("append", "create"):
             self.faults.fail(operation, number=errno.ENOSPC)

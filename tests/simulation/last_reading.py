@@ -14,8 +14,7 @@ from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.world import World
-from tests.simulation.cluster import connected
-from tests.simulation.sessions import Chronicle
+from tests.simulation.cluster import Cluster
 from tests.simulation.workloads.workload import Rows
 
 _SPACES = (
@@ -32,8 +31,8 @@ _CALL_SECONDS = 5.0
 class LastReading:
     """Filled by `read`, in a process of its own."""
 
-    def __init__(self, chronicle: Chronicle, tables: Sequence[Table[bytes]]) -> None:
-        self._chronicle = chronicle
+    def __init__(self, cluster: Cluster, tables: Sequence[Table[bytes]]) -> None:
+        self._cluster = cluster
         self._tables = tables
         self.tables: dict[str, Rows] = {}
         self.stored: list[StoredTable] = []
@@ -42,14 +41,14 @@ class LastReading:
 
     async def read(self, world: World) -> None:
         """Until it succeeds. First the rows: reading them settles whatever locks are left."""
-        database = await connected(world)
+        database = await self._cluster.connected(world)
         await _until_done(lambda: self._read_rows(database))
         await _until_done(lambda: self._read_cells(world, database))
         self.timestamp = await database.timestamp()
         await database.close()
 
     async def _read_rows(self, database: Database) -> bool:
-        recorded = self._chronicle.recorder.begin("auditor")
+        recorded = self._cluster.chronicle.recorder.begin("auditor")
         try:
             async with database.snapshot() as snapshot:
                 recorded.began(await snapshot.timestamp())

@@ -7,7 +7,9 @@ program that returns or raises has exited, and a simulation fails when one does 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypeVar
 
 import structlog
@@ -21,6 +23,7 @@ from services.chassis.host import Host
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.rpc import Exposed
 from services.chassis.service_settings import ServiceSettings
+from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits as LockServiceLimits
 from services.oracle.handler import OracleHandler
@@ -35,9 +38,11 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 CLUSTER_ID = "simulated"
 MASTER = "master:7100"
+STANDBY = "master-2:7100"
 ORACLE = "oracle:7001"
 LOCK_SERVICE = "lockservice:7002"
 _REGISTER_SECONDS = 1.0
+_AGAIN_SECONDS = 0.2
 _CALL_SECONDS = 0.5
 _TABLET_SERVER_SETTINGS = TabletServerSettings(store=str(ROOT))
 
@@ -45,15 +50,18 @@ _TABLET_SERVER_SETTINGS = TabletServerSettings(store=str(ROOT))
 class StoreRoot:
     """The disk that all servers share, as their programs open it."""
 
-    def __init__(self, struck: Counter[str]) -> None:
+    def __init__(self, struck: Counter[str], fsync_seconds_max: float) -> None:
         self.disk = MemoryDisk()
         self.disk.make_durable_directory(ROOT)
         self.struck = struck
+        self._fsync_seconds_max = fsync_seconds_max
         self.open_files: dict[str, SimulatedFiles] = {}
         """By address: of the present incarnations."""
 
     def files(self, incarnation: Incarnation) -> SimulatedFiles:
-        files = SimulatedFiles(self.disk, incarnation.world.random, self.struck)
+        files = SimulatedFiles(
+            self.disk, incarnation.world.random, self.struck, self._fsync_seconds_max
+        )
         incarnation.life.at_end(files.kill)
         self.open_files[incarnation.address] = files
         return files
@@ -62,8 +70,9 @@ class StoreRoot:
 class Programs:
     """What can be started. All state that outlives a process is in the store root."""
 
-    def __init__(self, root: StoreRoot) -> None:
+    def __init__(self, root: StoreRoot, masters: Sequence[str]) -> None:
         self._root = root
+        self._masters = masters
 
     async def oracle(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
@@ -73,50 +82,65 @@ class Programs:
         await oracle.extend()
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
         incarnation.listen([Exposed(service, OracleHandler(oracle))])
-        await oracle.keep_extended()
+        kind = cluster_pb2.SERVICE_KIND_ORACLE
+        await asyncio.gather(oracle.keep_extended(), self._announce(incarnation, kind))
 
     async def lock_service(self, incarnation: Incarnation) -> None:
         world = incarnation.world
         handler = LockServiceHandler(world.clock, world.random, LockServiceLimits())
         service = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
         incarnation.listen([Exposed(service, handler)])
-        await handler.expire_forever()
+        kind = cluster_pb2.SERVICE_KIND_LOCK_SERVICE
+        await asyncio.gather(handler.expire_forever(), self._announce(incarnation, kind))
 
     async def tablet_server(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
         host = _host(incarnation, files, _TABLET_SERVER_SETTINGS)
-        host.announced.kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
         store = SimulatedTabletStore(files, self._root.struck)
         async with tablet_server(host, store, files.free_bytes) as exposed:
             incarnation.listen(exposed)
-            host.background("register", _register(incarnation, host.announced))
+            host.background("register", self._register(incarnation, host.announced))
             await host.failed.wait()
         raise InvariantViolation(f"a background task of {incarnation.life.name} failed")
 
+    async def _announce(self, incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> None:
+        await self._register(incarnation, _server(incarnation, kind))
+
+    async def _register(self, incarnation: Incarnation, server: cluster_pb2.Server) -> None:
+        """Every second, with whichever master takes it: as the chassis does."""
+        world = incarnation.world
+        request = cluster_pb2.RegisterRequest(server=server)
+        for attempt in itertools.count():
+            register = world.network.unary(self._masters[attempt % len(self._masters)], REGISTER)
+            try:
+                await register(request, _CALL_SECONDS)
+            except PercolatorError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            if len(self._masters) == 1:
+                # The stand-in knows everybody anyway.
+                return
+            await asyncio.sleep(_REGISTER_SECONDS)
+
 
 def _host(incarnation: Incarnation, files: SimulatedFiles, settings: SettingsT) -> Host[SettingsT]:
-    server_id = incarnation.world.random.randbytes(8).hex()
+    server = _server(incarnation, cluster_pb2.SERVICE_KIND_TABLET_SERVER)
     return Host(
         settings,
         incarnation.world,
         files,
-        server_id,
+        server.server_id,
         CLUSTER_ID,
-        cluster_pb2.Server(server_id=server_id, address=incarnation.address),
+        server,
         structlog.stdlib.get_logger("simulated"),
         CollectorRegistry(),
     )
 
 
-async def _register(incarnation: Incarnation, server: cluster_pb2.Server) -> None:
-    """Every second, as the chassis does."""
-    world = incarnation.world
-    register = world.network.unary(MASTER, REGISTER)
-    request = cluster_pb2.RegisterRequest(cluster_id=CLUSTER_ID, server=server)
-    while True:
-        try:
-            await register(request, _CALL_SECONDS)
-        except PercolatorError:
-            await asyncio.sleep(0.2)
-            continue
-        await asyncio.sleep(_REGISTER_SECONDS)
+def _server(incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> cluster_pb2.Server:
+    return cluster_pb2.Server(
+        kind=kind,
+        server_id=incarnation.world.random.randbytes(8).hex(),
+        address=incarnation.address,
+        version=version(),
+    )

@@ -6,7 +6,8 @@ some transactions leaves the rest as it was: that is what makes a failing seed s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from percolator.testing.network_faults import PERFECT, NetworkFaults
@@ -20,13 +21,15 @@ TROUBLE_SECONDS = 2.5
 """For so long new strikes begin; all of them end."""
 _TABLET_SERVERS = 3
 _STRIKES_MAX = 9
-_MASTER_SHARE = 0.2
+_MASTER_SHARE = 0.5
+_HARSH_STRIKES = 20
 
 
 class Kind(Enum):
     """What is done to the cluster, by the name under which it is counted."""
 
     CRASH = "kill -9"
+    CRASH_ORACLE = "kill -9 of the oracle"
     POWER = "power cut of the servers' machine"
     PAUSE = "process paused"
     ONE_WAY = "partition: one way"
@@ -57,7 +60,7 @@ class Strike:
 
     def __str__(self) -> str:
         return (
-            f"{self.at_seconds:6.2f} s  {self.kind.value} "
+            f"{self.at_seconds:5.2f} s: {self.kind.value} "
             f"(target {self.target}, for {self.seconds:.2f} s, amount {self.amount})"
         )
 
@@ -71,15 +74,25 @@ class Scenario:
     strikes: tuple[Strike, ...]
     network: NetworkFaults
     clock_skews_milliseconds: tuple[int, ...]
+    lock_ttl_seconds: float
+    """The shorter, the more living owners are taken for dead."""
+    fsync_seconds_max: float
     with_master: bool = False
     """The product's own master instead of the stand-in; splits and moves, too."""
     transactions: int = TRANSACTIONS
+    sessions: tuple[int, ...] = tuple(range(CLIENTS * SESSIONS_PER_CLIENT))
+    """Which of all sessions work: an equal share of the transactions each."""
     tablet_servers: int = _TABLET_SERVERS
+
+    @property
+    def transactions_per_session(self) -> int:
+        return -(-self.transactions // (CLIENTS * SESSIONS_PER_CLIENT))
 
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
         lines = [
-            f"seed {self.seed}: {self.workload}, {self.transactions} transactions, {master}",
+            f"seed {self.seed}: {self.workload}, {master}, {len(self.sessions)} sessions "
+            f"of {self.transactions_per_session} transactions",
             f"  network: {self.network if self.network is not PERFECT else 'perfect'}",
             *(f"  {strike}" for strike in self.strikes),
         ]
@@ -107,13 +120,32 @@ def scenario_of(
         tuple(strikes),
         _network(chance),
         tuple(chance.randint(-5_000, 5_000) for _ in range(16)),
+        chance.choice((0.4, 1.0, 3.0)),
+        chance.choice((0.003, 0.003, 0.03)),
         with_master=master if with_master is None else with_master,
         transactions=transactions,
     )
 
 
+def harsh(
+    seed: int, kinds: Sequence[Kind], *, workload: str | None = None, seconds_max: float = 1.0
+) -> Scenario:
+    """A scenario with many strikes of these kinds only."""
+    chance = Random(f"harsh {seed}")
+    strikes = [
+        replace(
+            _strike(chance), kind=chance.choice(kinds), seconds=chance.random() ** 2 * seconds_max
+        )
+        for _ in range(_HARSH_STRIKES)
+    ]
+    strikes.sort(key=lambda strike: strike.at_seconds)
+    mild = scenario_of(seed, workload=workload, with_master=False)
+    return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4)
+
+
 _WEIGHTS = {
     Kind.CRASH: 5,
+    Kind.CRASH_ORACLE: 1,
     Kind.POWER: 2,
     Kind.PAUSE: 5,
     Kind.ONE_WAY: 2,

@@ -32,6 +32,7 @@ from percolator.testing.history import (
 from percolator.world import Random
 
 _ABANDONED_SECONDS_MAX = 0.02
+LIMIT_SECONDS = 6.0
 _SHORT_SECONDS = (0.05, 0.3, 2.0)
 
 
@@ -129,6 +130,8 @@ class Chronicle:
 
     recorder: Recorder
     claims: list[Claim] = field(default_factory=list)
+    doubled: set[int] = field(default_factory=set)
+    """Start timestamps of transactions that two committers commit at once."""
     stopped: bool = False
     """The time is over: sessions begin nothing more."""
     left: dict[str, int] = field(default_factory=dict)
@@ -178,7 +181,34 @@ class Session:
         recorded.commit_called()
         if impatience > 0.96:
             return await self._abandon(transaction, recorded)
+        if impatience > 0.9 and recorded.record.locked():
+            return await self._commit_twice(transaction, recorded)
         return await self._commit(transaction, recorded)
+
+    async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
+        """As a gateway does whose caller asked another gateway for the same again."""
+        self._chronicle.doubled.add(recorded.record.start_ts)
+        other = transaction._prepare_commit()
+        now = self._database._engine.now
+
+        async def again() -> None:
+            await asyncio.sleep(self.random.random() ** 3 * _ABANDONED_SECONDS_MAX)
+            try:
+                await other.run(now() + LIMIT_SECONDS)
+            except OutcomeUnknown:
+                return
+            except ConflictError:
+                self._claim(recorded, committed=False)
+            except PercolatorError as error:
+                # Given up without a durable mark: whether the other one succeeds is open.
+                self._expected(error)
+            else:
+                self._claim(recorded, committed=True)
+
+        second = asyncio.ensure_future(again())
+        committed = await self._commit(transaction, recorded)
+        await second
+        return committed
 
     async def _commit(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
         try:
@@ -188,7 +218,8 @@ class Session:
             await self._ask(transaction, recorded, error)
             return False
         except PercolatorError as error:
-            recorded.aborted()
+            if isinstance(error, ConflictError) or not self._is_doubled(recorded):
+                recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
         return True
@@ -222,6 +253,9 @@ class Session:
             self._expected(problem)
             return
         self._claim(recorded, committed=outcome is Outcome.COMMITTED)
+
+    def _is_doubled(self, recorded: RecordedTransaction) -> bool:
+        return recorded.record.start_ts in self._chronicle.doubled
 
     def _claim(self, recorded: RecordedTransaction, *, committed: bool) -> None:
         self._chronicle.claims.append(Claim(recorded.record, committed))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from percolator.testing.network_faults import Fault
 from percolator.testing.simulated_process import SimulatedProcess
@@ -16,9 +17,9 @@ from percolator.testing.simulated_wire import Envelope
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
 from percolator.wire import methods
-from percolator.world import Random
+from percolator.world import Random, World
 from tests.simulation.cluster import Cluster
-from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE
+from tests.simulation.programs import ORACLE
 from tests.simulation.scenario import Kind, Strike
 
 _SLOW_SECONDS_PER_AMOUNT = 0.02
@@ -34,8 +35,10 @@ class Strikes:
         self._cluster = cluster
         self._chance = Random(f"strikes {cluster.scenario.seed}")
         self._armed: list[_Ambush] = []
+        self._visits: list[asyncio.Task[None]] = []
         self._do: dict[Kind, Callable[[Strike], Callable[[], None] | None]] = {
             Kind.CRASH: self._crash,
+            Kind.CRASH_ORACLE: self._crash,
             Kind.POWER: self._cut_power,
             Kind.PAUSE: self._pause,
             Kind.ONE_WAY: self._cut_one_way,
@@ -57,6 +60,7 @@ class Strikes:
         begin = self._cluster.loop.time()
         strikes = self._cluster.scenario.strikes
         await asyncio.gather(*(self._strike(strike, begin) for strike in strikes))
+        await asyncio.gather(*self._visits)
 
     async def _strike(self, strike: Strike, begin: float) -> None:
         await asyncio.sleep(max(begin + strike.at_seconds - self._cluster.loop.time(), 0.0))
@@ -79,7 +83,7 @@ class Strikes:
     def _cut_power(self, strike: Strike) -> None:
         self._count(strike.kind)
         cluster = self._cluster
-        for address in (*cluster.tablet_servers, ORACLE, MASTER, LOCK_SERVICE):
+        for address in cluster.servers:
             self._kill(cluster.processes[address], strike.seconds, machine=True)
         cluster.root.disk.cut_power(self._chance)
 
@@ -98,6 +102,8 @@ class Strikes:
     def _process(self, strike: Strike) -> SimulatedProcess:
         """Tablet servers three times as often as others: they hold what is dear."""
         cluster = self._cluster
+        if strike.kind is Kind.CRASH_ORACLE:
+            return cluster.processes[ORACLE]
         candidates = [*cluster.processes, *cluster.tablet_servers, *cluster.tablet_servers]
         return cluster.processes[candidates[strike.target % len(candidates)]]
 
@@ -187,10 +193,21 @@ class Strikes:
 
     def _take_over(self, strike: Strike) -> None:
         self._count(strike.kind)
-        self._cluster.placements.moves.append(strike.target % len(self._cluster.placements.tablets))
+        cluster = self._cluster
+        if cluster.scenario.with_master:
+            self._visit(cluster.operator.move)
+        else:
+            cluster.placements.moves.append(strike.target % len(cluster.placements.tablets))
 
     def _split(self, strike: Strike) -> None:
-        """Only a real master can."""
+        if self._cluster.scenario.with_master:
+            self._count(strike.kind)
+            self._visit(self._cluster.operator.split)
+
+    def _visit(self, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        self._visits.append(
+            asyncio.create_task(self._cluster.visit(f"operator-{len(self._visits)}:1", work))
+        )
 
     # ------------------------------------------------------------------ clients
 

@@ -1,0 +1,127 @@
+"""python -m tests.simulation --seeds 1000 [--seed 7] [--jobs 2]: simulates that many clusters.
+
+Without --seed it begins at another one each time, and says at which. Ends with 1 when a seed has
+failed, or when, among enough seeds, some kind of fault never struck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tests.simulation.campaign import Totals, results
+from tests.simulation.expected import missing
+from tests.simulation.minimise import minimised
+from tests.simulation.run import Verdict, simulate
+from tests.simulation.scenario import scenario_of
+
+_FAILURES_MAX = 3
+_PROBLEMS_SHOWN = 8
+_RECORDS_SHOWN = 60
+_CHARACTERS_MAX = 400
+_FIRST_SEED_BITS = 31
+
+
+def main() -> int:
+    arguments = _arguments()
+    console = Console(highlight=False)
+    first = arguments.seed
+    if first is None:
+        first = secrets.randbits(_FIRST_SEED_BITS)
+    console.print(f"{arguments.seeds} seeds from {first} on")
+    totals = Totals()
+    for verdict, cpu_seconds in _with_progress(first, arguments.seeds, arguments.jobs, console):
+        totals.add(verdict, cpu_seconds)
+        if verdict.failed:
+            _explain(verdict.scenario.seed, console)
+            if len(totals.failed) >= _FAILURES_MAX:
+                console.print("[red]no further seeds are run[/red]")
+                break
+    _print_totals(totals, console)
+    never = missing(totals.struck, totals.seeds)
+    for name in never:
+        console.print(f"[red]never struck: {name}[/red]")
+    return 1 if totals.failed or never else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=None, help="the first one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    arguments = parser.parse_args()
+    if arguments.seeds < 1 or arguments.jobs < 1:
+        parser.error("--seeds and --jobs have to be at least 1")
+    return arguments
+
+
+def _with_progress(
+    first: int, seeds: int, jobs: int, console: Console
+) -> Iterator[tuple[Verdict, float]]:
+    columns = (
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("seeds", total=seeds, speed="")
+        began = time.monotonic()
+        transactions = 0
+        for done, result in enumerate(results(range(first, first + seeds), jobs), 1):
+            seconds = time.monotonic() - began
+            transactions += result[0].transactions
+            speed = f"{done / seconds:.1f} seeds/s, {transactions} transactions"
+            progress.update(task, advance=1, speed=speed)
+            yield result
+
+
+def _explain(seed: int, console: Console) -> None:
+    """Everything that somebody needs to find the cause."""
+    console.rule(f"[red]seed {seed} failed")
+    console.print(f"again: make simulate SEEDS=1 SEED={seed}")
+    small = minimised(scenario_of(seed), lambda scenario: simulate(scenario).failed)
+    verdict = simulate(small)
+    console.print("minimised to", style="bold")
+    console.print(str(small), markup=False)
+    for problem in verdict.problems[:_PROBLEMS_SHOWN]:
+        console.print(f"- {problem[:_CHARACTERS_MAX]}", markup=False)
+    records = sorted(verdict.history, key=lambda record: record.start_ts)
+    for record in records[-_RECORDS_SHOWN:]:
+        operations = ", ".join(str(operation) for operation in record.operations)
+        line = f"{record}: {record.outcome.value} at {record.commit_ts}: {operations}"
+        console.print(line[:_CHARACTERS_MAX], markup=False)
+    console.rule()
+
+
+def _print_totals(totals: Totals, console: Console) -> None:
+    for name, count in sorted(totals.struck.items()):
+        console.print(f"{count:10}  {name}")
+    cpu = max(totals.cpu_seconds, 1e-9)
+    console.print(
+        f"{totals.seeds} seeds, {totals.transactions} transactions checked, of which "
+        f"{totals.committed} committed; {totals.messages} messages, "
+        f"{totals.virtual_seconds:.0f} virtual seconds"
+    )
+    console.print(
+        f"per second and core: {totals.seeds / cpu:.1f} seeds, "
+        f"{totals.transactions / cpu:.0f} transactions"
+    )
+    failed = ", ".join(map(str, totals.failed))
+    console.print(f"[red]failed: {failed}[/red]" if failed else "[green]no seed failed[/green]")
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of strings must not differ from one run of a seed to the next.
+        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
+    sys.exit(main())

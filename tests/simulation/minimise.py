@@ -1,0 +1,57 @@
+"""Making a failing scenario small: fewer strikes, a better network, fewer sessions, less work.
+
+Whatever can be left out while the run still fails is left out, one thing after another, until
+nothing more can. What is left need not fail in the same way; it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from percolator.testing.network_faults import PERFECT
+from tests.simulation.scenario import Scenario
+
+RUNS_MAX = 120
+
+Fails = Callable[[Scenario], bool]
+
+
+def minimised(scenario: Scenario, fails: Fails, *, runs_max: int = RUNS_MAX) -> Scenario:
+    """The smallest scenario that was found within so many runs; `scenario` itself fails."""
+    runs = 0
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _smaller(scenario):
+            if runs >= runs_max:
+                return scenario
+            runs += 1
+            if fails(candidate):
+                scenario, smaller = candidate, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """What to try, the boldest first."""
+    if scenario.strikes:
+        yield replace(scenario, strikes=())
+    if scenario.network is not PERFECT:
+        yield replace(scenario, network=PERFECT)
+    if scenario.with_master:
+        yield replace(scenario, with_master=False)
+    strikes = scenario.strikes
+    middle = len(strikes) // 2
+    if middle > 1:
+        yield replace(scenario, strikes=strikes[:middle])
+        yield replace(scenario, strikes=strikes[middle:])
+    for place in range(len(strikes)):
+        yield replace(scenario, strikes=strikes[:place] + strikes[place + 1 :])
+    for name in ("slow", "duplicate", "drop_request", "drop_reply", "break_connection"):
+        if getattr(scenario.network, name):
+            yield replace(scenario, network=replace(scenario.network, **{name: 0.0}))
+    if scenario.transactions_per_session > 1:
+        yield replace(scenario, transactions=scenario.transactions // 2)
+    for session in scenario.sessions if len(scenario.sessions) > 1 else ():
+        yield replace(scenario, sessions=tuple(one for one in scenario.sessions if one != session))
