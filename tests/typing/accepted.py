@@ -1,0 +1,73 @@
+"""Programs that a type checker must accept."""
+
+from __future__ import annotations
+
+import asyncio
+
+import percolator
+from percolator import Database, Row, Table, Transaction, aio, codecs, transactional
+from percolator.retries import RetryPolicy
+
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+owner = accounts.column("owner", codecs.text)
+events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+numbered = Table("numbered", key=codecs.ordered_integer)
+
+
+@transactional
+def transfer(tx: Transaction, source: str, target: str, amount: int) -> int:
+    left = tx.get(source, balance, default=0) - amount
+    tx.set(source, balance, left)
+    tx.set(target, balance, tx.get(target, balance, default=0) + amount)
+    return left
+
+
+@transactional(retry=RetryPolicy(attempts_max=3))
+def rename(tx: Transaction, row: str, *, name: str) -> None:
+    tx.set(row, owner, name)
+
+
+@transactional
+async def transfer_async(tx: aio.Transaction, source: str, amount: int) -> int:
+    left = await tx.get(source, balance, default=0) - amount
+    await tx.set(source, balance, left)
+    return left
+
+
+def blocking(db: Database) -> int:
+    with db.transaction() as tx:
+        maybe: int | None = tx.get("bob", balance)
+        surely: int = tx.get("bob", balance, default=0)
+        name: str | None = tx.get("bob", owner, default=None)
+        transfer(tx, "bob", "joe", 7)
+        rename(tx, "bob", name=name or "Bob")
+    with db.snapshot() as snapshot:
+        for row in snapshot.scan(accounts, prefix="b", columns=[balance, owner]):
+            text: str = row.key + row.get(owner, "")
+            number: int = row[balance]
+            print(text, number)
+        found: list[Row[str]] = snapshot.get_many(accounts, ["bob"], [balance])
+        key: int = next(snapshot.scan(numbered, start=5)).key
+    db.set_many((name, {balance: 1, owner: "x"}) for name in ["a", "b"])
+    rename(db, "bob", name="Robert")
+    return transfer(db, "bob", "joe", 7) + surely + (maybe or 0) + len(found) + key
+
+
+async def asynchronous(db: aio.Database) -> int:
+    async with db.transaction() as tx:
+        one, other = await asyncio.gather(tx.get("a", balance), tx.get("b", owner, "nobody"))
+        number: int | None = one
+        text: str = other
+        print(number, text)
+        await transfer_async(tx, "a", 1)
+    async with db.snapshot() as snapshot:
+        keys: list[str] = [row.key async for row in snapshot.scan(accounts)]
+    return await transfer_async(db, "a", amount=len(keys))
+
+
+async def connecting() -> None:
+    async with percolator.aio.connect("localhost:7100") as db:
+        await asynchronous(db)
+    other: aio.Database = await aio.connect()
+    await other.close()

@@ -1,0 +1,40 @@
+"""Programs that a type checker must reject: each marked line, and no other."""
+
+from __future__ import annotations
+
+from percolator import Database, Table, Transaction, aio, codecs, transactional
+
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+owner = accounts.column("owner", codecs.text)
+
+
+@transactional
+def transfer(tx: Transaction, source: str, amount: int) -> int:
+    left: int = tx.get(source, balance)  # rejected: may be None
+    tx.set(source, balance, "10")  # rejected: a value of another type
+    tx.set(source, owner, None)  # rejected: not a value
+    text: str = tx.get(source, balance, default=0)  # rejected: an int
+    return left + len(text)
+
+
+@transactional
+async def transfer_async(tx: aio.Transaction, source: str) -> int:
+    tx.get(source, balance) + 1  # rejected: not awaited
+    return 1
+
+
+def use(db: Database, other: aio.Database) -> None:
+    transfer(db, "bob", "seven")  # rejected: not an int
+    transfer(db)  # rejected: arguments are missing
+    transfer("bob", "bob", 7)  # rejected: neither Database nor Transaction
+    transfer(other, "bob", 7)  # rejected: a database for asyncio
+    text: str = transfer(db, "bob", 7)  # rejected: returns an int
+    with db.snapshot() as snapshot:
+        snapshot.set("bob", balance, 1)  # rejected: snapshots only read
+        number: int = next(snapshot.scan(accounts)).key  # rejected: keys are str
+        for row in snapshot.scan(accounts):
+            text = row[balance]  # rejected: an int
+    print(text, number)
+    accounts.column("balance")  # rejected: without a codec
+    accounts.nonsense()  # rejected: no such method
