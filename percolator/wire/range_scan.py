@@ -85,7 +85,7 @@ class RangeScan:
                         self._tablets.doubt(location)
                     raise self._late(error) from error
                 if not isinstance(error, SchemaChanged):
-                    await self._look_up(location)
+                    await self._look_up(location, silent=isinstance(error, DeadlineExceeded))
 
     def _new_patience(self) -> tuple[float, Backoff]:
         """Until when the next page has to come, and the pauses until then."""
@@ -180,10 +180,13 @@ class RangeScan:
         elif isinstance(error, TabletMoved):
             self._tablets.learn(error.locations)
 
-    async def _look_up(self, location: TabletLocation | None) -> None:
+    async def _look_up(self, location: TabletLocation | None, *, silent: bool) -> None:
         if location is None or self._known() is location:
             try:
-                await self._tablets.refresh(self._question.table_id, self._start)
+                if location is not None and silent:
+                    await self._tablets.refresh_server(location.address)
+                else:
+                    await self._tablets.refresh(self._question.table_id, self._start)
             except (NotExecuted, ExecutionUnknown):
                 return  # the old map is all there is; the next attempt may come here again
 

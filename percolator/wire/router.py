@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from typing import Any
 
 from percolator.errors import (
+    DeadlineExceeded,
     ExecutionUnknown,
     NotExecuted,
     PercolatorError,
@@ -200,7 +201,8 @@ class Router:
         waiting = [entry for entry in entries if not self._is_answered(entry)]
         lost = isinstance(error, TabletMoved | ExecutionUnknown)
         if waiting or lost:
-            self._start(self._send_again(entries, waiting, look_up=lost))
+            silent = isinstance(error, DeadlineExceeded)
+            self._start(self._send_again(entries, waiting, look_up=lost, silent=silent))
 
     @staticmethod
     def _is_answered(entry: Entry) -> bool:
@@ -208,12 +210,12 @@ class Router:
         return asked.future.done() or asked.answers[entry.index] is not None
 
     async def _send_again(
-        self, entries: list[Entry], waiting: list[Entry], *, look_up: bool
+        self, entries: list[Entry], waiting: list[Entry], *, look_up: bool, silent: bool
     ) -> None:
         if look_up:
             first = entries[0]
             if self.tablets.locate(first.table_id, first.row) is first.location:
-                await self._look_up(first)
+                await self._look_up(first, silent=silent)
             attempts = max(entry.attempts for entry in entries)
             if attempts > 1:  # what we learned the first time did not help
                 seconds = min(RETRY_SECONDS_MIN * 2 ** min(attempts, 16), _RETRY_SECONDS_MAX)
@@ -221,9 +223,12 @@ class Router:
         for entry in waiting:
             await self._find_a_place(entry)
 
-    async def _look_up(self, entry: Entry) -> None:
+    async def _look_up(self, entry: Entry, *, silent: bool) -> None:
         try:
-            await self.tablets.refresh(entry.table_id, entry.row)
+            if silent:
+                await self.tablets.refresh_server(entry.location.address)
+            else:
+                await self.tablets.refresh(entry.table_id, entry.row)
         except PercolatorError as error:
             # The old map is all there is. It is asked again when that fails again.
             entry.asked.last_problem = error

@@ -101,6 +101,19 @@ class TabletMap:
             search.add_done_callback(lambda _: self._searches.pop(table_id, None))
         await asyncio.shield(search)
 
+    async def refresh_server(self, address: str) -> None:
+        """Asks where everything is now that a server had, which has fallen silent.
+
+        Else each of its tablets would cost somebody the time of an attempt at finding that out.
+        """
+        served = {
+            table_id: location.start
+            for table_id, table in self._tables.items()
+            for location in reversed(table.locations)
+            if location.address == address
+        }
+        await asyncio.gather(*(self.refresh(table_id, row) for table_id, row in served.items()))
+
     async def _search(self, table_id: int, row: bytes) -> None:
         if self._find is not None:
             self.learn(await self._find(table_id, row))

@@ -256,3 +256,17 @@ async def test_a_scan_that_had_no_time_to_find_the_new_server_leaves_it_to_the_n
     (page,) = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
     assert len(page.rows) == 26
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.5, abs=0.2)
+
+
+async def test_a_silent_server_costs_one_attempt_however_many_of_its_tablets_are_scanned() -> None:
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(attempt_seconds_max=2.0))
+    cluster.tablets.learn([tablet("a:1", b"", b"h"), tablet("a:1", b"h", b"", tablet_id=2)])
+    cluster.now_at = [
+        tablet("b:1", b"", b"h", epoch=2),
+        tablet("b:1", b"h", b"", tablet_id=2, epoch=2),
+    ]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    pages = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert len(pages) == 2
+    assert cluster.clock.monotonic_seconds() == pytest.approx(2.0, abs=0.2)

@@ -54,6 +54,27 @@ def test_a_tablet_without_a_server_leaves_a_gap() -> None:
     assert tablets.locate(1, b"row") is None
 
 
+async def test_of_a_silent_server_every_table_is_asked_for_once() -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        asked.append((table_id, row))
+        return []
+
+    tablets = TabletMap(find)
+    tablets.learn(
+        [
+            tablet("b:1", b"", b"c"),
+            tablet("a:1", b"c", b"m", tablet_id=2),
+            tablet("a:1", b"m", b"", tablet_id=3),
+            TabletLocation(2, 7, 1, b"", b"", "a:1"),
+            TabletLocation(3, 8, 1, b"", b"", "b:1"),
+        ]
+    )
+    await tablets.refresh_server("a:1")
+    assert sorted(asked) == [(1, b"c"), (2, b"")]
+
+
 @given(st.lists(st.binary(max_size=3), min_size=1, max_size=8, unique=True), st.binary(max_size=4))
 def test_every_row_of_a_table_without_gaps_is_found(splits: list[bytes], row: bytes) -> None:
     bounds = sorted({b"", *splits})
