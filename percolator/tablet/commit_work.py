@@ -42,6 +42,8 @@ class CommitWork:
         self.judged: list[int] = []
         """Mutations judged in the present batch: their results must not leave before its end."""
         self.results: list[pb.MutationResult | None] = [None] * len(steps)
+        self.refusal_bytes = 0
+        """Of the cells that made conditions fail: a short mutation may meet megabytes."""
         self.done: asyncio.Future[list[pb.MutationResult]] = (
             asyncio.get_running_loop().create_future()
         )

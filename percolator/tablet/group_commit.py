@@ -34,6 +34,9 @@ BATCHES_PER_NOTE = 64
 """After a crash the statistics are as old as this many batches."""
 
 
+_ANSWER_FULL = not_executed(NotExecuted("the answer is full: ask for the rest again"))
+
+
 class GroupCommit:
     """The queue of a tablet's mutations, and the one task that works it off."""
 
@@ -163,6 +166,13 @@ class GroupCommit:
             if refusal is not None:
                 results[index] = refusal
                 batch.refused += 1
+                work.refusal_bytes += len(refusal.cell.value)
+                if work.refusal_bytes > state.limits.answer_bytes_max:
+                    # None of the rest was judged, and the order of what is done stays.
+                    for late in part[part.index(index) + 1 :]:
+                        results[late] = _ANSWER_FULL
+                    work.abandon(_ANSWER_FULL)
+                    return
             else:
                 results[index] = APPLIED
                 batch.applied += 1

@@ -30,7 +30,12 @@ class TabletLimits:
     commit_bytes_max: int = 4 * MEBIBYTE
 
     answer_bytes_max: int = 8 * MEBIBYTE
-    """Of one batch of reads: what does not fit is refused, to be asked again."""
+    """Of one batch of reads, or of the cells that made mutations of one batch fail: what does not
+    fit is refused, to be asked again."""
+    read_bytes_max: int = 16 * MEBIBYTE
+    """Of one read, which may exceed `answer_bytes_max` when it is the last one answered."""
+    columns_max: int = 10_000
+    """Named by one read."""
     page_rows_default: int = 1_000
     page_rows_max: int = 10_000
     page_bytes_default: int = 1 * MEBIBYTE

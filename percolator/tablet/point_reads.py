@@ -55,6 +55,10 @@ class PointReads:
         self._values: list[bytes] = []
         self._deletes: list[int] = []
         self._bytes = 0
+        self._admitted = -1
+        """The last read that found room: it is answered as a whole."""
+        self._began = 0
+        """The bytes of the answer before it."""
         self._skipped = 0
         self._refused: dict[int, PercolatorError] = {}
         self._full = NotExecuted("the answer is full: ask for the rest again")
@@ -70,7 +74,9 @@ class PointReads:
                 await self._answer_row(index, asked[index])
         # After the reading: versions may have been collected while the batch was read.
         if self._oldest < self._state.safe_point:
-            self._drop_too_old()
+            self._refuse_too_old()
+        if self._refused:
+            self._drop_refused()
         for index, error in self._refused.items():
             self._result.refused.add(read=index, error=to_detail(error))
         found = self._result.found
@@ -90,6 +96,7 @@ class PointReads:
         identity, guard = self._state.identity, self._state.guard
         start, end = identity.start, identity.end
         headers, encoded = self._state.mirror.headers, self._encoded
+        columns_max = self._state.limits.columns_max
         known, known_inverted = 0, b""
         wanted: list[_Wanted] = []
         whole_rows: list[int] = []
@@ -107,12 +114,19 @@ class PointReads:
                 whole_rows.append(index)
                 continue
             row_prefix = component(row)
-            for column in read.columns:
+            columns = read.columns
+            if len(columns) > columns_max:
+                raise InvalidArgument(
+                    f"reads[{index}].columns",
+                    f"{len(columns)} entries, at most {columns_max} allowed",
+                )
+            for column in columns:
                 cell = row_prefix + encoded[column]
                 if cell in headers:
                     record = self._locks(read).on_cell(cell)
                     if record is not None:
-                        self._report(index, row, column, record)
+                        if self._has_room(index):
+                            self._report(index, row, column, record)
                         continue
                 wanted.append((index, column, W + cell, known_inverted))
         if wanted:
@@ -127,12 +141,15 @@ class PointReads:
         seek, item = cursor.seek, cursor.item
         reads, columns, commits, values = self._reads, self._columns, self._commits, self._values
         size, size_max = self._bytes, self._state.limits.answer_bytes_max
-        current = -1
+        current, began = self._admitted, self._began
         for index, column, prefix, suffix in wanted:
-            if size > size_max and index != current:
-                self._refused[index] = self._full
-                continue
-            current = index
+            if size > size_max:
+                self._bytes, self._admitted, self._began = size, current, began
+                if not self._has_room(index):
+                    continue
+            elif index != current:
+                # As `_has_room` does it, without the call.
+                current, began = index, size
             seek(prefix + suffix)
             key, value = item()
             while key.startswith(prefix):
@@ -156,12 +173,26 @@ class PointReads:
                 columns.append(column)
                 commits.append(int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX)
                 break
-        self._bytes = size
+        self._bytes, self._admitted, self._began = size, current, began
+
+    def _has_room(self, index: int) -> bool:
+        """Whether more may be answered to this read, or to the one after it. Refuses it if not."""
+        limits, size = self._state.limits, self._bytes
+        if index != self._admitted:
+            if size > limits.answer_bytes_max:
+                self._refused.setdefault(index, self._full)
+                return False
+            self._admitted, self._began = index, size
+        if size - self._began > limits.read_bytes_max:
+            self._refused[index] = InvalidArgument(
+                f"reads[{index}]", f"its answer exceeds {limits.read_bytes_max} bytes: name columns"
+            )
+            return False
+        return True
 
     async def _answer_row(self, index: int, read: pb.RowRead) -> None:
         """Reads all columns of a row, in slices."""
-        if self._bytes > self._state.limits.answer_bytes_max:
-            self._refused[index] = self._full
+        if not self._has_room(index):
             return
         row, slice_entries = read.row, self._state.limits.slice_entries
         locks = self._locks(read).in_rows(
@@ -182,9 +213,15 @@ class PointReads:
             )
             start = W + component(row)
             cells.seek(start)
+            before = self._bytes
             while cells.walk(after_component(start), slice_entries) is not Walked.TO_THE_END:
+                self._bytes = before + cells.bytes
+                if not self._has_room(index):
+                    self._bytes = before
+                    return
                 await asyncio.sleep(0)
                 self._state.require_open()
+            self._bytes = before
         finally:
             cursor.close()
         offset = len(self._values)
@@ -202,13 +239,16 @@ class PointReads:
 
     def _report(self, index: int, row: bytes, column: bytes, record: bytes) -> None:
         self._result.locks.add(read=index, lock=lock_cell(row, column, record))
+        self._bytes += len(record)
 
-    def _drop_too_old(self) -> None:
-        """Takes back what was found for reads below the safe point."""
+    def _refuse_too_old(self) -> None:
         state = self._state
         for index, read in enumerate(self._asked):
             if read.timestamp < state.safe_point:
                 self._refused[index] = state.too_old(read.timestamp)
+
+    def _drop_refused(self) -> None:
+        """Takes back what was found for reads before they were refused."""
         kept = [at for at, index in enumerate(self._reads) if index not in self._refused]
         deleted = set(self._deletes)
         self._deletes = [new for new, at in enumerate(kept) if at in deleted]

@@ -28,6 +28,9 @@ from percolator.tablet.keys import (
 )
 from percolator.world import Cursor
 
+SLICE_BYTES = 4 << 20
+"""A slice ends here, too: a few hundred entries may be gigabytes."""
+
 STEPS_BEFORE_SEEK = 8
 """A seek costs as much as about six steps."""
 
@@ -102,6 +105,7 @@ class VisibleCells:
         row, row_prefix, admitted = self.row, self._row_prefix, self._row_admitted
         cell, decided = self._cell, self._decided
         steps = skipped = 0
+        bytes_stop = self.bytes + SLICE_BYTES
         for _ in range(entries_max):
             key, value = item()
             if not key.startswith(cell):
@@ -139,6 +143,9 @@ class VisibleCells:
                         return Walked.FULL
                     admitted = True
                 self._take(key, value, kind, row, cell[len(row_prefix) : -2])
+                if self.bytes >= bytes_stop:
+                    step()
+                    break
             step()
         self.row, self._row_prefix, self._row_admitted = row, row_prefix, admitted
         self._cell, self._decided = cell, decided

@@ -10,15 +10,18 @@ import pytest
 
 from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld, StoreUnusable
 from percolator.protocol.records import RecordKind
+from percolator.tablet import visible_cells
 from percolator.tablet.memory_storage import MemoryBatch, MemoryDisk, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
+    ABSENT,
     COLUMN,
     DATA,
     LOCK,
     NOT_EXECUTED,
     NOTIFY,
+    REFUSED,
     TARGET,
     WRITE,
     Rig,
@@ -161,6 +164,74 @@ async def test_what_does_not_fit_into_an_answer_is_refused_to_be_asked_again() -
     assert list(result.found.reads) == [0, 1, 2]
     assert [refused.read for refused in result.refused] == [3, 4, 5, 6]
     assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
+
+
+async def test_locks_in_the_way_fill_an_answer_too() -> None:
+    rig = await Rig(answer_bytes_max=2500).open()
+    rows = [b"%d" % number for number in range(6)]
+    await rig.apply(*(prewrite(row, 10, b"v" * 1000) for row in rows))
+    reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
+    assert [lock.read for lock in result.locks] == [0, 1, 2]
+    assert [refused.read for refused in result.refused] == [3, 4, 5]
+    assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
+
+
+async def test_one_read_cannot_ask_for_more_than_an_answer_may_hold() -> None:
+    """The same large value, named ten thousand times, is a short request."""
+    rig = await Rig(answer_bytes_max=250, read_bytes_max=500, slice_entries=3).open()
+    columns = [b"%02d" % number for number in range(12)]
+    value = put(WRITE, write_record(5, b"v" * 100), 6)
+    await rig.apply(*(mutation(b"wide", value, column=column) for column in columns))
+    await rig.apply(written(b"row", 5, 6, b"v" * 100))
+    greedy = pb.RowRead(row=b"row", columns=[COLUMN] * 50, timestamp=30)
+    whole = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
+    for read in (greedy, whole):
+        result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+        assert not result.found.values
+        (refused,) = result.refused
+        assert refused.error.invalid_argument.field == "reads[0]"
+    fair = pb.RowRead(row=b"wide", columns=columns[:4], timestamp=30)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[fair]))
+    assert len(result.found.values) == 4
+
+
+async def test_a_read_of_too_many_columns_is_refused_by_the_name_of_its_field() -> None:
+    rig = await Rig(columns_max=3).open()
+    with pytest.raises(InvalidArgument, match=r"^reads\[0\]\.columns: 4 entries"):
+        await rig.read(b"row", 30, *[COLUMN] * 4)
+
+
+async def test_refusals_with_large_cells_fill_an_answer_and_the_rest_is_not_executed() -> None:
+    rig = await Rig(answer_bytes_max=2500).open()
+    await rig.apply(mutation(b"row", put(DATA, b"v" * 1000, 10)))
+    question = mutation(b"row", conditions=[condition(DATA, ABSENT)])
+    results = await rig.mutate(*[question] * 5, mutation(b"other", put(DATA, b"", 10)))
+    assert [result.outcome for result in results] == [REFUSED] * 3 + [NOT_EXECUTED] * 3
+    assert results[3].error.retry == 1  # SAFE
+    assert [cell.row for cell in await rig.cells(DATA)] == [b"row"]
+
+
+async def test_a_slice_of_a_walk_ends_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one slice of a wide row would load a thousand large values before anybody looks."""
+    monkeypatch.setattr(visible_cells, "SLICE_BYTES", 250)
+    storage = CountingStorage(SlowDisk())
+    rig = await Rig(storage=storage, answer_bytes_max=250, read_bytes_max=500).open()
+    for number in range(40):
+        column = b"%02d" % number
+        await rig.apply(
+            mutation(
+                b"wide",
+                put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6),
+                put(DATA, b"v" * 100, 5),
+                column=column,
+            )
+        )
+    read = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
+    storage.values_read = 0
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+    assert [refused.read for refused in result.refused] == [0]
+    assert storage.values_read < 10
 
 
 async def test_a_large_batch_of_reads_lets_others_run() -> None:
