@@ -49,7 +49,10 @@ async def load(state: TabletState) -> None:
     state.safe_point = int.from_bytes(safe_point or b"", "big")
     newest = state.storage.get(NEWEST_KEY)
     if newest is not None:
-        state.recent.load(*NEWEST.unpack(newest))
+        bounds = NEWEST.unpack(newest)
+        state.recent.load(*bounds)
+        # An oracle may be ahead of this clock for good: what the tablet has stored, it has seen.
+        state.guard.newest = max(*bounds, state.safe_point)
     _load_counts(state)
     await _load_locks(state)
     await fill_index(state)

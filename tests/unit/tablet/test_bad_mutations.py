@@ -9,6 +9,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.protocol.records import RecordKind
+from percolator.tablet.memory_storage import MemoryDisk
 from percolator.tablet.tablet import TabletIdentity
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -155,6 +156,21 @@ async def test_timestamps_up_to_an_hour_ahead_of_the_largest_seen_are_plausible(
         await rig.read(b"a", NOW + 3 * HOUR + MARGIN)
     assert caught.value.field == "reads[0].timestamp"
     assert await rig.value(b"a", NOW + 2 * HOUR) == b""
+
+
+async def test_timestamps_that_the_tablet_has_stored_are_plausible_after_it_is_opened_again() -> (
+    None
+):
+    """The oracle never goes back: it may be ahead of a clock that was set right, for hours."""
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    ahead = NOW
+    for _ in range(3):
+        ahead += HOUR - MARGIN
+        await rig.apply(written(b"row", ahead - 1, ahead, b"value"))
+    await rig.tablet.close()
+    again = await Rig(disk=disk).open()
+    assert await again.value(b"row", ahead + 1) == b"value"
 
 
 async def test_what_a_limit_allows_is_stored() -> None:
