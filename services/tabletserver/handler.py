@@ -81,7 +81,7 @@ class TabletServerHandler:
         seconds = self._limits.request_seconds_max if remaining is None else remaining
         deadline = started + seconds
         batches = request.batches
-        self._check_rows(sum(len(batch.mutations) for batch in batches))
+        self._check_rows(len(batches), sum(len(batch.mutations) for batch in batches))
         bytes_held = request.ByteSize()
         self.counts.queue_bytes += bytes_held
         try:
@@ -94,7 +94,7 @@ class TabletServerHandler:
     async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
         started = self._now()
         batches = request.batches
-        self._check_rows(sum(len(batch.reads) for batch in batches))
+        self._check_rows(len(batches), sum(len(batch.reads) for batch in batches))
         results = await _each(batches, self._read)
         self._note_slow("Read", started, batches)
         return wire.ReadResponse(batches=results)
@@ -176,7 +176,12 @@ class TabletServerHandler:
             return wire.ReadBatchResult(error=self._batch_refusal(error, index, batch.target))
         return result
 
-    def _check_rows(self, rows: int) -> None:
+    def _check_rows(self, batches: int, rows: int) -> None:
+        if batches > self._limits.rows_max:
+            # An empty batch is two bytes of a request, and a task here.
+            raise InvalidArgument(
+                "batches", f"expected at most {self._limits.rows_max}, found {batches}"
+            )
         if rows > self._limits.rows_max:
             raise InvalidArgument(
                 "batches", f"expected at most {self._limits.rows_max} rows, found {rows}"

@@ -112,6 +112,14 @@ async def test_more_rows_than_a_request_may_hold_are_refused_as_a_whole() -> Non
     assert await machine.value(1, b"a") is None
 
 
+async def test_batches_of_nothing_are_counted_too() -> None:
+    machine = Machine(limits=RequestLimits(rows_max=3))
+    with pytest.raises(InvalidArgument, match="batches: expected at most 3, found 4"):
+        await machine.mutate(*[wire.MutationBatch()] * 4)
+    with pytest.raises(InvalidArgument, match="batches: expected at most 3, found 4"):
+        await machine.handler.read(wire.ReadRequest(batches=[wire.ReadBatch()] * 4))
+
+
 async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
