@@ -78,7 +78,7 @@ class MutationChecker:
                 _refuse(index, "column", _too_long(column, limits.column_bytes_max))
             not_below = mutation.not_below
             if not_below > newest:
-                newest = self._guard.admit(not_below, f"mutations[{index}].not_below")
+                newest = self._guard.admit(not_below, "mutations[%d].not_below", index)
             conditions: list[Condition] = [
                 (
                     condition.space,
@@ -136,7 +136,8 @@ class MutationChecker:
             elif not timestamp:
                 _refuse(index, f"changes[{at}].timestamp", "missing")
             elif timestamp > newest:
-                newest = self._guard.admit(timestamp, f"mutations[{index}].changes[{at}].timestamp")
+                field = "mutations[%d].changes[%d].timestamp"
+                newest = self._guard.admit(timestamp, field, index, at)
             if space == NOTIFY:
                 if not 0 < len(qualifier) <= limits.qualifier_bytes_max:
                     _refuse(

@@ -104,12 +104,11 @@ class PointReads:
             row, timestamp = read.row, read.timestamp
             if row < start or (end and row >= end):
                 raise InvalidArgument(f"reads[{index}].row", "not in this tablet")
-            if timestamp != known:
-                guard.check_read(timestamp, f"reads[{index}].timestamp")
+            if timestamp != known or not timestamp:
+                guard.check_read(timestamp, "reads[%d].timestamp", index)
                 known, known_inverted = timestamp, inverted(timestamp)
-                self._oldest = min(self._oldest, timestamp)
-            elif not timestamp:
-                guard.check_read(timestamp, f"reads[{index}].timestamp")
+                if timestamp < self._oldest:
+                    self._oldest = timestamp
             if read.all_columns:
                 whole_rows.append(index)
                 continue

@@ -8,10 +8,8 @@ real would park a cell, and whoever waits for it, until that time comes.
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import Clock
-
-SEQUENCE_BITS = 18
-"""A timestamp is milliseconds since 1970 << 18 | sequence."""
 
 
 class TimestampGuard:
@@ -23,21 +21,32 @@ class TimestampGuard:
         self.newest = 0
         """Whatever is not above it needs no further look."""
 
-    def admit(self, timestamp: int, field: str) -> int:
-        """The newest timestamp seen, this one included. Raises `InvalidArgument`."""
-        if timestamp > self.newest:
-            reference = max(self.newest >> SEQUENCE_BITS, self._clock.wall_milliseconds())
-            ahead = (timestamp >> SEQUENCE_BITS) - reference
-            if ahead > self._lead_milliseconds:
-                raise InvalidArgument(
-                    field, f"{timestamp} lies {ahead / 1000:.0f} s ahead of every timestamp seen"
-                )
-            self.newest = timestamp
-        return self.newest
+    def admit(self, timestamp: int, field: str, *places: int) -> int:
+        """The newest timestamp seen, this one included. Raises `InvalidArgument`.
 
-    def check_read(self, timestamp: int, field: str) -> None:
+        Nearly every mutation brings a timestamp newer than all before: the clock is asked only when
+        those do not speak for it, and the field's `places` are written into it only when it fails.
+        """
+        newest = self.newest
+        if timestamp > newest:
+            ahead = (timestamp >> SEQUENCE_BITS) - (newest >> SEQUENCE_BITS)
+            if ahead > self._lead_milliseconds:
+                self._require_near_the_clock(timestamp, ahead, field % places)
+            self.newest = newest = timestamp
+        return newest
+
+    def _require_near_the_clock(self, timestamp: int, ahead: int, field: str) -> None:
+        """`ahead`: of the timestamps seen, in milliseconds."""
+        now = self._clock.wall_milliseconds()
+        ahead = min(ahead, (timestamp >> SEQUENCE_BITS) - now)
+        if ahead > self._lead_milliseconds:
+            raise InvalidArgument(
+                field, f"{timestamp} lies {ahead / 1000:.0f} s ahead of every timestamp seen"
+            )
+
+    def check_read(self, timestamp: int, field: str, *places: int) -> None:
         """Of a read: every one has a timestamp."""
         if not timestamp:
-            raise InvalidArgument(field, "missing")
+            raise InvalidArgument(field % places, "missing")
         if timestamp > self.newest:
-            self.admit(timestamp, field)
+            self.admit(timestamp, field, *places)
