@@ -97,6 +97,10 @@ simulate: $(READY) ## Whole clusters on virtual time, among faults (SEEDS=100, S
 planted-bugs: $(READY) ## Plants bugs into the product, each of which a simulation has to find
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planted_bugs
 
+.PHONY: chaos
+chaos: $(READY) ## Hurt a cluster of processes in every way, for CHAOS_SECONDS (90), and check it
+	$(BIN)/python -m pytest -q -s -p no:cacheprovider -m chaos tests/chaos
+
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench

@@ -42,6 +42,11 @@ class Link:
         """Where the server listens."""
         return f"{_BEHIND}:{self.port}"
 
+    @property
+    def held_back(self) -> int:
+        """How often something had to wait because the link was cut."""
+        return self._requests.held_back + self._answers.held_back
+
     def cut(self, *, answers_only: bool = False) -> None:
         """Holds everything back; or only what the server sends, which goes on being asked."""
         self._answers.close(self._loop)
@@ -103,6 +108,7 @@ class _Gate:
     def __init__(self) -> None:
         self._opened = asyncio.Event()
         self._opened.set()
+        self.held_back = 0
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(self._opened.set)
@@ -111,7 +117,9 @@ class _Gate:
         loop.call_soon_threadsafe(self._opened.clear)
 
     async def passed(self) -> None:
-        await self._opened.wait()
+        if not self._opened.is_set():
+            self.held_back += 1
+            await self._opened.wait()
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: _Gate) -> None:

@@ -55,6 +55,7 @@ async def test_what_is_sent_into_a_cut_link_arrives_when_it_is_mended_and_not_be
         done, _ = await asyncio.wait([answer], timeout=0.1)
         assert not done
         assert server.lines == [b"before\n"]
+        assert link.held_back == 1
         link.mend()
         assert await answer == b"meanwhile\n"
 

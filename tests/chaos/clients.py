@@ -1,0 +1,185 @@
+"""Client processes, from outside: started, stopped in the middle of a commit, killed, replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from percolator.testing.history import History
+from percolator.testing.history_file import read_histories
+from tests.chaos.client import Life
+
+STOP_SECONDS = 45.0
+"""Above what a call takes at most, and then what closing takes at most."""
+_CAUGHT_SECONDS = 20.0
+_POLL_SECONDS = 0.01
+_WRITES = ("put", "delete", "lock")
+
+
+class ClientFailed(Exception):
+    """A client ended by itself: it saw a broken promise, or an error that it cannot expect."""
+
+
+class Follower:
+    """Reads a history while it is written, each line once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.commits = 0
+        self.in_progress: set[tuple[str, int]] = set()
+
+    def read(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(complete) + len(newline)
+        for line in complete.splitlines():
+            self._take(json.loads(line))
+
+    def _take(self, record: dict[str, Any]) -> None:
+        transaction = record["session"], record["number"]
+        commit_returned = record["instants"][-1]
+        if commit_returned is None and any(o[0] in _WRITES for o in record["operations"]):
+            self.in_progress.add(transaction)
+        else:
+            self.in_progress.discard(transaction)
+            self.commits += record["commit_ts"] > 0
+
+
+class Client:
+    """One after the other, the lives of one client."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.lives = [life]
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._seen = Follower(self.life.history)
+        with self.life.log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.client", self.life.argument()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def name(self) -> str:
+        return self.life.name
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def require_alive(self) -> None:
+        if self._process.poll() is not None:
+            raise ClientFailed(f"{self.name} exited with {self._process.returncode}: {self.log()}")
+
+    def log(self) -> str:
+        return self.life.log.read_text(errors="replace")
+
+    def commits(self) -> int:
+        """Acknowledged in this life so far."""
+        self._seen.read()
+        return self._seen.commits
+
+    def commits_in_progress(self) -> int:
+        """Sent, and not answered, at this moment. Only of a client that stands still."""
+        self._seen.read()
+        return len(self._seen.in_progress)
+
+    def catch_in_a_commit(self) -> int:
+        """Stops the process (SIGSTOP) while commits are in progress; returns how many."""
+        deadline = time.monotonic() + _CAUGHT_SECONDS
+        while time.monotonic() < deadline:
+            self.require_alive()
+            self.signal(signal.SIGSTOP)
+            # The signal takes effect some time after the call; only then does it stand still.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+            if caught := self.commits_in_progress():
+                return caught
+            self.signal(signal.SIGCONT)
+            time.sleep(_POLL_SECONDS)
+        raise ClientFailed(f"{self.name} commits nothing")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    def begin_another_life(self) -> None:
+        self.life = replace(self.life, number=self.life.number + 1)
+        self.lives.append(self.life)
+        self._process = self._start()
+
+    def stop(self) -> None:
+        """Lets it finish what it has begun, and insists that it ends well."""
+        self.require_alive()
+        self._process.terminate()
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ClientFailed(f"{self.name} does not come to rest") from None
+        if code:
+            raise ClientFailed(f"{self.name} exited with {code}: {self.log()}")
+
+
+class Clients:
+    """All clients of a run. Whoever is alive at the end is killed, whatever happened."""
+
+    def __init__(
+        self, address: str, directory: Path, workload: str, *, seed: int, count: int, sessions: int
+    ) -> None:
+        directory.mkdir()
+        self.all = [
+            Client(Life(address, f"client-{n}", 1, workload, sessions, str(directory), seed))
+            for n in range(1, count + 1)
+        ]
+
+    def wait_until_all_commit(self, seconds: float) -> None:
+        """Every one of them has more acknowledged commits than at the beginning of this call."""
+        before = {client.name: client.commits() for client in self.all}
+        deadline = time.monotonic() + seconds
+        for client in self.all:
+            while client.commits() <= before[client.name]:
+                client.require_alive()
+                if time.monotonic() > deadline:
+                    raise ClientFailed(f"{client.name} commits nothing: {client.log()}")
+                time.sleep(_POLL_SECONDS)
+
+    def stop(self) -> None:
+        for client in self.all:
+            client.stop()
+
+    def kill(self) -> None:
+        for client in self.all:
+            client.kill()
+
+    def history(self) -> History:
+        return read_histories(life.history for life in self._lives() if life.history.exists())
+
+    def claims(self) -> dict[tuple[str, int], bool]:
+        """By session and number: whether the library said that it committed."""
+        claims: dict[tuple[str, int], bool] = {}
+        for life in self._lives():
+            if life.claims.exists():
+                # A line cut off by a kill was said to nobody.
+                for line in life.claims.read_text().split("\n")[:-1]:
+                    session, number, committed = json.loads(line)
+                    claims[session, number] = committed
+        return claims
+
+    def logs(self) -> dict[str, str]:
+        return {life.log.name: life.log.read_text(errors="replace") for life in self._lives()}
+
+    def _lives(self) -> list[Life]:
+        return [life for client in self.all for life in client.lives]

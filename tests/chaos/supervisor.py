@@ -1,0 +1,229 @@
+"""The one client that is never hurt: loads, measures how long trouble lasts, and judges at the end.
+
+What it does is part of the history like everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from percolator import aio
+from percolator.errors import PercolatorError, TabletLocation
+from percolator.testing.audit import Audit, StoredTable, audit
+from percolator.testing.checker import check
+from percolator.testing.history import History
+from percolator.testing.history_file import HistoryFile, write_history
+from percolator.testing.isolation.outcomes import settled
+from percolator.v1 import master_pb2, oracle_pb2
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import MachineClock, Random, World, machine_random
+from services.local.cluster import LocalCluster
+from services.local.process import ServiceProcess
+from tests.chaos.client import chronicle_of
+from tests.chaos.clients import Clients
+from tests.chaos.stored import stored_table
+from tests.simulation.sessions import Body, RecordedTx, Session
+from tests.simulation.workloads.catalogue import WORKLOADS
+from tests.simulation.workloads.workload import Ending, Rows
+
+RECOVERY_SECONDS_MAX = 30.0
+_ASK_SECONDS = 1.0
+_RETRY_SECONDS = 0.01
+_LAST_WORDS = ("InvariantViolation", "never retrieved", "Fatal Python error")
+
+
+class NoRecovery(Exception):
+    """Trouble that does not end."""
+
+
+class Supervisor:
+    """Of one run of one workload on one cluster."""
+
+    def __init__(
+        self, cluster: LocalCluster, workload: str, history: HistoryFile, world: World
+    ) -> None:
+        self.cluster = cluster
+        self.workload = WORKLOADS[workload]()
+        self._world = world
+        self._chronicle = chronicle_of(history)
+        self._database: aio.Database | None = None
+        self._sessions = 0
+
+    @property
+    def database(self) -> aio.Database:
+        if self._database is None:
+            raise NoRecovery("not connected")
+        return self._database
+
+    async def load(self) -> None:
+        """Into a cluster in good order."""
+        self._database = await aio.connect(self.cluster.address, description="supervisor")
+        for cells in self.workload.tables:
+            await self.database.create_table(cells.table, cells.splits)
+        session = Session(self._chronicle, "loader", 1, self.database, Random("loader"))
+        await self.workload.load(session)
+
+    # ------------------------------------------------------------------ recovery
+
+    async def recovered(self) -> None:
+        """Returns when everything can be read, written in every tablet, and a master leads."""
+        await self._until_it_commits("probe", self._touch_everything)
+        await self.database.tables(timeout=RECOVERY_SECONDS_MAX)
+
+    async def _until_it_commits(self, name: str, body: Body) -> None:
+        began = time.monotonic()
+        self._sessions += 1
+        session = Session(self._chronicle, name, self._sessions, self.database, Random(began))
+        while not await session.run(body):
+            if time.monotonic() - began > RECOVERY_SECONDS_MAX:
+                raise NoRecovery(f"nothing goes on since {RECOVERY_SECONDS_MAX:g} s")
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _touch_everything(self, tx: RecordedTx) -> None:
+        for cells in self.workload.tables:
+            await tx.scan(cells.table)
+        for cells in self.workload.tables:
+            for row in (b"\0", *cells.splits):
+                # A row of its own, so that the probe never waits for the workload.
+                await tx.lock(row + b"\0probe", cells.column())
+
+    async def leader(self, processes: Sequence[ServiceProcess]) -> ServiceProcess:
+        """The one of them that answers what only a leader, or the active oracle, answers."""
+        network = self._world.network
+        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+        for process in itertools.cycle(processes):
+            address = self.cluster.links[process.name].address
+            try:
+                if process.name.startswith("oracle"):
+                    request = oracle_pb2.GetTimestampsRequest(count=1)
+                    await network.unary(address, methods.GET_TIMESTAMPS)(request, _ASK_SECONDS)
+                else:
+                    servers = master_pb2.ListServersRequest()
+                    await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
+            except PercolatorError as error:
+                if time.monotonic() > deadline:
+                    raise NoRecovery(f"nobody leads; {process.name}: {error}") from error
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return process
+        raise NoRecovery("there is nobody to lead")
+
+    async def owner_of_most(self, processes: Iterable[ServiceProcess]) -> ServiceProcess:
+        """The one of them that serves the most tablets."""
+        owners = Counter(one.address for one in await self.tablets())
+        return max(processes, key=lambda process: owners[process.address])
+
+    async def tablets(self) -> list[TabletLocation]:
+        """Where they are, as far as the master knows."""
+        deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
+        catalog = self.database._engine.catalog
+        found: list[TabletLocation] = []
+        for cells in self.workload.tables:
+            info = await catalog.table(cells.name, deadline)
+            found += await catalog.all_tablets(info.table_id, deadline)
+        return found
+
+    # ------------------------------------------------------------------ the end
+
+    async def judge(self, clients: Clients) -> Verdict:
+        """After all clients have stopped, on a cluster in good order."""
+        rows: dict[str, Rows] = {}
+
+        async def read_everything(tx: RecordedTx) -> None:
+            for cells in self.workload.tables:
+                rows[cells.name] = await tx.scan(cells.table)
+
+        # Reading settles whatever locks are left, so it comes before the look at what is stored.
+        await self._until_it_commits("last reading", read_everything)
+        stored = await self._stored()
+        timestamp = await self.database.timestamp()
+        await self.database.close()
+        history = clients.history().merged_with([self._chronicle.recorder.history])
+        found = audit(stored, history=history, history_is_complete=True, timestamp_max=timestamp)
+        return Verdict(history, list(self._wrong(found, rows, history, clients)))
+
+    async def _stored(self) -> list[StoredTable]:
+        deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
+        catalog = self.database._engine.catalog
+        stored = []
+        for cells in self.workload.tables:
+            info = await catalog.table(cells.name, deadline)
+            tablets = await catalog.all_tablets(info.table_id, deadline)
+            stored.append(await stored_table(self._world.network, info, tablets, cells.name))
+        return stored
+
+    def _wrong(
+        self, found: Audit, rows: dict[str, Rows], history: History, clients: Clients
+    ) -> Iterator[str]:
+        if not found.report:
+            yield str(found.report)
+        report = check(history, resolve=found.stored.commit_timestamp)
+        if not report:
+            yield str(report)
+        for key in found.stored.locks:
+            yield f"{key} is still locked, after it was read"
+        final = settled(history, found.stored.commit_timestamp)
+        committed = {(one.session, one.number): one.committed for one in final}
+        for transaction, said in clients.claims().items():
+            if committed[transaction] is not said:
+                yield f"{transaction} was said to be committed: {said}, which is false"
+        yield from self.workload.check(Ending(rows, final))
+        yield from self._chronicle.broken
+        logs = clients.logs()
+        for process in self.cluster.processes.values():
+            logs[process.log.name] = process.log.read_text(errors="replace")
+        for name, log in logs.items():
+            yield from (f"{name}: {line}" for line in log.splitlines() if _is_last_word(line))
+
+
+def _is_last_word(line: str) -> bool:
+    return any(words in line for words in _LAST_WORDS)
+
+
+class Verdict:
+    """What a run has shown."""
+
+    def __init__(self, history: History, problems: list[str]) -> None:
+        self.history = history
+        self.problems = problems
+
+    @property
+    def committed(self) -> int:
+        return sum(record.committed and bool(record.writes()) for record in self.history)
+
+    @property
+    def unknown(self) -> int:
+        """Nobody was told how they ended; the store says it."""
+        return sum(
+            record.outcome.value == "unknown" and bool(record.writes()) for record in self.history
+        )
+
+    def require_clean(self, directory: Path) -> None:
+        """Otherwise leaves the history for whoever looks into it."""
+        if self.problems:
+            path = directory / "failed.history"
+            write_history(self.history, path)
+            raise AssertionError(f"history: {path}\n" + "\n".join(self.problems))
+
+
+@asynccontextmanager
+async def supervising(
+    cluster: LocalCluster, workload: str, directory: Path
+) -> AsyncIterator[Supervisor]:
+    network = GrpcNetwork()
+    world = World(MachineClock(), network, machine_random())
+    with HistoryFile(directory / "supervisor.history") as history:
+        supervisor = Supervisor(cluster, workload, history, world)
+        await supervisor.load()
+        try:
+            yield supervisor
+        finally:
+            await supervisor.database.close()
+            await network.close()
