@@ -93,11 +93,9 @@ class ScanPage:
     async def _forwards(self, first: bytes, stop: bytes) -> None:
         cells, limits = self._cells, self._state.limits
         cells.seek(first)
-        looked_at = 0
         while (walked := cells.walk(stop, limits.slice_entries, self._admit)) is Walked.SLICE:
             await self._pause()
-            looked_at += limits.slice_entries
-            if looked_at >= limits.page_entries_max:
+            if cells.looked_at >= limits.page_entries_max:
                 # Slices need not add up to the limit. Once set, it stays: the row is the same.
                 stop = W + after_component(component(cells.row))
                 self.rest = self._after(cells.row)
@@ -125,7 +123,7 @@ class ScanPage:
                 return
             stop = key[:at]
             rows += 1
-            if rows >= limits.page_entries_max:
+            if cells.looked_at >= limits.page_entries_max:
                 self.rest = self._after(row)
                 return
             if rows % limits.slice_rows == 0:

@@ -20,7 +20,8 @@ from percolator.tablet.state import TabletState
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
-Entry = tuple[bytes, bytes]
+Entry = tuple[bytes, bytes | None]
+"""A key and its value: None, when it is gone already."""
 
 
 async def pages(
@@ -63,6 +64,8 @@ def _page(
         full = at == limits.slice_entries or len(response.cells) == cells_max
         if full or size >= limits.page_bytes_default:
             return response, key
+        if value is None:
+            continue
         cell = keys.decode(key)
         if not key.startswith(row_prefix):
             if rows == rows_max:
@@ -112,10 +115,10 @@ def _behind_space(stop: bytes) -> bytes | None:
 
 
 def _present(state: TabletState, prefix: bytes, addresses: Iterable[bytes]) -> Iterator[Entry]:
-    """Entries that memory knows of, as they are in the storage: some may be gone already."""
+    """Entries that memory knows of, as they are in the storage. What is gone there already is not
+    left out: a page that saw fewer entries than it asked for would believe that nothing follows."""
     get = state.storage.get
-    found = ((prefix + address, get(prefix + address)) for address in addresses)
-    return ((key, value) for key, value in found if value is not None)
+    return ((prefix + address, get(prefix + address)) for address in addresses)
 
 
 _NO_LIMIT = 2**63

@@ -82,6 +82,8 @@ class VisibleCells:
         self.bytes = 0
         self.skipped = 0
         """Versions that were stepped over."""
+        self.looked_at = 0
+        """Entries, in all walks together."""
         self.row = b""
         """The row at which the walk stands."""
         self._row_prefix = self._cell = _NOWHERE
@@ -106,10 +108,11 @@ class VisibleCells:
         cell, decided = self._cell, self._decided
         steps = skipped = 0
         bytes_stop = self.bytes + SLICE_BYTES
-        for _ in range(entries_max):
+        for looked_at in range(entries_max):
             key, value = item()
             if not key.startswith(cell):
                 if key >= stop:
+                    self.looked_at += looked_at
                     self.skipped += skipped
                     return Walked.TO_THE_END
                 cell = key[:-8]
@@ -149,6 +152,7 @@ class VisibleCells:
             step()
         self.row, self._row_prefix, self._row_admitted = row, row_prefix, admitted
         self._cell, self._decided = cell, decided
+        self.looked_at += entries_max
         self.skipped += skipped
         return Walked.SLICE
 

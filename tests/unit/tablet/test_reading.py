@@ -11,6 +11,7 @@ import pytest
 from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld, StoreUnusable
 from percolator.protocol.records import RecordKind
 from percolator.tablet import visible_cells
+from percolator.tablet.keys import W, component, inverted
 from percolator.tablet.memory_storage import MemoryBatch, MemoryDisk, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -28,6 +29,7 @@ from tests.unit.tablet.tablets import (
     SlowDisk,
     commit,
     condition,
+    delete,
     lock_record,
     mutation,
     prewrite,
@@ -392,6 +394,57 @@ async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages(page_entrie
         pages = await rig.scan(30, reverse=reverse)
         assert len(pages) >= 4
         assert [value for page in pages for value in page.found.values] == [b"last"]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("versions", [1, 4])
+async def test_by_default_a_page_looks_at_a_hundred_thousand_entries_and_ends(
+    reverse: bool, versions: int
+) -> None:
+    """100,000 is no multiple of a slice; and rows, of which each may have many versions, say
+    nothing about how long a page takes."""
+    disk = MemoryDisk()
+    await (await Rig(disk=disk).open()).tablet.close()
+    gone = write_record(5, b"", RecordKind.DELETE)
+    for number in range(130_000 // versions):
+        cell = component(b"%06d" % number) + component(COLUMN)
+        for version in range(versions):
+            disk.durable[W + cell + inverted(6 + version)] = gone
+    rig = await Rig(disk=disk).open()
+    pages = await rig.scan(30, reverse=reverse)
+    assert len(pages) == 2
+    assert not any(page.found.rows for page in pages)
+    rest = pages[0].rest
+    row = rest.end if reverse else rest.start.removesuffix(b"\0")
+    rows_of_page = 130_000 // versions - int(row) if reverse else int(row) + 1
+    assert 100_000 <= rows_of_page * versions < 100_000 + 2 * 1024
+
+
+@pytest.mark.parametrize("space", [LOCK, NOTIFY])
+@pytest.mark.parametrize("removed", [30, 1500])
+async def test_stored_cells_go_on_behind_those_that_are_gone_but_still_in_memory(
+    space: cells_pb2.Space, removed: int
+) -> None:
+    """Between a write and its publication memory knows cells that the storage no longer has. Taken
+    for the end of the tablet, they would hide every lock behind them."""
+    storage = LingeringStorage(MemoryDisk())
+    rig = await Rig(storage=storage).open()
+    rows = [b"%05d" % number for number in range(3000)]
+    if space == LOCK:
+        await rig.apply(*(prewrite(row, 10) for row in rows))
+        gone = [mutation(row, delete(LOCK)) for row in rows[:removed]]
+    else:
+        await rig.apply(*(mutation(row, put(NOTIFY, b"", 10, b"o")) for row in rows))
+        gone = [mutation(row, delete(NOTIFY, 10, b"o")) for row in rows[:removed]]
+    storage.lingering = True
+    writing = asyncio.ensure_future(rig.mutate(*gone))
+    await asyncio.sleep(0.5)
+    assert not writing.done()
+    found = {cell.row for cell in await rig.cells(space)}
+    assert found >= set(rows[removed:])
+    assert rows[0] not in found
+    await writing
+    assert {cell.row for cell in await rig.cells(space)} == set(rows[removed:])
 
 
 async def test_many_locks_end_a_page_too() -> None:
