@@ -88,14 +88,15 @@ class GroupCommit:
         batch = JudgedBatch(state.storage, state.mirror)
         try:
             result = await self._judge_and_write(batch)
+            if result is None:
+                batch.publish(state.mirror, state.index, state.recent, state.counters)
         except BaseException as error:
-            # A bug, or the end of the process: nobody may be left waiting for an answer.
+            # A bug, or the end of the process: nobody may be left waiting for an answer, and
+            # nothing may be judged or read when memory does not know what is durable.
             why = f"{state.identity} stopped: {error!r}"
             state.stop(NotExecuted(why))
             self._conclude(unknown(ExecutionUnknown(why)))
             raise
-        if result is None:
-            batch.publish(state.mirror, state.index, state.recent, state.counters)
         self._conclude(result)
 
     async def _judge_and_write(self, batch: JudgedBatch) -> pb.MutationResult | None:

@@ -13,6 +13,7 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
+from percolator.tablet.judged_batch import JudgedBatch
 from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -219,6 +220,30 @@ async def test_a_bug_leaves_nobody_waiting_for_an_answer() -> None:
     assert rig.closed
     with pytest.raises(PercolatorError):
         await rig.read(b"a", 30)
+
+
+async def test_a_bug_after_the_write_ends_the_tablet_and_its_batch_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is durable and half known to memory must be neither judged nor read: a lock that the
+    mirror does not know of is in nobody's way."""
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(JudgedBatch, "publish", broken)
+    async with asyncio.timeout(10):
+        [result] = await rig.mutate(prewrite(b"a", 10))
+    assert result.outcome == UNKNOWN
+    assert rig.closed
+    with pytest.raises(PercolatorError):
+        await rig.read(b"a", 30)
+    await rig.tablet.close()
+    reopened = await Rig(disk=disk).open()
+    assert len((await reopened.read(b"a", 30)).locks) == 1
 
 
 # ---------------------------------------------------------------- lost ownership
