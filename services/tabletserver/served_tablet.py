@@ -44,7 +44,7 @@ class TabletEvents:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SharedByTablets:
     """What every tablet of a server shares."""
 
     store: TabletStore
@@ -64,11 +64,14 @@ class ServedTablet:
         identity: TabletIdentity,
         schema_version: int,
         ownership: Ownership,
-        shared: Surroundings,
+        shared: SharedByTablets,
         on_lost: Callable[[ServedTablet], None],
     ) -> None:
         self.identity = identity
         self.schema_version = schema_version
+        """Acknowledged: nothing is judged under an older one, and what was is answered."""
+        self._ordered_version = schema_version
+        """The highest one asked for: under it the tablet judges once it is open."""
         self._ownership = ownership
         self._shared = shared
         self._on_lost = on_lost
@@ -106,13 +109,16 @@ class ServedTablet:
             except StoreUnusable as error:
                 self._error = error
                 raise
+            self.schema_version = self._tablet.schema_version
             self._error = None
 
     async def set_schema_version(self, schema_version: int) -> None:
-        """Judges under this version once it returns; a lower one is ignored."""
-        self.schema_version = max(self.schema_version, schema_version)
+        """Judges under this version once it returns; a lower one is ignored. While the tablet is
+        not open, that is acknowledged only by opening it."""
+        ordered = self._ordered_version = max(self._ordered_version, schema_version)
         if self._tablet is not None:
-            await self._tablet.set_schema_version(self.schema_version)
+            await self._tablet.set_schema_version(ordered)
+            self.schema_version = max(self.schema_version, ordered)
 
     async def close(self) -> None:
         """Lets the running batch finish, flushes, and never opens again."""
@@ -131,7 +137,9 @@ class ServedTablet:
     def describe(self) -> wire.TabletDescription:
         """What it is, and how it fares."""
         if self._tablet is not None:
-            return self._tablet.describe()
+            description = self._tablet.describe()
+            description.schema_version = self.schema_version
+            return description
         description = wire.TabletDescription(
             table_id=self.identity.table_id,
             tablet_id=self.identity.tablet_id,
@@ -162,7 +170,7 @@ class ServedTablet:
         )
         tablet = Tablet(
             self.identity,
-            schema_version=self.schema_version,
+            schema_version=self._ordered_version,
             storage=storage,
             clock=self._shared.clock,
             still_owner=self._ownership.stands,
@@ -171,6 +179,9 @@ class ServedTablet:
         )
         try:
             await tablet.open()
+            while tablet.schema_version < self._ordered_version:
+                # Ordered while it was being opened. Nobody has judged anything yet.
+                await tablet.set_schema_version(self._ordered_version)
         except BaseException:
             await self._close(tablet)
             raise

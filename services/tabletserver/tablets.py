@@ -20,7 +20,7 @@ from percolator.world import Clock
 from services.tabletserver.served_tablet import (
     Background,
     ServedTablet,
-    Surroundings,
+    SharedByTablets,
     TabletEvents,
 )
 from services.tabletserver.tablet_store import Ancestry, TabletStore
@@ -45,7 +45,7 @@ class Tablets:
         self._background = background
         self._log = log
         self._tablets_warn = tablets_warn
-        self._shared = Surroundings(
+        self._shared = SharedByTablets(
             store, clock, limits, background, log, lambda: len(self._served)
         )
 
