@@ -78,7 +78,9 @@ class GroupCommit:
         try:
             while self._queue:
                 async with self._turn:
-                    await self._commit()
+                    # Empty by now when the tablet was closed first: so is its storage.
+                    if self._queue:
+                        await self._commit()
         finally:
             self._task = None
 

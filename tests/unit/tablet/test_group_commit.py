@@ -439,3 +439,32 @@ async def test_what_was_not_synced_at_a_crash_was_never_acknowledged() -> None:
     assert await outcomes(committing) == [UNKNOWN]
     reopened = await Rig(disk=disk).open()
     assert len((await reopened.read(b"a", 30)).locks) == 1
+
+
+class ClosableStorage(MemoryStorage):
+    """Counts who touches it after it was closed: LevelDB raises then."""
+
+    is_closed = False
+    touched_after_close = 0
+
+    async def close(self) -> None:
+        await super().close()
+        self.is_closed = True
+
+    def batch(self) -> MemoryBatch:
+        self.touched_after_close += self.is_closed
+        return super().batch()
+
+
+async def test_what_waited_when_the_tablet_was_closed_leaves_its_storage_alone() -> None:
+    storage = ClosableStorage(SlowDisk())
+    rig = await Rig(storage=storage).open()
+    running = asyncio.ensure_future(rig.mutate(prewrite(b"a", 10)))
+    await asyncio.sleep(0.5)
+    closing = asyncio.ensure_future(rig.tablet.close())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(rig.mutate(prewrite(b"b", 10)))
+    await closing
+    assert [(await work)[0].outcome for work in (running, waiting)] == [APPLIED, NOT_EXECUTED]
+    await asyncio.sleep(1)
+    assert storage.touched_after_close == 0
