@@ -181,9 +181,12 @@ class Tablet:
         except state.storage.failures as error:
             raise self._unreadable(error) from error
 
-    async def propose_split(self) -> bytes | None:
-        """The first row of the upper half by size; None when there are fewer than two rows."""
+    async def propose_split(self, target: pb.TabletTarget | None = None) -> bytes | None:
+        """The first row of the upper half by size; None when there are fewer than two rows. Refuses
+        a target that is not this tablet at this epoch and schema."""
         self._state.require_open()
+        if target is not None:
+            self._state.require_target(target)
         try:
             return await split_point.propose(self._state)
         except self._state.storage.failures as error:

@@ -131,7 +131,8 @@ class TabletServerHandler:
         )
 
     async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
-        row = await self._tablets.serving(request.target).propose_split()
+        target = request.target
+        row = await self._tablets.serving(target).propose_split(target)
         return wire.ProposeSplitResponse(row=row)
 
     async def open_tablet(self, request: wire.OpenTabletRequest) -> wire.OpenTabletResponse:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.errors import StoreUnusable as UnusableStore
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
@@ -171,6 +171,15 @@ async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None
     await machine.mutate(put(1, *(b"%03d" % n for n in range(100)), value=b"x" * 100))
     proposed = await machine.handler.propose_split(request)
     assert b"000" < proposed.row <= b"099"
+
+
+async def test_a_split_of_another_epoch_or_schema_is_not_proposed() -> None:
+    machine = Machine()
+    await machine.open(1)
+    with pytest.raises(TabletMoved):
+        await machine.handler.propose_split(wire.ProposeSplitRequest(target=target(1, epoch=2)))
+    with pytest.raises(SchemaChanged):
+        await machine.handler.propose_split(wire.ProposeSplitRequest(target=target(1, schema=2)))
 
 
 async def test_a_report_names_this_process_and_what_fails_here() -> None:
