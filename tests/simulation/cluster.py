@@ -47,9 +47,9 @@ class Cluster:
         self.scenario = scenario
         self._limits = Limits(
             call_seconds=LIMIT_SECONDS,
-            attempt_seconds_max=1.5,
-            background_seconds=10.0,
-            lock_wait_seconds=3.0,
+            attempt_seconds_max=1.0,
+            background_seconds=5.0,
+            lock_wait_seconds=1.5,
             lock_ttl_seconds=scenario.lock_ttl_seconds,
             heartbeat_seconds=scenario.lock_ttl_seconds / 3,
         )
@@ -58,7 +58,9 @@ class Cluster:
         self.wire = Wire(loop, Random(f"network {scenario.seed}"))
         self.wire.on_call = rpc._remaining.set
         self.root = StoreRoot(self.struck, scenario.fsync_seconds_max)
-        self.chronicle = Chronicle(Recorder(itertools.count().__next__))
+        self.chronicle = Chronicle(
+            Recorder(itertools.count().__next__), doubled_share=scenario.doubled_share
+        )
         self.down_until: dict[str, float] = {}
         """By address: not to be started again before."""
         self._programs: dict[str, Main] = {}

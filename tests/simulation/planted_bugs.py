@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,15 +23,16 @@ from percolator.protocol.write_steps import WriteSteps
 from percolator.tablet.commit_work import CommitWork
 from percolator.tablet.group_commit import GroupCommit
 from percolator.tablet.judge import Judge
-from percolator.tablet.judged_batch import JudgedBatch
-from percolator.tablet.memory_storage import MemoryCursor
+from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage
 from percolator.tablet.point_reads import PointReads
 from percolator.tablet.state import TabletState
 from percolator.tablet.tablet import Tablet
+from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import (
-    OUTCOME_REFUSED,
     Change,
     Mutation,
+    MutationResult,
     ReadBatch,
     ReadBatchResult,
 )
@@ -45,6 +46,7 @@ from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
 Patch = pytest.MonkeyPatch
 
 _BETWEEN_TWO_LOOKS_SECONDS = 0.002
+_LATE_SECONDS = 0.01
 
 
 def no_rollback_marker(patch: Patch) -> None:
@@ -176,6 +178,8 @@ def abort_not_primary_first(patch: Patch) -> None:
 
     async def wrong(self: commit.Commit, problem: PercolatorError, deadline: float) -> int:
         for cell in reversed(self._write.cells):
+            # Each as late as a network may make it.
+            await asyncio.sleep(_LATE_SECONDS)
             await self._around.cells.mutate((self._write.roll_back(cell),), deadline)
         raise problem
 
@@ -183,21 +187,62 @@ def abort_not_primary_first(patch: Patch) -> None:
 
 
 def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
-    """It may tell of a commit in the same batch, which a power cut takes back."""
-    correct = GroupCommit._judge_part
+    """It tells of a commit that is still being written, which a power cut takes back."""
+    correct = GroupCommit.execute
 
-    def wrong(
-        self: GroupCommit, work: CommitWork, part: list[int], judge: Judge, batch: JudgedBatch
-    ) -> None:
-        correct(self, work, part, judge, batch)
-        answers = [result for result in work.results if result is not None]
-        is_refusal = len(answers) == len(work.results) and all(
-            answer.outcome == OUTCOME_REFUSED for answer in answers
-        )
-        if is_refusal and not work.done.done():
-            work.done.set_result(answers)
+    async def wrong(self: GroupCommit, work: CommitWork) -> list[MutationResult]:
+        state = self._state
+        storage = state.storage
+        if isinstance(storage, MemoryStorage) and storage.disk.in_doubt is not None:
+            view = _WithWhatIsBeingWritten(storage)
+            judge = Judge(view, state.mirror, _NothingRecent())  # type: ignore[arg-type]
+            refusals = [judge.refusal(step) for step in work.steps]
+            found = [one for one in refusals if one is not None and _tells_of_commit(one)]
+            if len(found) == len(refusals):
+                return found
+        return await correct(self, work)
 
-    patch.setattr(GroupCommit, "_judge_part", wrong)
+    patch.setattr(GroupCommit, "execute", wrong)
+
+
+def _tells_of_commit(refusal: MutationResult) -> bool:
+    return refusal.cell.space == SPACE_WRITE
+
+
+class _WithWhatIsBeingWritten:
+    """A storage that shows a batch before it is durable."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._entries = dict(storage._entries)
+        for key, value in (storage.disk.in_doubt or {}).items():
+            if value is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = value
+        self.get = self._entries.get
+
+    def cursor(self) -> MemoryCursor:
+        return MemoryCursor(self._entries, sorted(self._entries))
+
+
+class _NothingRecent:
+    """Makes the judge look for itself."""
+
+    newest_marker = TIMESTAMP_MAX
+
+    def bound(self, cell: bytes) -> int:
+        return TIMESTAMP_MAX
+
+
+def write_shown_before_it_is_durable(patch: Patch) -> None:
+    """A reader sees, and acts on, what a power cut takes back."""
+    correct = MemoryStorage.write
+
+    async def wrong(self: MemoryStorage, batch: MemoryBatch) -> None:
+        self._show(batch.changes)
+        await correct(self, batch)
+
+    patch.setattr(MemoryStorage, "write", wrong)
 
 
 def read_without_the_after_check(patch: Patch) -> None:
@@ -275,6 +320,8 @@ class Bug:
     kinds: tuple[Kind, ...] = ()
     """Strikes that bring it to light, many of them; none: whatever a seed means."""
     workload: str | None = None
+    doubled_share: float = 0.04
+    """Of transactions with two committers."""
     seconds_max: float = 1.0
     """How long a strike lasts."""
     seeds_max: int = 100
@@ -286,9 +333,11 @@ class Bug:
         return self.plant.__name__.replace("_", " ")
 
     def scenario(self, seed: int) -> Scenario:
-        if not self.kinds:
-            return scenario_of(seed, workload=self.workload, with_master=False)
-        return harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
+        if self.kinds:
+            found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
+        else:
+            found = scenario_of(seed, workload=self.workload, with_master=False)
+        return replace(found, doubled_share=self.doubled_share)
 
 
 BUGS = (
@@ -300,8 +349,9 @@ BUGS = (
     Bug(mirror_after_the_snapshot),
     Bug(rollback_deletes_a_foreign_lock, is_quickly_caught=True),
     Bug(commit_ignores_min_commit_ts),
-    Bug(abort_not_primary_first, workload="lock order", seeds_max=300),
-    Bug(refusal_answered_before_its_batch_is_durable, (Kind.POWER,)),
+    Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
+    Bug(refusal_answered_before_its_batch_is_durable, (Kind.POWER, Kind.CRASH), seeds_max=300),
+    Bug(write_shown_before_it_is_durable, (Kind.POWER, Kind.CRASH)),
     Bug(read_without_the_after_check, (Kind.TAKEOVER,)),
     Bug(write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
     Bug(takeover_without_the_second_look, (Kind.TAKEOVER, Kind.PAUSE), seconds_max=6.0),

@@ -108,6 +108,10 @@ class _Run:
         await cluster.shut_down()
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "task" not in context and isinstance(error, PercolatorError):
+            # The answer to a call whose process was killed meanwhile.
+            return
         self._verdict.problems.append(f"not handled: {context}")
 
     async def _load(self) -> None:

@@ -77,6 +77,8 @@ class Scenario:
     lock_ttl_seconds: float
     """The shorter, the more living owners are taken for dead."""
     fsync_seconds_max: float
+    doubled_share: float = 0.04
+    """Of all transactions: so many are committed by two committers at once."""
     with_master: bool = False
     """The product's own master instead of the stand-in; splits and moves, too."""
     transactions: int = TRANSACTIONS
@@ -140,7 +142,7 @@ def harsh(
     ]
     strikes.sort(key=lambda strike: strike.at_seconds)
     mild = scenario_of(seed, workload=workload, with_master=False)
-    return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4)
+    return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4, fsync_seconds_max=0.03)
 
 
 _WEIGHTS = {

@@ -32,7 +32,7 @@ from percolator.testing.history import (
 from percolator.world import Random
 
 _ABANDONED_SECONDS_MAX = 0.02
-LIMIT_SECONDS = 6.0
+LIMIT_SECONDS = 3.5
 _SHORT_SECONDS = (0.05, 0.3, 2.0)
 
 
@@ -130,6 +130,8 @@ class Chronicle:
 
     recorder: Recorder
     claims: list[Claim] = field(default_factory=list)
+    doubled_share: float = 0.0
+    """So many transactions have two committers."""
     doubled: set[int] = field(default_factory=set)
     """Start timestamps of transactions that two committers commit at once."""
     stopped: bool = False
@@ -181,7 +183,8 @@ class Session:
         recorded.commit_called()
         if impatience > 0.96:
             return await self._abandon(transaction, recorded)
-        if impatience > 0.9 and recorded.record.locked():
+        doubled = self.random.random() < self._chronicle.doubled_share
+        if doubled and recorded.record.locked():
             return await self._commit_twice(transaction, recorded)
         return await self._commit(transaction, recorded)
 
