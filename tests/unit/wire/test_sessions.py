@@ -4,131 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
-from percolator.testing.virtual_time import VirtualClock
+from percolator.errors import InvalidArgument, Unavailable, UsageError
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
-    RequestT,
-    ResponseT,
-    StreamCall,
-    StreamMethod,
-    UnaryCall,
-    UnaryMethod,
     World,
 )
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import Limits
-
-A, B = "lock-a:7102", "lock-b:7102"
-ROUND_TRIP_SECONDS = 0.01
-HANDLERS = {
-    "OpenSession": "open_session",
-    "RenewSession": "renew_session",
-    "EndSession": "end_session",
-    "CheckSessions": "check_sessions",
-}
-
-
-class LockServices:
-    """A network with lock services at some addresses, which can be cut off and restarted."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock(asyncio.get_running_loop())
-        self.handlers: dict[str, LockServiceHandler] = {}
-        self.refusing: set[str] = set()
-        self.silent: set[str] = set()
-        self.answer_seconds = ROUND_TRIP_SECONDS / 2
-        self.calls: list[tuple[str, str, Any]] = []
-        self.dialled: list[str] = []
-        self._living: dict[str, asyncio.Task[None]] = {}
-        self._starts = 0
-
-    def start(self, address: str) -> None:
-        """Also again: a restarted service knows nobody."""
-        self.stop(address)
-        self._starts += 1
-        handler = LockServiceHandler(self.clock, random.Random(self._starts), Limits())
-        self.handlers[address] = handler
-        self._living[address] = asyncio.create_task(handler.expire_forever())
-        self.refusing.discard(address)
-
-    def stop(self, address: str) -> None:
-        self.refusing.add(address)
-        if address in self._living:
-            self._living.pop(address).cancel()
-
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        name = method.path.rpartition("/")[2]
-        self.dialled.append(f"{address} {name}")
-
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            self.calls.append((address, name, request))
-            if address in self.refusing:
-                raise Unavailable("connection refused", where=address)
-            if address in self.silent:
-                await asyncio.sleep(timeout)
-                raise Unavailable("no answer", where=address)
-            await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
-            answer: ResponseT = await getattr(self.handlers[address], HANDLERS[name])(request)
-            await asyncio.sleep(self.answer_seconds)
-            return answer
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise AssertionError("the lock service streams nothing")
-
-    async def close(self) -> None:
-        for address in list(self._living):
-            self.stop(address)
-
-    def alive(self, address: str) -> list[wire.Session]:
-        """The sessions that this service knows."""
-        handler = self.handlers[address]
-        sessions, _ = handler.sessions.page(0, 100)
-        return [handler.describe(session) for session in sessions]
-
-    def count(self, name: str) -> int:
-        return sum(called == name for _, called, _ in self.calls)
-
-
-@asynccontextmanager
-async def lock_services(*addresses: str) -> AsyncIterator[LockServices]:
-    services = LockServices()
-    for address in addresses:
-        services.start(address)
-    try:
-        yield services
-    finally:
-        await services.close()
-
-
-def client(services: LockServices, *addresses: str, seed: int = 9, **more: Any) -> Sessions:
-    world = World(services.clock, services, random.Random(seed))
-    settings = more.pop("settings", SessionSettings(description="a test"))
-    return Sessions(world, addresses or [A], settings, **more)
-
-
-def held(sessions: Sessions) -> bytes | None:
-    """Asked through a function: between two questions the answer changes by itself."""
-    return sessions.session_id
-
-
-def problem(sessions: Sessions) -> PercolatorError | None:
-    return sessions.last_error
+from tests.unit.wire.lock_services import (
+    ROUND_TRIP_SECONDS,
+    A,
+    B,
+    client,
+    held,
+    lock_services,
+    problem,
+)
 
 
 async def test_a_session_is_opened_when_it_is_first_asked_for() -> None:

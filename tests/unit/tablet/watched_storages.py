@@ -1,0 +1,34 @@
+"""Storages in memory for tests of reading: one shows a batch early, one counts what is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
+
+
+class LingeringStorage(MemoryStorage):
+    """Shows a batch a while before the write returns, as LevelDB does in its thread."""
+
+    lingering = False
+
+    async def write(self, batch: MemoryBatch) -> None:
+        await super().write(batch)
+        if self.lingering:
+            await asyncio.sleep(1)
+
+
+class CountingStorage(MemoryStorage):
+    """Counts the values that leave it."""
+
+    values_read = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.values_read += 1
+        return super().get(key)
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().iterate(start, stop):
+            self.values_read += 1
+            yield entry
