@@ -142,6 +142,7 @@ class Cluster:
         self.down_until.clear()
         for files in self.root.open_files.values():
             files.is_full = False
+            files.fsync_seconds_max = self.scenario.fsync_seconds_max
             files.faults.heal()
         for process in self.processes.values():
             process.resume()

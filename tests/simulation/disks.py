@@ -37,10 +37,10 @@ class SimulatedFiles(MemoryFiles):
         """Whether appends find no room; shown to the process as free bytes, too."""
         self._random = random
         self._struck = struck
-        self._fsync_seconds_max = fsync_seconds_max
+        self.fsync_seconds_max = fsync_seconds_max
 
     async def step(self, operation: str, path: Path) -> None:
-        limit = self._fsync_seconds_max if operation == "fsync" else _CALL_SECONDS_MAX
+        limit = self.fsync_seconds_max if operation == "fsync" else _CALL_SECONDS_MAX
         await asyncio.sleep(self._random.random() * limit)
         if self.is_full and operation in ("append", "create"):
             self.faults.fail(operation, number=errno.ENOSPC)

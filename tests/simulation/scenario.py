@@ -41,6 +41,7 @@ class Kind(Enum):
     CLOCK_FORWARD = "wall clock set forward"
     FSYNC = "fsync made to fail"
     FULL = "disk filled"
+    SLOW_DISK = "disk slow"
     CLIENT_STEP = "client killed at a step"
     TAKEOVER = "tablet taken from a living owner"
     SPLIT = "tablet split"
@@ -159,6 +160,7 @@ _WEIGHTS = {
     Kind.CLOCK_FORWARD: 1,
     Kind.FSYNC: 3,
     Kind.FULL: 1,
+    Kind.SLOW_DISK: 2,
     Kind.CLIENT_STEP: 8,
     Kind.TAKEOVER: 5,
     Kind.SPLIT: 2,

@@ -25,6 +25,7 @@ from tests.simulation.scenario import Kind, Strike
 _SLOW_SECONDS_PER_AMOUNT = 0.02
 _JUMP_MILLISECONDS_PER_AMOUNT = 2_000
 _FSYNCS_FAILING = 2
+_FSYNC_SECONDS_PER_AMOUNT = 0.02
 _CLIENT_DOWN_SECONDS = 0.5
 
 
@@ -50,6 +51,7 @@ class Strikes:
             Kind.CLOCK_FORWARD: self._set_clock_forward,
             Kind.FSYNC: self._fail_fsync,
             Kind.FULL: self._fill_disk,
+            Kind.SLOW_DISK: self._slow_disk,
             Kind.CLIENT_STEP: self._ambush,
             Kind.TAKEOVER: self._take_over,
             Kind.SPLIT: self._split,
@@ -184,6 +186,19 @@ class Strikes:
             files.faults.heal()
 
         return empty
+
+    def _slow_disk(self, strike: Strike) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(strike))
+        if files is None:
+            return None
+        self._count(strike.kind)
+        usual = self._cluster.scenario.fsync_seconds_max
+        files.fsync_seconds_max = strike.amount * _FSYNC_SECONDS_PER_AMOUNT
+
+        def quicken() -> None:
+            files.fsync_seconds_max = usual
+
+        return quicken
 
     def _disk_user(self, strike: Strike) -> str:
         users = [*self._cluster.tablet_servers, ORACLE]
