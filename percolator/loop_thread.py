@@ -34,7 +34,7 @@ class Pending(Generic[R]):
     def __init__(self, loop_thread: LoopThread, function: Callable[[], Awaitable[R]]) -> None:
         self._loop_thread = loop_thread
         self._function = function
-        self._task: asyncio.Task[R] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._result: Any = None
         self._error: BaseException | None = None
         self._done = threading.Lock()
@@ -42,20 +42,19 @@ class Pending(Generic[R]):
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the loop's thread."""
-        self._task = task = loop.create_task(self._run())
-        task.add_done_callback(self._finish)
+        self._task = loop.create_task(self._run())
 
-    async def _run(self) -> R:
-        return await self._function()
-
-    def _finish(self, task: asyncio.Task[R]) -> None:
-        if task.cancelled():
+    async def _run(self) -> None:
+        # The waiting thread is woken from here: a callback of the task would be one more turn.
+        try:
+            self._result = await self._function()
+        except asyncio.CancelledError:
             self._error = UsageError("the call was given up")
-        else:
-            self._error = task.exception()
-            if self._error is None:
-                self._result = task.result()
-        self._done.release()
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            self._error = error
+        finally:
+            self._done.release()
 
     def wait(self) -> R:
         """In the caller's thread."""

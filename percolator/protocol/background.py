@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from percolator.errors import PercolatorError
 
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 class Background:
@@ -20,18 +23,20 @@ class Background:
 
     def __init__(self, tasks_max: int) -> None:
         self._tasks_max = tasks_max
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
     def full(self) -> bool:
         return len(self._tasks) >= self._tasks_max
 
-    def start(self, work: Coroutine[None, None, None]) -> None:
+    def start(self, work: Coroutine[None, None, R]) -> asyncio.Task[R]:
+        """Whoever waits for the task must not cancel it: its time to end is `drain`."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return
@@ -42,11 +47,13 @@ class Background:
             _log.error("failed in the background", exc_info=error)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Waits for what is going on, then gives up the rest."""
-        tasks = set(self._tasks)
-        if tasks:
-            _, unfinished = await asyncio.wait(tasks, timeout=timeout_seconds)
-            for task in unfinished:
-                task.cancel()
-            if unfinished:
-                await asyncio.wait(unfinished)
+        """Waits for what is going on, and what that begins, then gives up the rest."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while self._tasks and loop.time() < deadline:
+            await asyncio.wait(set(self._tasks), timeout=deadline - loop.time())
+        unfinished = set(self._tasks)
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished)

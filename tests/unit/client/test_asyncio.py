@@ -12,7 +12,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from percolator import Limits, OutcomeUnknown, RetryPolicy, Table, UsageError, codecs
+from percolator import (
+    InvalidArgument,
+    Limits,
+    OutcomeUnknown,
+    RetryPolicy,
+    Table,
+    UsageError,
+    codecs,
+)
 from percolator.aio import Database, Outcome, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.decorators import transactional
@@ -259,6 +267,31 @@ async def test_transactional_functions_want_a_database_or_a_transaction() -> Non
 
     with pytest.raises(UsageError, match="takes a Database or a Transaction first"):
         await function("a string")  # type: ignore[arg-type]
+
+
+async def test_a_value_that_is_too_long_is_refused_and_nothing_written() -> None:
+    async with connected(Limits(value_bytes_max=100)) as (db, _):
+        blob = accounts.column("blob", codecs.raw)
+        async with db.transaction() as tx:
+            await tx.set("a", blob, bytes(100))
+            with pytest.raises(InvalidArgument, match="101 bytes, at most 100"):
+                await tx.set("a", blob, bytes(101))
+            tx.rollback()
+        async with db.snapshot() as snapshot:
+            assert await snapshot.get("a", blob) is None
+
+
+async def test_closing_finishes_what_the_background_has_begun() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = Cluster(clock)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    db = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
+    await db.create_table(accounts, splits=["m"])
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+        await tx.set("z", balance, 1)
+    await db.close()
+    assert sum(tablet.statistics().locks for tablet in cluster.tablets.values()) == 0
 
 
 async def test_a_slow_transaction_is_one_line_in_the_log(
