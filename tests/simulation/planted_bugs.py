@@ -377,7 +377,9 @@ def main() -> int:
             missed += 1
             print(f"NOT CAUGHT in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}", flush=True)
         else:
-            seen = verdict.problems[0].split(":")[0][:60]
+            # What was logged comes first in time, and says less.
+            seen = max(verdict.problems, key=lambda one: not one.startswith("logged"))
+            seen = seen.split(": ")[0]
             print(f"caught in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}: {seen}", flush=True)
     return 1 if missed else 0
 
