@@ -24,7 +24,7 @@ from percolator.schema import Column, Readable, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.catalog import TableInfo
-from percolator.wire.questions import RangeQuestion, RowQuestion
+from percolator.wire.questions import FoundCell, RangeQuestion, RowAnswer, RowQuestion
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -75,24 +75,31 @@ class Reading:
                 return default if value is None else column.codec.decode(value)
         start = self._start or await self._begin(deadline)
         table_id, row_bytes, name = address
-        question = RowQuestion(table_id, RowRead(row=row_bytes, columns=(name,), timestamp=start))
-        statistics = self.statistics
-        statistics.round_trips += 1
-        answers = await self._around.cells.read((question,), deadline)
-        if answers[0].locks:
-            await read_past_locks(
-                self._around,
-                self._engine.cleanup,
-                (question,),
-                answers,
-                start,
-                deadline,
-                statistics,
-            )
-        found = answers[0].found.get(name)
+        self.statistics.round_trips += 1
+        found = await self._engine.router.read_cell(table_id, row_bytes, name, start, deadline)
+        if isinstance(found, RowAnswer):
+            found = await self._past_locks(address, found, start, deadline)
         if found is None or found.value is None:
             return default
         return column.codec.decode(found.value)
+
+    async def _past_locks(
+        self, address: CellAddress, answer: RowAnswer, start: int, deadline: float
+    ) -> FoundCell | None:
+        """Settles the lock on a cell, and reads it again."""
+        table_id, row, name = address
+        question = RowQuestion(table_id, RowRead(row=row, columns=(name,), timestamp=start))
+        answers = [answer]
+        await read_past_locks(
+            self._around,
+            self._engine.cleanup,
+            (question,),
+            answers,
+            start,
+            deadline,
+            self.statistics,
+        )
+        return answers[0].found.get(name)
 
     async def get_many(
         self,

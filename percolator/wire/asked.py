@@ -82,10 +82,10 @@ class Asked:
             # garbage, a third of all that a small transaction costs.
             self.entries.clear()
 
-    def fail(self, entry: Entry, error: PercolatorError) -> None:
+    def fail(self, index: int, error: PercolatorError) -> None:
         """A mutation's error is its answer; a read that fails takes the whole question with it."""
         if not self.is_read:
-            self.answer(entry.index, error)
+            self.answer(index, error)
         elif not self.future.done():
             self.future.set_exception(copy(error))
             self.entries.clear()
@@ -94,14 +94,19 @@ class Asked:
         """The deadline has come. What was not sent is definitely not done."""
         for entry in tuple(self.entries):
             if self.answers[entry.index] is None:
-                self.fail(entry, self._late(entry))
+                is_safe = self.is_read or not entry.sent
+                self.fail(entry.index, late(self.last_problem, is_safe=is_safe))
 
-    def _late(self, entry: Entry) -> DeadlineExceeded:
-        problem = self.last_problem
-        late = DeadlineExceeded(
-            f"no answer in time; at last: {problem.message}" if problem else "no answer in time",
-            where=problem.where if problem else "",
-        )
-        if self.is_read or not entry.sent:
-            late.retry = Retry.SAFE
-        return late
+    def is_answered(self, index: int) -> bool:
+        return self.future.done() or self.answers[index] is not None
+
+
+def late(problem: PercolatorError | None, *, is_safe: bool) -> DeadlineExceeded:
+    """No answer came in time; `problem` is why the last attempt had none."""
+    error = DeadlineExceeded(
+        f"no answer in time; at last: {problem.message}" if problem else "no answer in time",
+        where=problem.where if problem else "",
+    )
+    if is_safe:
+        error.retry = Retry.SAFE
+    return error

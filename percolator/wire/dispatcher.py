@@ -24,8 +24,7 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
-from percolator.wire.asked import Entry
-from percolator.wire.lanes import Lane, MutationLane, Problem, ReadLane, SchemaVersions
+from percolator.wire.lanes import Lane, MutationLane, Problem, ReadLane, Row, SchemaVersions
 from percolator.world import Network, Random
 
 RETRY_SECONDS_MIN = 0.02
@@ -42,7 +41,7 @@ class Dispatcher:
         random: Random,
         limits: Limits,
         versions: SchemaVersions,
-        on_problem: Callable[[list[Entry], PercolatorError], None],
+        on_problem: Callable[[list[Row], PercolatorError], None],
     ) -> None:
         """`on_problem` is told what this server did not answer, and takes back those rows whose
         caller still waits: they may be sent again, here or elsewhere."""
@@ -55,7 +54,7 @@ class Dispatcher:
         self._calls = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._scheduled = False
-        self._held: dict[int, list[Entry]] = {}
+        self._held: dict[int, list[Row]] = {}
         self._rows = 0
         self._bytes = 0
         self._turns: deque[asyncio.Future[None]] = deque()
@@ -86,7 +85,7 @@ class Dispatcher:
             and self._bytes + size_bytes <= limits.server_bytes_max
         )
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: Row) -> None:
         """Takes a row whose location is set."""
         self._rows += 1
         self._bytes += entry.size_bytes
@@ -97,7 +96,7 @@ class Dispatcher:
         lane.queue.append(entry)
         self._send_soon()
 
-    def _release(self, entries: Sequence[Entry]) -> None:
+    def _release(self, entries: Sequence[Row]) -> None:
         """They have left, whatever has become of them."""
         self._rows -= len(entries)
         for entry in entries:
@@ -133,11 +132,11 @@ class Dispatcher:
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
 
-    def _take(self, lane: Lane) -> list[Entry]:
+    def _take(self, lane: Lane) -> list[Row]:
         """The rows of the next call. Drops those whose caller has gone."""
         queue, limits = lane.queue, self._limits
-        entries: list[Entry] = []
-        gone: list[Entry] = []
+        entries: list[Row] = []
+        gone: list[Row] = []
         size_bytes = 0
         while queue and len(entries) < limits.batch_rows_max:
             entry = queue[0]
@@ -155,7 +154,7 @@ class Dispatcher:
             self._release(gone)
         return entries
 
-    async def _call(self, lane: Lane, entries: list[Entry]) -> None:
+    async def _call(self, lane: Lane, entries: list[Row]) -> None:
         self.calls_sent += 1
         self.rows_sent += len(entries)
         problems: Sequence[Problem]
@@ -166,7 +165,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             # The client is being closed: whoever still waits must not wait for ever.
             for entry in entries:
-                entry.asked.fail(entry, Unavailable("the client was closed"))
+                entry.asked.fail(entry.index, Unavailable("the client was closed"))
             raise
         lane.calls -= 1
         self._calls -= 1
@@ -178,7 +177,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ problems
 
-    def _failed(self, entries: list[Entry], error: PercolatorError) -> None:
+    def _failed(self, entries: list[Row], error: PercolatorError) -> None:
         """Rows of one tablet, or of one call, that have no answer of their own."""
         if isinstance(error, NotExecuted):
             self._not_executed(entries, error)
@@ -190,17 +189,17 @@ class Dispatcher:
                     entry.asked.last_problem = error
             else:
                 for entry in entries:
-                    entry.asked.fail(entry, error)
+                    entry.asked.fail(entry.index, error)
             self._on_problem(entries, error)
         elif len(entries) == 1:
-            entries[0].asked.fail(entries[0], error)
+            entries[0].asked.fail(entries[0].index, error)
         else:
             # One row that is refused for itself takes its batch with it: each is asked again alone.
             for entry in entries:
                 entry.alone = True
             self._on_problem(entries, error)
 
-    def _not_executed(self, entries: list[Entry], error: NotExecuted) -> None:
+    def _not_executed(self, entries: list[Row], error: NotExecuted) -> None:
         for entry in entries:
             entry.sent = False
             entry.attempts += 1
@@ -210,7 +209,7 @@ class Dispatcher:
         else:
             self._on_problem(entries, error)
 
-    def _hold(self, entries: Sequence[Entry], seconds: float) -> None:
+    def _hold(self, entries: Sequence[Row], seconds: float) -> None:
         """Leaves these tablets alone for a while, and them only."""
         seconds = max(seconds, RETRY_SECONDS_MIN) * (1.0 + 0.25 * self._random.random())
         for entry in entries:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.asked import NOWHERE, Entry
+from percolator.wire.cell_read import CellRead
 from percolator.wire.methods import MUTATE, READ
 from percolator.wire.questions import APPLIED, FoundCell, Refused, RowAnswer
 from percolator.wire.status import from_detail
 from percolator.world import Network
 
-Problem = tuple[list[Entry], PercolatorError]
+Row = Entry | CellRead
+"""On its way to a tablet server and back."""
+
+Problem = tuple[list[Row], PercolatorError]
 """Rows without an answer of their own, and why."""
 
 _APPLIED = wire.OUTCOME_APPLIED
@@ -40,11 +44,11 @@ class SchemaVersions:
 class Lane(Protocol):
     """One kind of calls."""
 
-    queue: deque[Entry]
+    queue: deque[Row]
     calls: int
     """In flight."""
 
-    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+    async def call(self, entries: list[Row], timeout_seconds: float) -> Sequence[Problem]:
         """Answers what it can. Raises when the whole call failed."""
         ...
 
@@ -53,12 +57,12 @@ class MutationLane:
     """Conditional mutations."""
 
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
-        self.queue: deque[Entry] = deque()
+        self.queue: deque[Row] = deque()
         self.calls = 0
         self._mutate = network.unary(address, MUTATE)
         self._versions = versions
 
-    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+    async def call(self, entries: list[Row], timeout_seconds: float) -> Sequence[Problem]:
         request = wire.MutateRequest()
         groups = _by_target(entries, self._versions)
         for (tablet_id, epoch, version), group in groups:
@@ -91,19 +95,24 @@ class ReadLane:
     """Reads of rows."""
 
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
-        self.queue: deque[Entry] = deque()
+        self.queue: deque[Row] = deque()
         self.calls = 0
         self._read = network.unary(address, READ)
         self._versions = versions
 
-    async def call(self, entries: list[Entry], timeout_seconds: float) -> Sequence[Problem]:
+    async def call(self, entries: list[Row], timeout_seconds: float) -> Sequence[Problem]:
         request = wire.ReadRequest()
         groups = _by_target(entries, self._versions)
         for (tablet_id, epoch, version), group in groups:
             batch = request.batches.add()
             target = batch.target
             target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
-            batch.reads.extend([entry.message for entry in group])
+            reads = batch.reads
+            for entry in group:
+                if isinstance(entry, CellRead):
+                    reads.add(row=entry.row, columns=(entry.column,), timestamp=entry.timestamp)
+                else:
+                    reads.append(entry.message)
         response = await self._read(request, timeout_seconds)
         _require(len(response.batches) == len(groups), "batches")
         problems: list[Problem] = []
@@ -115,35 +124,41 @@ class ReadLane:
         return problems
 
 
-def _answer_reads(group: Sequence[Entry], result: wire.ReadBatchResult) -> list[Problem]:
-    answers = [RowAnswer() for _ in group]
+def _answer_reads(group: Sequence[Row], result: wire.ReadBatchResult) -> list[Problem]:
+    answers: list[Any] = [None if row.message is None else RowAnswer() for row in group]
     refused_reads = set()
     found = result.found
     deletes = set(found.deletes)
     cells = zip(found.reads, found.columns, found.commit_timestamps, found.values, strict=True)
     for place, (read, column, commit, value) in enumerate(cells):
-        shown = None if place in deletes else value
-        answers[read].found[column] = FoundCell(commit, shown)
+        cell = FoundCell(commit, None if place in deletes else value)
+        answer = answers[read]
+        if answer is None:
+            answers[read] = cell
+        else:
+            answer.found[column] = cell
     for blocking in result.locks:
+        if answers[blocking.read] is None:
+            answers[blocking.read] = RowAnswer()
         answers[blocking.read].locks.append(blocking.lock)
     problems: list[Problem] = []
     for refused in result.refused:
-        entry = group[refused.read]
-        problems.append(([entry], from_detail(refused.error)))
+        row = group[refused.read]
+        problems.append(([row], from_detail(refused.error)))
         refused_reads.add(refused.read)
-    for index, (entry, answer) in enumerate(zip(group, answers, strict=True)):
+    for index, (row, answer) in enumerate(zip(group, answers, strict=True)):
         if index not in refused_reads:
-            entry.asked.answer(entry.index, answer)
+            row.asked.answer(row.index, answer)
     return problems
 
 
 def _by_target(
-    entries: Sequence[Entry], versions: SchemaVersions
-) -> list[tuple[tuple[int, int, int], list[Entry]]]:
+    entries: Sequence[Row], versions: SchemaVersions
+) -> list[tuple[tuple[int, int, int], list[Row]]]:
     """The rows by tablet, epoch and schema version."""
-    groups: dict[tuple[int, int, int], list[Entry]] = {}
+    groups: dict[tuple[int, int, int], list[Row]] = {}
     last_location, last_version = NOWHERE, -1
-    group: list[Entry] = []
+    group: list[Row] = []
     for entry in entries:
         location, version = entry.location, entry.schema_version
         if location is not last_location or version != last_version:

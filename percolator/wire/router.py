@@ -24,8 +24,9 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.wire.asked import Asked, Entry
 from percolator.wire.backoff import Backoff
+from percolator.wire.cell_read import CellAnswer, CellRead
 from percolator.wire.dispatcher import RETRY_SECONDS_MIN, Dispatcher
-from percolator.wire.lanes import SchemaVersions
+from percolator.wire.lanes import Row, SchemaVersions
 from percolator.wire.questions import (
     Answer,
     RangePage,
@@ -53,7 +54,7 @@ class Router:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._dispatchers: dict[str, Dispatcher] = {}
-        self._open: list[Asked] = []
+        self._open: list[Asked | CellRead] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -74,6 +75,19 @@ class Router:
             entries.append(Entry(asked, len(entries), table_id, 0, read))
         return self._place(asked)
 
+    def read_cell(
+        self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
+    ) -> Awaitable[CellAnswer]:
+        """One cell, for less than `read` takes: most reads are of one cell."""
+        future: asyncio.Future[CellAnswer] = self._loop.create_future()
+        read = CellRead(future, table_id, row, column, timestamp, deadline)
+        self._watch(read)
+        return future if self._submit(read) else self._place_cell_slowly(read)
+
+    async def _place_cell_slowly(self, read: CellRead) -> CellAnswer:
+        await self._find_a_place(read)
+        return await read.future
+
     def scan(
         self, question: RangeQuestion, timeout_seconds: float
     ) -> AsyncGenerator[RangePage, None]:
@@ -87,10 +101,13 @@ class Router:
         if not rows:
             asked.future.set_result(asked.answers)
             return asked
+        self._watch(asked)
+        return asked
+
+    def _watch(self, asked: Asked | CellRead) -> None:
         self._open.append(asked)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        return asked
 
     def _sweep(self) -> None:
         """Answers those whose deadline has come. One timer for all: most never need one."""
@@ -115,7 +132,7 @@ class Router:
                 return self._place_slowly(asked, asked.entries[index:])
         return asked.future
 
-    def _submit(self, entry: Entry) -> bool:
+    def _submit(self, entry: Row) -> bool:
         """Hands the row to its server, if that is known and has room."""
         location = self.tablets.locate(entry.table_id, entry.row)
         if location is None:
@@ -127,14 +144,14 @@ class Router:
         dispatcher.submit(entry)
         return True
 
-    async def _place_slowly(self, asked: Asked, entries: Sequence[Entry]) -> list[Any]:
+    async def _place_slowly(self, asked: Asked, entries: Sequence[Row]) -> list[Any]:
         """The caller itself waits for room, and so cannot ask for more meanwhile."""
         for entry in entries:
             await self._find_a_place(entry)
         answers: list[Any] = await asked.future
         return answers
 
-    async def _find_a_place(self, entry: Entry) -> None:
+    async def _find_a_place(self, entry: Row) -> None:
         backoff: Backoff | None = None
         asked = entry.asked
         while not asked.future.done():
@@ -153,7 +170,7 @@ class Router:
             except (NotExecuted, ExecutionUnknown) as error:
                 asked.last_problem = error
             except PercolatorError as error:  # such as: there is no such table
-                asked.fail(entry, error)
+                asked.fail(entry.index, error)
                 return
             if self.tablets.locate(entry.table_id, entry.row) is None:
                 if asked.last_problem is None:
@@ -164,7 +181,7 @@ class Router:
                 if not await backoff.pause(asked.deadline):
                     asked.expire()
 
-    async def _room(self, dispatcher: Dispatcher, entry: Entry) -> None:
+    async def _room(self, dispatcher: Dispatcher, entry: Row) -> None:
         """Waits for room, or for the sweep that ends the question."""
         turn = asyncio.ensure_future(dispatcher.room(entry.size_bytes))
         try:
@@ -187,30 +204,25 @@ class Router:
 
     # ------------------------------------------------------------------ problems
 
-    def _problem(self, entries: list[Entry], error: PercolatorError) -> None:
+    def _problem(self, entries: list[Row], error: PercolatorError) -> None:
         """Takes back what a server did not answer."""
         if isinstance(error, SchemaChanged):
             self.schema_versions.of_tablet[entries[0].location.tablet_id] = error.schema_version
             for entry in [entry for entry in entries if entry.schema_version]:
-                entry.asked.fail(entry, error)  # it was built for the other version
+                entry.asked.fail(entry.index, error)  # it was built for the other version
         elif isinstance(error, StoreUnusable):
             for entry in entries:
-                entry.asked.fail(entry, error)  # a full disk is not a matter of seconds
+                entry.asked.fail(entry.index, error)  # a full disk is not a matter of seconds
         elif isinstance(error, TabletMoved) and error.locations:
             self.tablets.learn(error.locations)
-        waiting = [entry for entry in entries if not self._is_answered(entry)]
+        waiting = [entry for entry in entries if not entry.asked.is_answered(entry.index)]
         lost = isinstance(error, TabletMoved | ExecutionUnknown)
         if waiting or lost:
             silent = isinstance(error, DeadlineExceeded)
             self._start(self._send_again(entries, waiting, look_up=lost, silent=silent))
 
-    @staticmethod
-    def _is_answered(entry: Entry) -> bool:
-        asked = entry.asked
-        return asked.future.done() or asked.answers[entry.index] is not None
-
     async def _send_again(
-        self, entries: list[Entry], waiting: list[Entry], *, look_up: bool, silent: bool
+        self, entries: list[Row], waiting: list[Row], *, look_up: bool, silent: bool
     ) -> None:
         if look_up:
             first = entries[0]
@@ -223,7 +235,7 @@ class Router:
         for entry in waiting:
             await self._find_a_place(entry)
 
-    async def _look_up(self, entry: Entry, *, silent: bool) -> None:
+    async def _look_up(self, entry: Row, *, silent: bool) -> None:
         try:
             if silent:
                 await self.tablets.refresh_server(entry.location.address)
