@@ -17,6 +17,8 @@ Rules, each with the failure that it prevents:
   is refused because the commit record is there, the outcome is: committed.
 - Once the commit was sent and not answered, the outcome is unknown until the primary tells.
   Guessing "failed" makes the user do the work twice.
+- Whoever asks for an unknown outcome joins the one attempt that is going on. Two at a time might
+  each take a commit timestamp after a push, and commit the other cells at the wrong one.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from percolator.errors import (
     Retry,
     SchemaChanged,
     TimestampRegression,
+    Unavailable,
 )
 from percolator.protocol import aftermath, steps
 from percolator.protocol.aftermath import shown
@@ -45,6 +48,9 @@ from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.wire.backoff import Backoff
 from percolator.wire.questions import APPLIED, Answer, Refused, Step
+
+_Settled = int | ConflictError | OutcomeUnknown
+"""What became of a commit, or its timestamp."""
 
 
 class _LockWaiting:
@@ -90,10 +96,11 @@ class Commit:
         self._statistics = statistics
         self._min_commit = write.start + 1
         self._ttl = 0
-        self._ttl_set_at = 0.0
         self._commit = 0
         self._commit_sent = False
         """May have been applied; nobody knows."""
+        self._settling: asyncio.Task[_Settled] | None = None
+        """Finds out what became of the commit."""
         self._primary_locked = False
         self._primary_lost = False
         """Somebody committed the primary above our start: it can never be locked any more."""
@@ -110,22 +117,34 @@ class Commit:
         """
         return self._reach_outcome(deadline, prewritten=False)
 
-    def settle(self, deadline: float) -> Coroutine[None, None, int]:
+    async def settle(self, deadline: float) -> int:
         """After `OutcomeUnknown`: sends the very same commit again, and returns its timestamp.
 
         Raises `ConflictError` when the transaction turns out to be rolled back, `OutcomeUnknown`
-        when still nobody answers.
+        when still nobody answers. It goes on in the background when its caller leaves.
         """
-        return self._reach_outcome(deadline, prewritten=True)
+        while True:
+            joined = self._settling
+            settling = joined or self._start_settling(deadline)
+            left = deadline - self._around.clock.monotonic_seconds()
+            await asyncio.wait((settling,), timeout=max(left, 0.0))
+            if not settling.done():
+                raise self._unknown(DeadlineExceeded("no answer in time"))
+            if settling.cancelled():
+                raise self._unknown(Unavailable("the client was closed"))
+            outcome = settling.result()
+            if isinstance(outcome, int):
+                return outcome
+            if joined is None or not isinstance(outcome, OutcomeUnknown):
+                raise copy(outcome)  # others may wait for the same
+            # The one that was joined had less time than there is left.
 
     @property
     def may_be_committed(self) -> bool:
         """The commit was sent, and nothing since then says that it was not applied."""
         return self._commit_sent
 
-    async def _reach_outcome(
-        self, deadline: float, *, prewritten: bool, alone: bool = False
-    ) -> int:
+    async def _reach_outcome(self, deadline: float, *, prewritten: bool) -> int:
         around, write = self._around, self._write
         self._heartbeats.add(self)
         try:
@@ -138,7 +157,7 @@ class Commit:
                     raise self._unknown(problem) from problem
                 commit = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
-            if not alone:
+            if not prewritten:
                 self._go_on_alone()
             raise
         finally:
@@ -238,6 +257,8 @@ class Commit:
             lock = MetLock.of(cell.table_id, in_the_way)
             if lock.lock.start_timestamp == start:
                 self._touched.append(cell)  # an earlier attempt of ours, whose answer was lost
+                if cell == self._write.primary:
+                    self._learn_lock(answer)
                 return None
             if lock.lock.start_timestamp < start:
                 met.append(lock)
@@ -261,8 +282,7 @@ class Commit:
     def _set_ttl(self) -> None:
         """Until the primary is locked; later, heartbeats raise it."""
         if not self._primary_locked:
-            self._ttl_set_at = self._around.clock.monotonic_seconds()
-            self._ttl = self._ttl_from(self._ttl_set_at)
+            self._ttl = self._ttl_from(self._around.clock.monotonic_seconds())
 
     def _ttl_from(self, now: float) -> int:
         """A time to live counts from the start timestamp: what was lived until now is added."""
@@ -297,24 +317,26 @@ class Commit:
                 await self._take_commit_timestamp(deadline)
             # A heartbeat may learn of a push while we wait here: the commit is sent for the lock
             # that it was compared with, and for no other.
-            min_commit = self._min_commit
+            min_commit, commit = self._min_commit, self._commit
             if self._weak_notifications:
-                await self._notify(deadline)
+                await self._notify(commit, deadline)
             schema = self._around.schemas.get(table_id)
             if schema is None:
                 schema = await self._around.schemas.refresh(table_id, deadline)
-            step = self._write.commit_primary(schema, min_commit, self._commit)
+            step = self._write.commit_primary(schema, min_commit, commit)
             sent_before, self._commit_sent = self._commit_sent, True
             self._statistics.round_trips += 1
             (answer,) = await self._around.cells.mutate((step,), deadline)
             if answer is APPLIED:
-                return self._commit
+                return commit
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
                     return shown(answer).timestamp
                 if not self._is_own_lock(answer):
                     return await self._no_lock(answer, deadline)
                 self._learn_lock(answer)
+                if self._around.clock.monotonic_seconds() >= deadline:
+                    raise self._out_of_time()
                 continue
             if answer.retry is not Retry.UNKNOWN:
                 self._commit_sent = sent_before
@@ -340,7 +362,7 @@ class Commit:
         self._commit_sent = False  # nothing that was sent before can be applied any more
         raise self._rolled_back_by_others(self._write.primary)
 
-    async def _notify(self, deadline: float) -> None:
+    async def _notify(self, commit: int, deadline: float) -> None:
         """Weak notifications at the commit timestamp, again whenever that has changed.
 
         Before the commit point, or a crash right after it would lose them; after all locks are
@@ -353,7 +375,7 @@ class Commit:
                 schema = await self._around.schema(table_id, deadline)
                 observers = schema.weak_observers.get(column, ())
                 if observers:
-                    step = steps.notify(row, column, self._commit, observers)
+                    step = steps.notify(row, column, commit, observers)
                     questions.append(Step(table_id, step))
             if not questions:
                 return
@@ -396,18 +418,23 @@ class Commit:
     def _go_on_alone(self) -> None:
         """The caller has left in the middle. Nobody else should have to wait for our locks."""
         if self._commit_sent:
-            self._around.background.start(self._settle_alone())
+            self._start_settling(aftermath.background_deadline(self._around))
         else:
             self._touched = self._write.cells  # prewrites that were not answered may still arrive
             self._roll_back_in_background()
 
-    async def _settle_alone(self) -> None:
+    def _start_settling(self, deadline: float) -> asyncio.Task[_Settled]:
+        self._settling = self._around.background.start(self._settle(deadline))
+        return self._settling
+
+    async def _settle(self, deadline: float) -> _Settled:
         try:
-            deadline = aftermath.background_deadline(self._around)
-            await self._reach_outcome(deadline, prewritten=True, alone=True)
-        except (ConflictError, OutcomeUnknown):
-            # An outcome like any other, which whoever asks will learn from the primary.
-            return
+            return await self._reach_outcome(deadline, prewritten=True)
+        except (ConflictError, OutcomeUnknown) as outcome:
+            # An outcome like any other, which whoever asks is told; maybe nobody does.
+            return outcome
+        finally:
+            self._settling = None
 
     def _unknown(self, problem: PercolatorError) -> OutcomeUnknown:
         return OutcomeUnknown(
@@ -441,30 +468,34 @@ class Commit:
 
     def wants_heartbeat(self, now: float) -> bool:
         """Once the primary is locked, whenever a good part of its time to live is over."""
-        due = self._ttl_set_at + self._around.limits.heartbeat_seconds / 2
-        return self._primary_locked and now >= due
+        limits = self._around.limits
+        set_at = self._started_seconds + self._ttl / 1000 - limits.lock_ttl_seconds
+        return self._primary_locked and now >= set_at + limits.heartbeat_seconds / 2
 
     def heartbeat(self) -> tuple[Step, int]:
         """The step that raises the primary's time to live, and to what."""
-        ttl = self._ttl_from(self._around.clock.monotonic_seconds())
+        ttl = max(self._ttl, self._ttl_from(self._around.clock.monotonic_seconds()))
         return self._write.heartbeat(self._min_commit, self._ttl, ttl), ttl
 
-    def after_heartbeat(self, ttl_milliseconds: int, answer: Answer) -> None:
+    def after_heartbeat(self, ttl_milliseconds: int, answer: Answer) -> bool:
+        """Returns whether another one, for the lock as it turned out to be, is wanted at once."""
         if answer is APPLIED:
-            self._ttl = ttl_milliseconds
-            self._ttl_set_at = self._around.clock.monotonic_seconds()
+            self._ttl = max(self._ttl, ttl_milliseconds)
         elif isinstance(answer, Refused):
             if self._is_own_lock(answer):
                 self._learn_lock(answer)
-            else:
-                self._heartbeats.discard(self)
+                return True
+            self._heartbeats.discard(self)
+        return False
 
     def _is_own_lock(self, answer: Refused) -> bool:
         cell = answer.cell
         return cell is not None and cell.value.startswith(timestamp_bytes(self._write.start))
 
     def _learn_lock(self, answer: Refused) -> None:
-        """The own lock, pushed by a reader or by a heartbeat whose answer was lost."""
+        """The own lock on the primary, as it is stored: both numbers only grow there."""
         _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(shown(answer).value)
         self._min_commit = max(self._min_commit, min_commit)  # answers may overtake each other
-        self._ttl = max(self._ttl, ttl)
+        # Until the primary is known to be locked, ours is what the last attempt would have set.
+        # Kept instead of the one that an earlier attempt has set, it would fail every heartbeat.
+        self._ttl = max(self._ttl, ttl) if self._primary_locked else ttl

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from percolator.protocol.commit import Commit
 
 
+ATTEMPTS_PER_BEAT_MAX = 4
+"""A reader that pushes the lock makes the heartbeat fail that was built for it as it was before."""
+
+
 class Heartbeats:
     """The commits in progress."""
 
@@ -52,11 +56,17 @@ class Heartbeats:
         clock, limits = self._around.clock, self._around.limits
         now = clock.monotonic_seconds()
         due = [commit for commit in self._commits if commit.wants_heartbeat(now)]
-        if not due:
-            return
-        beats = [commit.heartbeat() for commit in due]
         # An unanswered one is repeated by the next: there are two in a time to live.
         deadline = now + limits.heartbeat_seconds
-        answers = await self._around.cells.mutate([step for step, _ in beats], deadline)
-        for commit, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True):
-            commit.after_heartbeat(ttl_milliseconds, answer)
+        for _ in range(ATTEMPTS_PER_BEAT_MAX):
+            if not due:
+                return
+            beats = [commit.heartbeat() for commit in due]
+            answers = await self._around.cells.mutate([step for step, _ in beats], deadline)
+            # Whoever was refused is sent again at once: if it waited for the next beat, a reader
+            # a second, each of which pushes the lock, would let a living owner's lock expire.
+            due = [
+                commit
+                for commit, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True)
+                if commit.after_heartbeat(ttl_milliseconds, answer) and commit in self._commits
+            ]

@@ -37,10 +37,6 @@ OWN_ROLLBACK = 1
 """Of prewrite, commit_primary and status: the transaction was rolled back."""
 PREWRITE_LOCKED = 2
 PREWRITE_NEWER_COMMIT = 3
-COMMIT_PRIMARY_LOCK_CHANGED = 2
-COMMIT_SECONDARY_NOT_LOCKED = 1
-STATUS_LOCKED = 2
-ROLL_BACK_LOCK_CHANGED = 1
 
 _NO_LOCK: dict[str, object] = {"space": _LOCK, "expectation": _ABSENT}
 _DELETE_LOCK: dict[str, object] = {"kind": _DELETE, "space": _LOCK}

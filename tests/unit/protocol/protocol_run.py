@@ -29,6 +29,7 @@ class Run:
     violations: list[str] = field(default_factory=list)
     committed: int = 0
     aborted: int = 0
+    buried_alive: int = 0
 
 
 def run(seed: int, faults: Faults | None = None, *, second_committers: int = 2) -> Run:
@@ -48,6 +49,7 @@ async def _run(seed: int, faults: Faults, second_committers: int) -> Run:
     for task in left:
         task.cancel()  # of clients that died: they wait for ever
     await asyncio.gather(*left, return_exceptions=True)
+    buried_alive = world.buried_alive
     errors = [task.exception() for task in tasks if task not in left]
     world.faults = NO_FAULTS
     await asyncio.sleep(1.0)  # late messages arrive, background work ends, times to live run out
@@ -60,7 +62,7 @@ async def _run(seed: int, faults: Faults, second_committers: int) -> Run:
         client.heartbeats.close()
         await client.around.background.drain(0.0)
     outcomes = [outcome for transaction in transactions for outcome in transaction.outcomes]
-    return Run(found, sum(map(bool, outcomes)), outcomes.count(0))
+    return Run(found, sum(map(bool, outcomes)), outcomes.count(0), buried_alive)
 
 
 def _unlisted(world: World, transactions: list[Transaction]) -> list[Transaction]:
@@ -81,7 +83,7 @@ async def _write(world: World, transactions: list[Transaction]) -> None:
     if chance.random() < world.faults.crash:
         world.later(client.crash, chance.uniform(0, 0.02))
     start = await client.start_timestamp()
-    transaction = Transaction(start, {})
+    transaction = Transaction(start, {}, world.clock.monotonic_seconds())
     for cell in chance.sample(CELLS, chance.randint(0, 2)):
         transaction.reads[cell] = await client.read(cell, start)
     for cell in chance.sample(CELLS, chance.randint(1, 3)):

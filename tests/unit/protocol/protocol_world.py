@@ -2,14 +2,15 @@
 
 Everything happens on virtual time and by one seed. Requests are lost, delayed past their time-out,
 duplicated; answers are lost; clients die at any await; living owners are declared dead; one
-transaction may be committed by two clients at once.
+transaction may be committed by two clients at once; callers leave in the middle of a commit, and
+then ask twice what became of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from percolator.errors import (
@@ -30,10 +31,11 @@ from percolator.protocol.verdicts import Verdicts
 from percolator.protocol.write_steps import Write, WriteSteps
 from percolator.testing.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
 from percolator.wire.catalog import TableSchema
 from percolator.wire.liveness import Liveness
 from percolator.wire.questions import (
+    APPLIED,
     Answer,
     RangePage,
     RangeQuestion,
@@ -42,7 +44,7 @@ from percolator.wire.questions import (
     Step,
 )
 
-from .naive_cells import NaiveCells, pages
+from .naive_cells import LOCK, WRITE, NaiveCells, pages
 
 LIMITS = Limits(
     call_seconds=20.0,
@@ -70,9 +72,18 @@ class Faults:
     duplicated: float = 0.06
     wrongly_dead: float = 0.1
     crash: float = 0.15
+    given_up: float = 0.2
+    """Commits whose callers leave in the middle."""
+    prewrite_answer_lost: float = 0.0
+    """Answers to prewrites that were applied."""
+    slow_commit: float = 0.2
+    """Commits of primaries that are on their way for long, so that heartbeats are needed."""
+    slow_commit_seconds: float = 0.05
 
 
-NO_FAULTS = Faults(0, 0, 0, 0, 0, 0)
+NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
+SLOW = Faults(0, 0, 0, 0, 0, 0, 0, 0.4, 1.0, slow_commit_seconds=0.2)
+"""Nobody fails; but every commit takes longer than a time to live, and answers are lost."""
 
 
 class Oracle:
@@ -113,6 +124,8 @@ class World:
         self.schemas = Schemas()
         self.clients: list[Client] = []
         self.in_flight: set[asyncio.Task[None]] = set()
+        self.buried_alive = 0
+        """Transactions that were rolled back because their time to live was over."""
 
     def client(self, limits: Limits = LIMITS) -> Client:
         client = Client(self, len(self.clients) + 1, limits)
@@ -149,6 +162,8 @@ class Network:
         await self._travel()
         if self.before_send is not None:
             await self.before_send(step)
+        if _commits_primary(step) and chance() < faults.slow_commit:
+            await asyncio.sleep(faults.slow_commit_seconds)
         self.steps.append(step)
         luck = chance()
         if luck < faults.lost:
@@ -159,11 +174,15 @@ class Network:
             await self._time_out()
             return Unavailable("late")
         answer = world.store.apply(step)
+        if answer is APPLIED and _buries(step):
+            world.buried_alive += 1
         if chance() < faults.duplicated:
             world.later(lambda: world.store.apply(step), self._random.expovariate(1 / 0.03))
         await self._travel()
         if self.loses_answer(step) or chance() < faults.answer_lost:
             return Unavailable("answer lost")
+        if answer is APPLIED and _prewrites(step) and chance() < faults.prewrite_answer_lost:
+            return Unavailable("answer of a prewrite lost")
         return answer
 
     async def read(self, questions: Sequence[RowQuestion], deadline: float) -> list[RowAnswer]:
@@ -214,6 +233,7 @@ class Transaction:
 
     start: int
     writes: dict[CellAddress, Write]
+    started_seconds: float = 0.0
     weak: list[CellAddress] = field(default_factory=list)
     reads: dict[CellAddress, bytes | None] = field(default_factory=dict)
     outcomes: list[int] = field(default_factory=list)
@@ -260,6 +280,7 @@ class Client:
         writes: dict[CellAddress, Write],
         weak: Sequence[CellAddress] = (),
         statistics: Statistics | None = None,
+        started_seconds: float | None = None,
     ) -> Commit:
         write = WriteSteps(
             start, writes, self.network.session_id or b"", self.around.limits.value_inline_bytes_max
@@ -270,20 +291,50 @@ class Client:
             self.heartbeats,
             write,
             weak_notifications=weak,
-            started_seconds=self.world.clock.monotonic_seconds(),
+            started_seconds=(
+                self.world.clock.monotonic_seconds() if started_seconds is None else started_seconds
+            ),
             statistics=statistics or Statistics(),
         )
 
     async def commit_and_settle(self, transaction: Transaction) -> None:
         """Commits, asks again if the outcome is unknown, and notes what was reported."""
-        commit = self.commit(transaction.start, transaction.writes, transaction.weak)
+        commit = self.commit(
+            transaction.start,
+            transaction.writes,
+            transaction.weak,
+            started_seconds=transaction.started_seconds,
+        )
+        chance = self.world.random
+        patience = None
+        if chance.random() < self.world.faults.given_up:
+            patience = chance.uniform(0.0, 0.02)
         try:
-            try:
-                outcome = await commit.run(self.deadline())
-            except OutcomeUnknown:
-                outcome = await commit.settle(self.deadline())
+            async with asyncio.timeout(patience):
+                await self._note(transaction, commit.run(self.deadline()))
+        except TimeoutError:
+            if not commit.may_be_committed:
+                return  # nobody was told anything
         except OutcomeUnknown:
+            pass
+        else:
             return
+        later = self._settle_later(transaction, commit)
+        settling = (self._note(transaction, commit.settle(self.deadline())), later)
+        for outcome in await asyncio.gather(*settling, return_exceptions=True):
+            if outcome is not None and not isinstance(outcome, OutcomeUnknown):
+                raise outcome
+
+    async def _settle_later(self, transaction: Transaction, commit: Commit) -> None:
+        await asyncio.sleep(self.world.random.uniform(0.0, 0.01))
+        await self._note(transaction, commit.settle(self.deadline()))
+
+    @staticmethod
+    async def _note(transaction: Transaction, ending: Coroutine[None, None, int]) -> None:
+        try:
+            outcome = await ending
+        except OutcomeUnknown:
+            raise
         except PercolatorError:
             outcome = 0
         transaction.outcomes.append(outcome)
@@ -306,3 +357,24 @@ class Client:
     def crash(self) -> None:
         """From now on, nothing that it sends arrives, and nothing that it awaits comes."""
         self.network.dead = True
+
+
+def _prewrites(step: Step) -> bool:
+    """It puts a lock where none may be."""
+    return _puts(step, LOCK) and len(step.mutation.conditions) > 1
+
+
+def _commits_primary(step: Step) -> bool:
+    return _puts(step, WRITE) and len(step.mutation.conditions) > 2
+
+
+def _buries(step: Step) -> bool:
+    """It rolls back because a time to live is over; of a lock, and not of the absence of one."""
+    expectations = [condition.expectation for condition in step.mutation.conditions]
+    return Condition.EXPECTATION_BEGINS_IF_PRESENT in expectations
+
+
+def _puts(step: Step, space: int) -> bool:
+    return any(
+        change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
+    )

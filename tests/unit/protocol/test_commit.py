@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from percolator.errors import CellAddress, ConflictError, OutcomeUnknown, Retry, Unavailable
 from percolator.limits import Limits
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.protocol import steps
+from percolator.protocol.commit import Commit
+from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, lock_prefix
 from percolator.protocol.surroundings import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import Write
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change
 from percolator.wire.catalog import TableSchema
-from percolator.wire.questions import Step
+from percolator.wire.questions import APPLIED, Step
 
 from .naive_cells import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
 from .protocol_world import LIMITS, NO_FAULTS, OBSERVED, OBSERVER, Client, Faults, World
@@ -352,6 +355,74 @@ async def test_whoever_leaves_after_the_commit_was_sent_is_committed_nevertheles
     assert len(here.store.commits(A)) == len(here.store.commits(B)) == 1
 
 
+async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commit:
+    """A commit that was sent and not answered, and whose lock a reader has pushed since."""
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    sent = asyncio.Event()
+
+    async def hang(step: Step) -> None:
+        if puts(step, WRITE):
+            sent.set()
+            await asyncio.Event().wait()
+
+    client.network.before_send = hang
+    running = asyncio.ensure_future(commit.run(client.deadline()))
+    await sent.wait()
+    client.network.before_send = None
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    seen = lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
+    pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
+    push = steps.replace_lock(A.row, A.column, seen, pushed.encode())
+    assert here.store.apply(Step(A.table_id, push)) is APPLIED
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return commit
+
+
+async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it() -> None:
+    """Its owner has left, so it is being settled in the background when others ask as well."""
+    for seed in range(20):
+        here = World(seed, NO_FAULTS)
+        client = here.client()
+        commit = await _left_with_the_commit_on_its_way(here, client)
+        told = await asyncio.gather(*(commit.settle(client.deadline()) for _ in range(2)))
+        await settled(client)
+        stored = [at for cell in (A, B) for at, _ in here.store.commits(cell)]
+        assert [*told, *stored] == [told[0]] * 4
+        attempts = [step for step in client.network.steps if puts(step, WRITE)]
+        assert len([step for step in attempts if address(step) == A]) == 2
+
+
+async def test_settling_goes_on_when_whoever_asked_for_it_has_left() -> None:
+    here = world()
+    client = here.client()
+    commit = await _left_with_the_commit_on_its_way(here, client)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(commit.settle(client.deadline()), 0.0001)
+    at = await commit.settle(client.deadline())
+    await settled(client)
+    assert [at for at, _ in here.store.commits(A)] == [at]
+
+
+async def test_settling_ends_with_the_deadline_of_each_who_asks() -> None:
+    here = world()
+    client = here.client()
+    commit = await _left_with_the_commit_on_its_way(here, client)
+
+    async def slow(step: Step) -> None:
+        await asyncio.sleep(5.0)
+
+    client.network.before_send = slow
+    began = here.clock.monotonic_seconds()
+    with pytest.raises(OutcomeUnknown):
+        await commit.settle(client.deadline(1.0))
+    assert here.clock.monotonic_seconds() - began == pytest.approx(1.0)
+    assert await commit.settle(client.deadline()) > 0
+    await settled(client)
+
+
 async def test_heartbeats_keep_a_slow_commit_alive() -> None:
     here = world()
     limits = Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1)
@@ -369,6 +440,26 @@ async def test_heartbeats_keep_a_slow_commit_alive() -> None:
     commit = await writing
     assert here.store.commits(A)[0][0] == commit
     await meeting
+
+
+async def test_heartbeats_go_on_after_a_prewrite_whose_answer_was_lost() -> None:
+    """The lock has the time to live of the first attempt, not that of the one that found it."""
+    here = world()
+    client = here.client(Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1))
+    lost = iter([True])
+    client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
+
+    async def wait(step: Step) -> None:
+        if puts(step, WRITE):
+            await asyncio.sleep(2.0)
+
+    client.network.before_send = wait
+    writing = asyncio.ensure_future(client.write({A: put(b"1")}))
+    await asyncio.sleep(1.5)
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    assert lock.ttl_milliseconds > 1_500
+    await writing
 
 
 async def test_a_time_to_live_counts_from_the_start_of_the_transaction() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +12,10 @@ from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.records import timestamp_bytes
 from percolator.protocol.write_steps import WriteSteps
 from percolator.v1.tabletserver_pb2 import Change, Mutation
-from percolator.wire.questions import RowAnswer, RowQuestion, Step
+from percolator.wire.questions import Refused, RowAnswer, RowQuestion, Step
 
 from .protocol_run import run
-from .protocol_world import Network
+from .protocol_world import SLOW, Network
 
 SEEDS_MAX = 300
 
@@ -169,10 +169,10 @@ def weak_notifications_written_once(patch: Patch) -> None:
     correct = commit.Commit._notify
     written: set[commit.Commit] = set()
 
-    async def wrong(self: commit.Commit, deadline: float) -> None:
+    async def wrong(self: commit.Commit, at: int, deadline: float) -> None:
         if self not in written:
             written.add(self)
-            await correct(self, deadline)
+            await correct(self, at, deadline)
 
     patch.setattr(commit.Commit, "_notify", wrong)
 
@@ -184,6 +184,27 @@ def resolver_commits_without_notifying(patch: Patch) -> None:
         return correct(*arguments[:-1], ())
 
     patch.setattr(steps, "commit_secondary", wrong)
+
+
+def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None:
+    """Of two, the second's commit timestamp replaces the first's, under which it was committed."""
+    correct, correct_take = commit.Commit._commit_primary, commit.Commit._take_commit_timestamp
+    taken: set[int] = set()
+
+    async def take(self: commit.Commit, deadline: float) -> None:
+        await correct_take(self, deadline)
+        taken.add(self._commit)
+
+    async def wrong(self: commit.Commit, deadline: float) -> int:
+        at = await correct(self, deadline)
+        return self._commit if at in taken else at
+
+    def settle(self: commit.Commit, deadline: float) -> Coroutine[None, None, int]:
+        return self._reach_outcome(deadline, prewritten=True)
+
+    patch.setattr(commit.Commit, "_take_commit_timestamp", take)
+    patch.setattr(commit.Commit, "_commit_primary", wrong)
+    patch.setattr(commit.Commit, "settle", settle)
 
 
 BUGS = [
@@ -201,6 +222,7 @@ BUGS = [
     secondaries_decided_without_the_primary,
     pushed_without_looking_at_the_answer,
     weak_notifications_written_once,
+    each_settling_by_itself_with_a_shared_commit_timestamp,
     resolver_commits_without_notifying,
 ]
 
@@ -209,3 +231,16 @@ BUGS = [
 def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     assert any(run(seed).violations for seed in range(SEEDS_MAX))
+
+
+def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypatch: Patch) -> None:
+    """The own lock of a repeated prewrite is not read: no heartbeat ever fits it."""
+
+    def learn(self: commit.Commit, answer: Refused) -> None:
+        ttl = self._ttl
+        correct(self, answer)
+        self._ttl = max(self._ttl, ttl)
+
+    correct = commit.Commit._learn_lock
+    monkeypatch.setattr(commit.Commit, "_learn_lock", learn)
+    assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in range(SEEDS_MAX))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .protocol_run import run
-from .protocol_world import NO_FAULTS, Faults
+from .protocol_world import NO_FAULTS, SLOW, Faults
 
 SEEDS_PER_TEST = 15
 
@@ -27,6 +27,13 @@ def test_owners_that_are_declared_dead_all_the_time_only_abort() -> None:
     """Liveness is a hint: believing a wrong one costs work, never correctness."""
     for seed in range(1_000, 1_010):
         assert run(seed, Faults(wrongly_dead=1.0)).violations == [], f"seed {seed}"
+
+
+def test_no_living_owner_is_taken_for_dead_while_its_heartbeats_arrive() -> None:
+    """However slow its commit is, and however often its prewrites have to be repeated."""
+    for seed in range(2_000, 2_020):
+        ended = run(seed, SLOW, second_committers=0)
+        assert (ended.violations, ended.buried_alive) == ([], 0), f"seed {seed}"
 
 
 def test_one_seed_always_takes_the_same_course() -> None:
