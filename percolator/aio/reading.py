@@ -37,6 +37,8 @@ class Reading:
     """Reads at one timestamp, which is fetched with the first of them."""
 
     _start = 0
+    _at: Timestamp | None = None
+    """Where a snapshot of the past reads."""
     _ended = ""
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
@@ -251,12 +253,14 @@ class Reading:
 
     async def _begin(self, deadline: float) -> int:
         """Never before the first use: what was committed until then is to be seen."""
+        if self._at is not None:
+            return await self._begin_in_the_past(self._at, deadline)
         while True:
             starting = self._starting
             if starting is None:
                 self.statistics.round_trips += 1
-                left = max(deadline - self._engine.now(), 0.001)
-                question = self._engine.around.timestamps.get(timeout_seconds=left)
+                left = max(deadline - self._now(), 0.001)
+                question = self._around.timestamps.get(timeout_seconds=left)
                 starting = self._starting = asyncio.ensure_future(question)
             try:
                 start = await starting
@@ -272,6 +276,18 @@ class Reading:
             if not self._start:
                 self._set_start(start)
             return self._start
+
+    async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
+        self.statistics.round_trips += 1
+        left = max(deadline - self._now(), 0.001)
+        now = await self._around.timestamps.get(timeout_seconds=left)
+        if at > now:
+            # What is committed below it later would appear in a snapshot that was read already.
+            raise InvalidArgument(
+                "at", f"{at} lies in the future: the oracle is at {Timestamp(now).describe()}"
+            )
+        self._set_start(at)
+        return at
 
     def _set_start(self, start: int) -> None:
         self._start = start

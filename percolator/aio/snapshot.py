@@ -7,7 +7,7 @@ from types import TracebackType
 
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
-from percolator.errors import InvalidArgument, UsageError
+from percolator.errors import UsageError
 from percolator.timestamps import Timestamp
 
 
@@ -24,23 +24,14 @@ class Snapshot(Reading):
         super().__init__(engine, timeout_seconds)
         self._at = None if at is None else _as_timestamp(at)
 
-    async def _begin(self, deadline: float) -> int:
-        if self._at is None:
-            return await super()._begin(deadline)
-        left = max(deadline - self._engine.now(), 0.001)
-        now = await self._engine.around.timestamps.get(timeout_seconds=left)
-        if self._at > now:
-            # What is committed below it later would appear in a snapshot that was read already.
-            raise InvalidArgument(
-                "at", f"{self._at} lies in the future: the oracle is at {Timestamp(now).describe()}"
-            )
-        self._set_start(self._at)
-        return self._at
-
     async def close(self) -> None:
         """Lets go of history: from now on it may be collected."""
+        self._end()
+
+    def _end(self) -> None:
         self._ended = "closed"
-        self._engine.open_starts.discard(self)
+        if self._start:
+            self._engine.open_starts.discard(self)
 
     async def __aenter__(self) -> Snapshot:
         self._require_open()
@@ -52,7 +43,7 @@ class Snapshot(Reading):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.close()
+        self._end()
 
     def __del__(self) -> None:
         if self._start and not self._ended:
