@@ -72,11 +72,11 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 
 .PHONY: test
 test: $(READY) ## Everything that needs neither Java nor Docker (at most 3 minutes)
-	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not chaos and not spark" tests
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not chaos" --ignore=tests/spark tests
 
 .PHONY: test-fast
 test-fast: $(READY) ## Only what runs inside one process (at most 1 minute)
-	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not integration and not chaos and not spark" tests
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile -m "not integration and not chaos" --ignore=tests/spark tests
 
 .PHONY: test-spark
 test-spark: $(SPARK_READY) ## The library inside Spark executors (needs Java 17)
