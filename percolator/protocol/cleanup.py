@@ -19,6 +19,7 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from percolator.errors import CellAddress, InvariantViolation, SchemaChanged
@@ -61,10 +62,7 @@ class _Undecided(NamedTuple):
 
     @property
     def seen(self) -> bytes:
-        lock = self.primary
-        if lock is None:
-            return b""
-        return lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
+        return b"" if self.primary is None else _seen(self.primary)
 
 
 class Cleanup:
@@ -205,18 +203,7 @@ class Cleanup:
             if lock.min_commit_timestamp > read_at:
                 passable.add(lock.start_timestamp)
                 continue
-            table_id, row, column = lock.primary
-            raised = LockRecord(
-                lock.start_timestamp,
-                read_at + 1,
-                lock.ttl_milliseconds,
-                lock.kind,
-                lock.session,
-                lock.primary,
-                lock.value,
-            )
-            step = steps.replace_lock(row, column, one.seen, raised.encode())
-            pushes.append(Step(table_id, step))
+            pushes.append(_push_step(lock.primary, lock, read_at))
             pushed.append(lock.start_timestamp)
         if pushes:
             answers = await self._around.cells.mutate(pushes, deadline)
@@ -224,6 +211,25 @@ class Cleanup:
                 start for start, answer in zip(pushed, answers, strict=True) if answer is APPLIED
             )
         return passable
+
+    async def clear_away(self, met: Sequence[MetLock], *, read_at: int, deadline: float) -> None:
+        """Makes locks that a reader may pass pass it by themselves: they are too many to name.
+
+        What is decided is settled. Of a living transaction, whose primary is pushed already, the
+        met cell is pushed as well: it is committed with the primary, so above the reader.
+        """
+        verdicts = self._around.verdicts
+        decided: list[MetLock] = []
+        living: list[MetLock] = []
+        for lock in met:
+            known = verdicts.get(lock.lock.start_timestamp) is not None
+            (decided if known else living).append(lock)
+        if decided:
+            await self._settle(decided, deadline)
+        if living:
+            # A lock that has changed meanwhile is met again, as it is then.
+            pushes = [_push_step(address, lock, read_at) for address, lock in living]
+            await self._around.cells.mutate(pushes, deadline)
 
     async def _settle(self, met: Sequence[MetLock], deadline: float) -> None:
         """Rolls the met cells forward or back, as the verdicts of their transactions say."""
@@ -252,6 +258,17 @@ def _expired(lock: LockRecord, now: int) -> bool:
     """By the oracle's clock alone: machines' clocks differ, and jump."""
     age = (now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS)
     return age > lock.ttl_milliseconds
+
+
+def _seen(lock: LockRecord) -> bytes:
+    return lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
+
+
+def _push_step(address: CellAddress, lock: LockRecord, read_at: int) -> Step:
+    """Raises the lock's least commit timestamp above the reader's."""
+    table_id, row, column = address
+    raised = replace(lock, min_commit_timestamp=read_at + 1)
+    return Step(table_id, steps.replace_lock(row, column, _seen(lock), raised.encode()))
 
 
 def _commit_timestamp(answer: Refused) -> int:

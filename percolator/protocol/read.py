@@ -4,8 +4,9 @@ A snapshot at r shows exactly the commits with commit timestamp <= r. A lock wit
 <= r is in the way: its owner may already hold a commit timestamp below r. So the reader settles the
 lock if its owner is done or gone, waits for it if it lives, and after a while pushes it above r.
 
-`passing` collects the start timestamps of locks that are known not to matter for this snapshot;
-they stay so for ever, since r does not change.
+A lock that is known not to matter for this snapshot stays so for ever, since r does not change:
+each row is read again with the start timestamps of those that it may pass. They are few; a row with
+more such locks has the rest of them removed, or pushed themselves.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Sequence
 from percolator.errors import DeadlineExceeded, Retry
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.surroundings import LockWait, Statistics, Surroundings
+from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.questions import RowAnswer, RowQuestion
 
 PASSING_MAX = 256
-"""More locks than that are settled, one after the other, and not only passed."""
+"""Of each row: more than that travel with no read."""
 
 
 async def read_rows(
@@ -54,24 +56,37 @@ async def read_past_locks(
     clearing = Clearing(around, cleanup, timestamp, deadline, statistics)
     blocked = [index for index, answer in enumerate(answers) if answer.locks]
     while blocked:
-        await clearing.clear(
-            [
-                MetLock.of(questions[index].table_id, cell)
-                for index in blocked
-                for cell in answers[index].locks
-            ]
-        )
-        again = []
-        for index in blocked:
-            question = questions[index]
-            del question.read.passing[:]
-            question.read.passing.extend(clearing.passing)
-            again.append(question)
+        met = {
+            index: [MetLock.of(questions[index].table_id, cell) for cell in answers[index].locks]
+            for index in blocked
+        }
+        await clearing.clear([lock for locks in met.values() for lock in locks])
+        surplus: list[MetLock] = []
+        for index, locks in met.items():
+            surplus += _pass(questions[index].read, clearing.passable(locks))
+        if surplus:
+            await cleanup.clear_away(surplus, read_at=timestamp, deadline=deadline)
+        again = [questions[index] for index in blocked]
         statistics.round_trips += 1
         statistics.retries += 1
         for index, answer in zip(blocked, await around.cells.read(again, deadline), strict=True):
             answers[index] = answer
         blocked = [index for index in blocked if answers[index].locks]
+
+
+def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
+    """Lets the next read of the row pass these locks. Returns those for which there is no room."""
+    passing = dict.fromkeys(read.passing)
+    surplus = []
+    for lock in passable:
+        start = lock.lock.start_timestamp
+        if start in passing or len(passing) < PASSING_MAX:
+            passing[start] = None
+        else:
+            surplus.append(lock)
+    del read.passing[:]
+    read.passing.extend(passing)
+    return surplus
 
 
 class Clearing:
@@ -94,8 +109,11 @@ class Clearing:
         self._began = around.clock.monotonic_seconds()
         self._waits: dict[int, LockWait] = {}
         self._decided: set[int] = set()
-        self.passing: list[int] = []
-        """Start timestamps to send with the next read."""
+        self._passable: set[int] = set()
+
+    def passable(self, met: Sequence[MetLock]) -> list[MetLock]:
+        """Those of them that do not matter to this reader."""
+        return [lock for lock in met if lock.lock.start_timestamp in self._passable]
 
     async def clear(self, met: Sequence[MetLock]) -> None:
         """Returns when reading again is worthwhile. Raises `DeadlineExceeded`."""
@@ -111,7 +129,7 @@ class Clearing:
             waited_seconds=waited,
             read_at=self._timestamp,
         )
-        self.passing = sorted({*self.passing, *passable})[-PASSING_MAX:]
+        self._passable |= passable
         verdicts = self._around.verdicts
         decided = {
             start for start in starts if start in passable or verdicts.get(start) is not None

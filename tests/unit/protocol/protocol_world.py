@@ -84,6 +84,8 @@ class Faults:
 NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
 SLOW = Faults(0, 0, 0, 0, 0, 0, 0, 0.4, 1.0, slow_commit_seconds=0.2)
 """Nobody fails; but every commit takes longer than a time to live, and answers are lost."""
+IMPATIENT = Faults(0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.8, slow_commit_seconds=0.01)
+"""Nobody fails; but every caller leaves in the middle, and then asks twice what became of it."""
 
 
 class Oracle:

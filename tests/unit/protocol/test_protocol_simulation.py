@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .protocol_run import run
-from .protocol_world import NO_FAULTS, SLOW, Faults
+from .protocol_world import IMPATIENT, NO_FAULTS, SLOW, Faults
 
 SEEDS_PER_TEST = 15
 
@@ -27,6 +27,13 @@ def test_owners_that_are_declared_dead_all_the_time_only_abort() -> None:
     """Liveness is a hint: believing a wrong one costs work, never correctness."""
     for seed in range(1_000, 1_010):
         assert run(seed, Faults(wrongly_dead=1.0)).violations == [], f"seed {seed}"
+
+
+@pytest.mark.parametrize("first_seed", range(0, 60, SEEDS_PER_TEST))
+def test_all_who_ask_for_an_outcome_are_told_the_same_and_the_truth(first_seed: int) -> None:
+    """A commit is settled in the background, and by two callers at a time."""
+    for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
+        assert run(seed, IMPATIENT, second_committers=0).violations == [], f"seed {seed}"
 
 
 def test_no_living_owner_is_taken_for_dead_while_its_heartbeats_arrive() -> None:

@@ -16,7 +16,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
-from percolator.protocol.read import read_rows
+from percolator.protocol.read import PASSING_MAX, read_rows
 from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.scan import scan_pages
 from percolator.protocol.surroundings import Statistics
@@ -157,6 +157,51 @@ async def test_a_reader_pushes_a_living_writer_instead_of_waiting_for_its_end() 
     unchanged = here.store.lock_of(B)
     assert unchanged is not None
     assert unchanged.min_commit_timestamp == lock.start_timestamp + 1
+
+
+@pytest.mark.parametrize("fate", ["committed above the reader", "pushed", "rolled back"])
+async def test_more_locks_than_a_read_can_name_stop_no_reader(fate: str) -> None:
+    """One row, whose cells are locked by more transactions than fit into a read's list."""
+    here = world()
+    many = PASSING_MAX + 10
+    columns = [b"%d" % i for i in range(many)]
+    owner, reader = here.client(PATIENT), here.client(Limits(lock_ttl_seconds=3.0))
+    commits = [
+        await locked(owner, CellAddress(1, b"primaries", column), CellAddress(1, b"row", column))
+        for column in columns
+    ]
+    timestamp = await reader.start_timestamp()
+    if fate == "committed above the reader":
+        for commit in commits:
+            await commit._commit_primary(owner.deadline())
+    elif fate == "rolled back":
+        owner.crash()
+    question = RowQuestion(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
+    (answer,) = await read_rows(
+        reader.around, reader.cleanup, [question], timestamp, reader.deadline(2.0), Statistics()
+    )
+    assert (answer.found, answer.locks) == ({}, [])
+    assert len(question.read.passing) <= PASSING_MAX
+    for commit in commits:
+        if fate == "pushed":
+            assert await commit.settle(owner.deadline()) > timestamp
+
+
+async def test_each_row_is_read_again_with_the_locks_that_it_had_itself() -> None:
+    here = world()
+    owner, reader = here.client(PATIENT), here.client(PATIENT)
+    rows = [b"%d" % i for i in range(PASSING_MAX + 10)]
+    for row in rows:
+        await locked(owner, CellAddress(1, row, b"a"), CellAddress(1, row, b"b"))
+    timestamp = await reader.start_timestamp()
+    questions = [
+        RowQuestion(1, RowRead(row=row, columns=[b"b"], timestamp=timestamp)) for row in rows
+    ]
+    statistics = Statistics()
+    await read_rows(
+        reader.around, reader.cleanup, questions, timestamp, reader.deadline(), statistics
+    )
+    assert {len(question.read.passing) for question in questions} == {1}
 
 
 async def test_a_lock_younger_than_the_reader_is_not_seen() -> None:
