@@ -42,8 +42,9 @@ from percolator.protocol import aftermath, steps
 from percolator.protocol.aftermath import shown
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.heartbeats import Heartbeats
+from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
-from percolator.protocol.surroundings import LockWait, Statistics, Surroundings
+from percolator.protocol.surroundings import Statistics, Surroundings
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.wire.backoff import Backoff
@@ -51,25 +52,6 @@ from percolator.wire.questions import APPLIED, Answer, Refused, Step
 
 _Settled = int | ConflictError | OutcomeUnknown
 """What became of a commit, or its timestamp."""
-
-
-class _LockWaiting:
-    """The patience of one prewrite."""
-
-    def __init__(self, around: Surroundings) -> None:
-        self._clock = around.clock
-        self._began = around.clock.monotonic_seconds()
-        self._wait: LockWait | None = None
-        self.backoff = around.backoff()
-
-    def note(self, met: MetLock, statistics: Statistics) -> float:
-        """Writes down whose lock is waited for; returns for how long, 0 at the first meeting."""
-        if self._wait is None:
-            self._wait = LockWait(*met.address, met.lock.start_timestamp, 0.0)
-            statistics.lock_waits.append(self._wait)
-            return 0.0
-        self._wait.seconds = self._clock.monotonic_seconds() - self._began
-        return self._wait.seconds
 
 
 class Commit:
@@ -177,7 +159,7 @@ class Commit:
     async def _prewrite(self, deadline: float) -> int:
         """Locks every cell. Returns 0, or the timestamp at which somebody has committed it."""
         pending = self._write.cells
-        waiting: _LockWaiting | None = None
+        waiting: LockWaiting | None = None
         while True:
             self._set_ttl()
             unanswered: list[CellAddress] = []
@@ -195,7 +177,7 @@ class Commit:
             if not pending:
                 return 0
             self._statistics.retries += 1
-            waiting = waiting or _LockWaiting(self._around)
+            waiting = waiting or LockWaiting(self._around)
             await self._wait_for_locks(waiting, met, deadline)
 
     def _send_prewrites(
@@ -234,7 +216,7 @@ class Commit:
         return 0
 
     async def _wait_for_locks(
-        self, waiting: _LockWaiting, met: Sequence[MetLock], deadline: float
+        self, waiting: LockWaiting, met: Sequence[MetLock], deadline: float
     ) -> None:
         """Settles what was met, and pauses. Raises when it has lasted too long."""
         if met:
