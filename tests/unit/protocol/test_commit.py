@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from percolator.errors import CellAddress, ConflictError, OutcomeUnknown, Retry, Unavailable
+from percolator.errors import CellAddress, ConflictError, Retry
 from percolator.limits import Limits
-from percolator.protocol import steps
-from percolator.protocol.commit import Commit
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, lock_prefix
+from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY
 from percolator.protocol.surroundings import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.write_steps import Write
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1.tabletserver_pb2 import Change
 from percolator.wire.catalog import TableSchema
-from percolator.wire.questions import APPLIED, Step
+from percolator.wire.questions import Step
 
+from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled, world
 from .naive_cells import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
-from .protocol_world import LIMITS, NO_FAULTS, OBSERVED, OBSERVER, Client, Faults, World
-
-A = CellAddress(1, b"a", b"x")
-B = CellAddress(1, b"b", b"x")
-C = CellAddress(2, b"a", b"x")
-
-PATIENT = Limits(lock_ttl_seconds=3.0, heartbeat_seconds=1.0)
-
-
-def put(value: bytes) -> Write:
-    return KIND_PUT, value
-
-
-def puts(step: Step, space: int) -> bool:
-    return any(
-        change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
-    )
-
-
-def address(step: Step) -> CellAddress:
-    return CellAddress(step.table_id, step.mutation.row, step.mutation.column)
-
-
-def world() -> World:
-    return World(0, NO_FAULTS)
-
-
-async def settled(client: Client) -> None:
-    await client.around.background.drain(60.0)
+from .protocol_world import LIMITS, OBSERVED, OBSERVER
 
 
 async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest() -> None:
@@ -261,166 +229,6 @@ async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_
     before = here.clock.monotonic_seconds()
     await writer.write({A: put(b"new")})
     assert 2.8 < here.clock.monotonic_seconds() - before < 3.5
-
-
-async def test_nobody_answers_until_the_deadline_then_the_outcome_is_unknown() -> None:
-    here = world()
-    client = here.client()
-    client.network.loses_answer = lambda step: puts(step, WRITE)
-    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    with pytest.raises(OutcomeUnknown) as caught:
-        await commit.run(client.deadline(1.0))
-    assert caught.value.primary == A
-    assert caught.value.retry is Retry.UNKNOWN
-    client.network.loses_answer = lambda step: False
-    at = await commit.settle(client.deadline())
-    await settled(client)
-    assert [at for at, _ in here.store.commits(B)] == [at]
-
-
-async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back() -> None:
-    here = world()
-    client = here.client()
-
-    async def cut_off(step: Step) -> None:
-        if puts(step, WRITE):
-            await asyncio.sleep(3600.0)
-
-    commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
-    client.network.before_send = cut_off
-    client.network.session_id = None
-    waiting = asyncio.ensure_future(commit.run(client.deadline(10.0)))
-    await asyncio.sleep(5.0)  # its time to live is over, and no heartbeat came through
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    client.network.before_send = None
-    client.heartbeats.close()
-    here.store.apply(commit._write.roll_back(A))
-    with pytest.raises(ConflictError, match="for dead"):
-        await commit.settle(client.deadline())
-
-
-async def test_a_prewrite_that_nobody_answers_fails_as_safe_to_run_again() -> None:
-    here = World(0, Faults(1.0, 0, 0, 0, 0, 0))
-    client = here.client()
-    start = await client.start_timestamp()
-    with pytest.raises(Unavailable) as caught:
-        await client.commit(start, {A: put(b"1")}).run(client.deadline(1.0))
-    assert caught.value.retry is Retry.SAFE
-    await settled(client)
-
-
-async def test_whoever_leaves_during_prewrite_leaves_no_locks_behind() -> None:
-    here = world()
-    client = here.client()
-
-    async def slow(step: Step) -> None:
-        if address(step) == B and puts(step, LOCK):
-            await asyncio.sleep(0.5)
-
-    client.network.before_send = slow
-    start = await client.start_timestamp()
-    running = asyncio.ensure_future(
-        client.commit(start, {A: put(b"1"), B: put(b"2")}).run(client.deadline())
-    )
-    await asyncio.sleep(0.1)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    await asyncio.sleep(1.0)
-    await settled(client)
-    assert here.store.lock_of(A) is None
-    assert here.store.lock_of(B) is None
-    assert here.store.commits(A) == []
-
-
-async def test_whoever_leaves_after_the_commit_was_sent_is_committed_nevertheless() -> None:
-    here = world()
-    client = here.client()
-    sent = asyncio.Event()
-
-    async def note(step: Step) -> None:
-        if puts(step, WRITE):
-            sent.set()
-
-    client.network.before_send = note
-    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    running = asyncio.ensure_future(commit.run(client.deadline()))
-    await sent.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    await settled(client)
-    await settled(client)
-    assert len(here.store.commits(A)) == len(here.store.commits(B)) == 1
-
-
-async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commit:
-    """A commit that was sent and not answered, and whose lock a reader has pushed since."""
-    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    sent = asyncio.Event()
-
-    async def hang(step: Step) -> None:
-        if puts(step, WRITE):
-            sent.set()
-            await asyncio.Event().wait()
-
-    client.network.before_send = hang
-    running = asyncio.ensure_future(commit.run(client.deadline()))
-    await sent.wait()
-    client.network.before_send = None
-    lock = here.store.lock_of(A)
-    assert lock is not None
-    seen = lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
-    pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
-    push = steps.replace_lock(A.row, A.column, seen, pushed.encode())
-    assert here.store.apply(Step(A.table_id, push)) is APPLIED
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    return commit
-
-
-async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it() -> None:
-    """Its owner has left, so it is being settled in the background when others ask as well."""
-    for seed in range(20):
-        here = World(seed, NO_FAULTS)
-        client = here.client()
-        commit = await _left_with_the_commit_on_its_way(here, client)
-        told = await asyncio.gather(*(commit.settle(client.deadline()) for _ in range(2)))
-        await settled(client)
-        stored = [at for cell in (A, B) for at, _ in here.store.commits(cell)]
-        assert [*told, *stored] == [told[0]] * 4
-        attempts = [step for step in client.network.steps if puts(step, WRITE)]
-        assert len([step for step in attempts if address(step) == A]) == 2
-
-
-async def test_settling_goes_on_when_whoever_asked_for_it_has_left() -> None:
-    here = world()
-    client = here.client()
-    commit = await _left_with_the_commit_on_its_way(here, client)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(commit.settle(client.deadline()), 0.0001)
-    at = await commit.settle(client.deadline())
-    await settled(client)
-    assert [at for at, _ in here.store.commits(A)] == [at]
-
-
-async def test_settling_ends_with_the_deadline_of_each_who_asks() -> None:
-    here = world()
-    client = here.client()
-    commit = await _left_with_the_commit_on_its_way(here, client)
-
-    async def slow(step: Step) -> None:
-        await asyncio.sleep(5.0)
-
-    client.network.before_send = slow
-    began = here.clock.monotonic_seconds()
-    with pytest.raises(OutcomeUnknown):
-        await commit.settle(client.deadline(1.0))
-    assert here.clock.monotonic_seconds() - began == pytest.approx(1.0)
-    assert await commit.settle(client.deadline()) > 0
-    await settled(client)
 
 
 async def test_heartbeats_keep_a_slow_commit_alive() -> None:

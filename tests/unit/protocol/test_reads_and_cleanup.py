@@ -25,9 +25,9 @@ from percolator.protocol.write_set import WriteSet
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.questions import RangeQuestion, RowQuestion, Step
 
+from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled
 from .naive_cells import NOTIFY, WRITE
 from .protocol_world import NO_FAULTS, OBSERVED, OBSERVER, Client, World
-from .test_commit import PATIENT, A, B, C, address, put, puts, settled
 
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
 

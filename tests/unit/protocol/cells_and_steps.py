@@ -1,0 +1,40 @@
+"""Cells to write to, and the steps that clients send about them."""
+
+from __future__ import annotations
+
+from percolator.errors import CellAddress
+from percolator.limits import Limits
+from percolator.protocol.records import KIND_PUT
+from percolator.protocol.write_steps import Write
+from percolator.v1.tabletserver_pb2 import Change
+from percolator.wire.questions import Step
+
+from .protocol_world import NO_FAULTS, Client, World
+
+A = CellAddress(1, b"a", b"x")
+B = CellAddress(1, b"b", b"x")
+C = CellAddress(2, b"a", b"x")
+
+PATIENT = Limits(lock_ttl_seconds=3.0, heartbeat_seconds=1.0)
+
+
+def put(value: bytes) -> Write:
+    return KIND_PUT, value
+
+
+def puts(step: Step, space: int) -> bool:
+    return any(
+        change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
+    )
+
+
+def address(step: Step) -> CellAddress:
+    return CellAddress(step.table_id, step.mutation.row, step.mutation.column)
+
+
+def world() -> World:
+    return World(0, NO_FAULTS)
+
+
+async def settled(client: Client) -> None:
+    await client.around.background.drain(60.0)
