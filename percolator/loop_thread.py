@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections import deque
@@ -22,6 +23,10 @@ from percolator.errors import UsageError
 
 R = TypeVar("R")
 
+_log = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS = 1.0
+"""How long an interrupted call may take to end."""
 EXIT_SECONDS = 10.0
 """How long the end of the program waits for background work."""
 
@@ -62,6 +67,8 @@ class Pending(Generic[R]):
             self._done.acquire()
         except BaseException:  # such as KeyboardInterrupt
             self._loop_thread.start_and_forget(self.give_up)
+            # So that whoever handles it finds, say, a transaction that has an outcome.
+            self._done.acquire(timeout=GIVE_UP_SECONDS)
             raise
         self._done.release()
         error, self._error = self._error, None
@@ -142,7 +149,10 @@ class LoopThread:
             return
         while self._closing:
             _, close = self._closing.popitem()
-            self.call(close)
+            try:
+                self.call(close)
+            except Exception:  # noqa: BLE001 - the other databases have commits to finish as well
+                _log.exception("a database could not be closed")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(EXIT_SECONDS)
 

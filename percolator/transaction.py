@@ -122,8 +122,8 @@ class Transaction(BlockingReads):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._transaction.outcome is not Outcome.OPEN:
-            return
+        if self._transaction.ended:
+            return  # or a commit was begun and interrupted: `outcome` tells what became of it
         if kind is None:
             self.commit()
         else:

@@ -40,6 +40,9 @@ class Reading:
     _at: Timestamp | None = None
     """Where a snapshot of the past reads."""
     _ended = ""
+    """How it ended, or is about to; empty while it is open."""
+    _over = False
+    """Nothing of it is going on any more, so it must hold back no history."""
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine
@@ -290,6 +293,8 @@ class Reading:
         return at
 
     def _set_start(self, start: int) -> None:
+        if self._over:  # since the timestamp was asked for: nobody would take it out again
+            self.require_not_ended()
         self._start = start
         self._engine.open_starts.add(self, start)
 
@@ -308,6 +313,11 @@ class Reading:
     def _require_open(self) -> None:
         self._engine.require_usable()
         self.require_not_ended()
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end was reached, or begun."""
+        return bool(self._ended)
 
     def require_not_ended(self) -> None:
         """Raises `UsageError` after the end."""

@@ -30,6 +30,7 @@ class Snapshot(Reading):
 
     def _end(self) -> None:
         self._ended = "closed"
+        self._over = True
         if self._start:
             self._engine.open_starts.discard(self)
 

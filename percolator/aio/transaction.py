@@ -216,6 +216,7 @@ class Transaction(Reading):
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self._ended = outcome.value
+        self._over = True
         self._engine.open_starts.discard(self)
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:

@@ -205,6 +205,21 @@ async def test_a_reader_that_gives_up_takes_the_start_from_nobody() -> None:
         tx.rollback()
 
 
+@pytest.mark.parametrize("kind", ["transaction", "snapshot"])
+async def test_what_ended_while_its_start_was_on_the_way_holds_no_history_back(kind: str) -> None:
+    async with connected() as (db, _):
+        reading = db.transaction() if kind == "transaction" else db.snapshot()
+        getting = asyncio.create_task(reading.get("a", balance))
+        await asyncio.sleep(0)
+        if isinstance(reading, Transaction):
+            reading.rollback()
+        else:
+            await reading.close()
+        with pytest.raises(UsageError):
+            await getting
+        assert db._engine.open_starts.oldest() == 0
+
+
 async def test_what_is_open_holds_history_back_until_it_ends_or_is_dropped() -> None:
     async with connected() as (db, _):
         starts = db._engine.open_starts

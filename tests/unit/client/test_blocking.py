@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 
 import percolator.testing
 from percolator import Database, Table, UsageError, codecs
+from percolator.aio import Outcome
 from percolator.loop_thread import shared
+from percolator.protocol import commit
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
@@ -134,8 +137,6 @@ def test_interrupting_a_call_gives_it_up() -> None:
         cancelled = threading.Event()
 
     async def never() -> None:
-        import asyncio
-
         try:
             await asyncio.get_running_loop().create_future()
         finally:
@@ -147,6 +148,46 @@ def test_interrupting_a_call_gives_it_up() -> None:
     with pytest.raises(KeyboardInterrupt):
         pending.wait()
     assert Never.cancelled.wait(5.0)
+
+
+def test_interrupting_a_commit_lets_the_interrupt_out_and_settles_the_outcome(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: commit.Commit, deadline: float) -> int:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        await asyncio.get_running_loop().create_future()
+        return 0
+
+    percolator_db.create_table(accounts)
+    monkeypatch.setattr(commit.Commit, "_prewrite", never)
+    tx = percolator_db.transaction()
+
+    def write() -> None:
+        with tx:
+            tx.set("bob", balance, 1)
+            tx.commit()
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert tx.outcome is Outcome.ABORTED
+
+
+def test_a_database_that_cannot_be_closed_keeps_no_other_from_it() -> None:
+    program = """
+        import logging
+        from percolator import loop_thread
+
+        async def fine():
+            print("closed", flush=True)
+
+        async def broken():
+            raise RuntimeError("broken")
+
+        logging.disable(logging.CRITICAL)
+        for name, close in (("a", fine), ("b", broken), ("c", fine)):
+            loop_thread.shared().close_at_exit(name, close)
+    """
+    assert _run(program) == "closed\nclosed\n"
 
 
 def test_a_blocking_call_in_the_clients_own_loop_is_refused_and_not_waited_for_for_ever(

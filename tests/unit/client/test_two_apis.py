@@ -21,6 +21,7 @@ INTERNAL = {
     "put",
     "writes",
     "known_address",
+    "ended",
     "require_not_ended",
     "scan_pages",
 }
