@@ -310,7 +310,7 @@ async def run(
         assert not rig.closed
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(program=PROGRAMS, limits=st.sampled_from([{}, TINY_LIMITS]))
 def test_a_tablet_in_memory_is_its_model(program: list[list[Step]], limits: dict[str, Any]) -> None:
     disk = MemoryDisk()
