@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -73,7 +74,12 @@ class Masters:
         self._turn = 0
 
     async def call(
-        self, method: UnaryMethod[RequestT, ResponseT], request: RequestT, deadline: float
+        self,
+        method: UnaryMethod[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float,
+        *,
+        attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
     ) -> ResponseT:
         """Until the deadline. What is called here may be repeated without harm."""
         clock = self._world.clock
@@ -83,7 +89,7 @@ class Masters:
             address = self._addresses[self._turn % len(self._addresses)]
             try:
                 call = self._world.network.unary(address, method)
-                return await call(request, min(max(left, 0.001), _ATTEMPT_SECONDS_MAX))
+                return await call(request, min(max(left, 0.001), attempt_seconds_max))
             except (ExecutionUnknown, NotReady) as error:
                 problem: PercolatorError = error
             self._turn += 1
@@ -138,7 +144,11 @@ class Catalog:
         request = wire.CreateTableRequest(
             name=name, splits=splits, options=options, exist_ok=exist_ok
         )
-        response = await self._masters.call(methods.CREATE_TABLE, request, deadline)
+        # In one attempt, as long as many tablets may take: a second one would find the table that
+        # the first has made, and say that there is one already.
+        response = await self._masters.call(
+            methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
+        )
         return self._learn(response.table)
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:

@@ -74,7 +74,12 @@ class Dispatcher:
         while True:
             turn = self._loop.create_future()
             self._turns.append(turn)
-            await turn
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():
+                    self.wake()  # it goes without having entered
+                raise
             if self._fits(size_bytes):
                 return
 
@@ -102,12 +107,16 @@ class Dispatcher:
         for entry in entries:
             self._bytes -= entry.size_bytes
         if self._turns:
-            free = self._limits.server_rows_max - self._rows
-            while self._turns and free > 0:
-                turn = self._turns.popleft()
-                if not turn.done():  # or its caller has gone
-                    turn.set_result(None)
-                    free -= 1
+            self.wake()
+
+    def wake(self) -> None:
+        """Whoever had a turn and did not take it calls this: else nobody knows of that room."""
+        free = self._limits.server_rows_max - self._rows
+        while self._turns and free > 0:
+            turn = self._turns.popleft()
+            if not turn.done():  # or its caller has gone
+                turn.set_result(None)
+                free -= 1
 
     # ------------------------------------------------------------------ calls
 
@@ -167,6 +176,8 @@ class Dispatcher:
             for entry in entries:
                 entry.asked.fail(entry.index, Unavailable("the client was closed"))
             raise
+        except Exception as error:  # noqa: BLE001 - else its rows would hold their places for ever
+            problems = [(entries, ExecutionUnknown(f"the call broke: {error!r}"))]
         lane.calls -= 1
         self._calls -= 1
         self._release(entries)

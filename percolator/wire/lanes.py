@@ -1,7 +1,8 @@
 """The two kinds of calls to a tablet server: how rows become a request, and a response answers.
 
 A call answers each row by itself. What could not be answered so comes back: with the error of its
-tablet's batch, or of the whole call.
+tablet's batch, or of the whole call. What an answer does not say plainly is unknown: rows of a
+malformed answer may have been executed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from percolator.errors import InvariantViolation, PercolatorError
+from percolator.errors import ExecutionUnknown, PercolatorError
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.asked import NOWHERE, Entry
 from percolator.wire.cell_read import CellRead
@@ -74,20 +75,13 @@ class MutationLane:
         _require(len(response.batches) == len(groups), "batches")
         problems: list[Problem] = []
         for (_, group), result in zip(groups, response.batches, strict=True):
+            results = result.results
             if result.HasField("error"):
                 problems.append((group, from_detail(result.error)))
-                continue
-            results = result.results
-            _require(len(results) == len(group), "results")
-            for entry, one in zip(group, results, strict=True):
-                outcome = one.outcome
-                if outcome == _APPLIED:
-                    entry.asked.answer(entry.index, APPLIED)
-                elif outcome == _REFUSED:
-                    cell = one.cell if one.HasField("cell") else None
-                    entry.asked.answer(entry.index, Refused(one.failed_condition, cell))
-                else:
-                    problems.append(([entry], from_detail(one.error)))
+            elif len(results) != len(group):
+                problems.append((group, _malformed("has another number of results")))
+            else:
+                problems += _answer_mutations(group, results)
         return problems
 
 
@@ -119,12 +113,34 @@ class ReadLane:
         for (_, group), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
                 problems.append((group, from_detail(result.error)))
-            else:
+                continue
+            try:
                 problems += _answer_reads(group, result)
+            except (IndexError, ValueError) as error:
+                problems.append((group, _malformed(str(error))))
         return problems
 
 
+def _answer_mutations(
+    group: Sequence[Row], results: Sequence[wire.MutationResult]
+) -> list[Problem]:
+    problems: list[Problem] = []
+    for entry, one in zip(group, results, strict=True):
+        outcome = one.outcome
+        if outcome == _APPLIED:
+            entry.asked.answer(entry.index, APPLIED)
+        elif outcome == _REFUSED:
+            cell = one.cell if one.HasField("cell") else None
+            entry.asked.answer(entry.index, Refused(one.failed_condition, cell))
+        elif one.HasField("error"):
+            problems.append(([entry], from_detail(one.error)))
+        else:
+            problems.append(([entry], _malformed("has a result without an outcome")))
+    return problems
+
+
 def _answer_reads(group: Sequence[Row], result: wire.ReadBatchResult) -> list[Problem]:
+    """Answers nothing before everything was understood."""
     answers: list[Any] = [None if row.message is None else RowAnswer() for row in group]
     refused_reads = set()
     found = result.found
@@ -172,4 +188,8 @@ def _by_target(
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise InvariantViolation(f"a tablet server answered another number of {what} than asked")
+        raise _malformed(f"has another number of {what}")
+
+
+def _malformed(what: str) -> ExecutionUnknown:
+    return ExecutionUnknown(f"a tablet server's answer is malformed: {what}")

@@ -58,6 +58,7 @@ class RangeScan:
         self._versions = versions
         self._world = world
         self._limits = limits
+        self._start_was_found = False
         self._at_end = bool(question.end) and question.start >= question.end
 
     def ended(self) -> bool:
@@ -97,11 +98,25 @@ class RangeScan:
     async def _locate(self) -> TabletLocation:
         location = self._known()
         if location is None:
-            await self._tablets.refresh(self._question.table_id, self._start)
+            await self._find()
             location = self._known()
         if location is None:
             raise Unavailable(f"no tablet is known for row {self._start!r}")
         return location
+
+    async def _find(self) -> None:
+        """Asks where the next rows are. A master answers upwards from a row, a page at a time."""
+        table_id = self._question.table_id
+        if not self._question.reverse:
+            await self._tablets.refresh(table_id, self._start)
+            return
+        if not self._start_was_found:
+            # Of most ranges, this finds all tablets at once.
+            await self._tablets.refresh(table_id, self._start)
+            self._start_was_found = True
+        if self._known() is None:
+            last = _last_row_below(self._end, self._limits.row_bytes_max)
+            await self._tablets.refresh(table_id, last)
 
     def _known(self) -> TabletLocation | None:
         if self._question.reverse:
@@ -186,7 +201,7 @@ class RangeScan:
                 if location is not None and silent:
                     await self._tablets.refresh_server(location.address)
                 else:
-                    await self._tablets.refresh(self._question.table_id, self._start)
+                    await self._find()
             except (NotExecuted, ExecutionUnknown):
                 return  # the old map is all there is; the next attempt may come here again
 
@@ -194,3 +209,12 @@ class RangeScan:
         late = DeadlineExceeded(f"no page came in time; at last: {error.message}")
         late.retry = Retry.SAFE
         return late
+
+
+def _last_row_below(end: bytes, row_bytes_max: int) -> bytes:
+    """The greatest row below `end` (empty: of all)."""
+    if not end:
+        return b"\xff" * row_bytes_max
+    if end[-1] == 0:
+        return end[:-1]
+    return end[:-1] + bytes([end[-1] - 1]) + b"\xff" * (row_bytes_max - len(end))

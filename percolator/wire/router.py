@@ -158,10 +158,10 @@ class Router:
             location = self.tablets.locate(entry.table_id, entry.row)
             if location is not None:
                 dispatcher = self._dispatcher(location.address)
-                if not dispatcher.has_room(entry.size_bytes):
-                    await self._room(dispatcher, entry)
-                    if asked.future.done():
-                        return
+                if not (
+                    dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)
+                ):
+                    return
                 entry.location = location
                 dispatcher.submit(entry)
                 return
@@ -181,13 +181,19 @@ class Router:
                 if not await backoff.pause(asked.deadline):
                     asked.expire()
 
-    async def _room(self, dispatcher: Dispatcher, entry: Row) -> None:
-        """Waits for room, or for the sweep that ends the question."""
+    async def _room(self, dispatcher: Dispatcher, entry: Row) -> bool:
+        """Waits for room, or for the sweep that ends the question: then it is not to enter."""
+        future = entry.asked.future
         turn = asyncio.ensure_future(dispatcher.room(entry.size_bytes))
+        may_enter = False
         try:
-            await asyncio.wait([turn, entry.asked.future], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([turn, future], return_when=asyncio.FIRST_COMPLETED)
+            may_enter = not future.done()
         finally:
-            turn.cancel()
+            if not may_enter:
+                turn.cancel()
+                dispatcher.wake()
+        return may_enter
 
     def _dispatcher(self, address: str) -> Dispatcher:
         dispatcher = self._dispatchers.get(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -241,3 +242,104 @@ async def test_closing_leaves_nobody_waiting() -> None:
     (answer,) = await asked
     assert isinstance(answer, PercolatorError)
     assert answer.retry is Retry.UNKNOWN
+
+
+def _answers(server: Server, **methods: object) -> None:
+    for name, answer in methods.items():
+        correct = getattr(server, name)
+
+        async def malformed(
+            request: object, correct: object = correct, answer: object = answer
+        ) -> object:
+            return answer(await correct(request))  # type: ignore[operator]
+
+        setattr(server, name, malformed)
+
+
+def _without_batches(response: wire.MutateResponse) -> wire.MutateResponse:
+    return type(response)()
+
+
+def _one_result_less(response: wire.MutateResponse) -> wire.MutateResponse:
+    response.batches[0].results.pop()
+    return response
+
+
+def _without_outcome(response: wire.MutateResponse) -> wire.MutateResponse:
+    for result in response.batches[0].results:
+        result.Clear()
+    return response
+
+
+def _not_even_a_response(response: wire.MutateResponse) -> str:
+    return "nothing of the kind"
+
+
+@pytest.mark.parametrize(
+    "malform", [_without_batches, _one_result_less, _without_outcome, _not_even_a_response]
+)
+async def test_mutations_whose_answer_is_malformed_may_have_been_executed(
+    malform: Callable[[wire.MutateResponse], object],
+) -> None:
+    server = Server()
+    _answers(server, mutate=malform)
+    cluster = _cluster(server)
+    answers = await cluster.router.mutate([step(b"a"), step(b"b")], cluster.deadline(1.0))
+    assert [answer.retry for answer in answers if isinstance(answer, PercolatorError)] == [
+        Retry.UNKNOWN
+    ] * 2
+    assert len(server.mutate_calls) == 1
+    assert cluster.clock.monotonic_seconds() < 0.5
+
+
+def _a_value_less(response: wire.ReadResponse) -> wire.ReadResponse:
+    response.batches[0].found.values.pop()
+    return response
+
+
+def _of_a_row_that_was_not_asked_for(response: wire.ReadResponse) -> wire.ReadResponse:
+    response.batches[0].found.reads[0] = 99
+    return response
+
+
+@pytest.mark.parametrize("malform", [_a_value_less, _of_a_row_that_was_not_asked_for])
+async def test_malformed_answers_to_reads_leave_no_call_behind(
+    malform: Callable[[wire.ReadResponse], wire.ReadResponse],
+) -> None:
+    server = Server()
+    correct = server.read
+    _answers(server, read=malform)
+    cluster = _cluster(server, Limits(server_calls_max=2, server_rows_max=2))
+    for _ in range(3):
+        with pytest.raises(DeadlineExceeded, match="malformed"):
+            await cluster.router.read([question(b"a")], cluster.deadline(1.0))
+    server.read = correct  # type: ignore[method-assign]
+    await asyncio.sleep(5.0)
+    (answer,) = await cluster.router.read([question(b"a")], cluster.deadline())
+    assert answer.found == {b"c": FoundCell(7, b"value of a")}
+
+
+async def test_the_turn_of_whoever_leaves_at_that_moment_is_the_next_ones() -> None:
+    cluster = _cluster(Server(), Limits(server_rows_max=1, batch_rows_max=1))
+    first = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
+    dispatcher = cluster.router._dispatcher("a:1")
+    second, third = (asyncio.create_task(dispatcher.room(1)) for _ in range(2))
+    # Between being woken and going on.
+    first.add_done_callback(lambda _: second.cancel())
+    assert await first == [APPLIED]
+    await asyncio.wait_for(third, 1.0)
+    assert second.cancelled()
+
+
+async def test_a_turn_that_comes_with_the_deadline_is_the_next_ones() -> None:
+    cluster = _cluster(Server(seconds=1.0), Limits(server_rows_max=1, batch_rows_max=1))
+    first = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
+    second = asyncio.ensure_future(cluster.router.mutate([step(b"b")], cluster.deadline()))
+    third = asyncio.ensure_future(cluster.router.mutate([step(b"c")], cluster.deadline(5.0)))
+    await asyncio.sleep(0.5)
+    late = next(asked for asked in cluster.router._open if asked.entries[0].row == b"b")  # type: ignore[union-attr]
+    first.add_done_callback(lambda _: late.expire())
+    await first
+    (answer,) = await second
+    assert isinstance(answer, DeadlineExceeded)
+    assert await third == [APPLIED]

@@ -203,6 +203,33 @@ async def test_a_scan_crosses_tablets_without_gaps(start: bytes, end: bytes, rev
     assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
 
 
+class _LargeTable(Cluster):
+    """Its master tells of two tablets at a time."""
+
+    async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        self.searches += 1
+        return [one for one in self.now_at if not one.end or row < one.end][:2]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("end", [b"", b"x", b"x\x00", b"t"])
+async def test_a_scan_finds_the_tablets_that_are_on_no_page_of_the_first(
+    end: bytes, reverse: bool
+) -> None:
+    server = Server()
+    server.pages = lambda request: _page(request, 4)
+    cluster = _LargeTable({"a:1": server})
+    bounds = [b"", *(bytes([letter]) for letter in b"ceghkmqtvz"), b""]
+    cluster.now_at = [
+        tablet("a:1", first, last, tablet_id=index)
+        for index, (first, last) in enumerate(itertools.pairwise(bounds), 1)
+    ]
+    pages = await _scan(cluster, RangeQuestion(1, b"b", end, None, 7, reverse))
+    rows = sorted(row for page in pages for row in page.rows)
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert rows == [row for row in letters if row >= b"b" and (not end or row < end)]
+
+
 async def test_a_broken_stream_goes_on_where_it_was() -> None:
     cluster = _three_tablets()
     calls = 0
