@@ -45,7 +45,7 @@ class SlowMaster:
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
-        raise NotImplementedError
+        raise AssertionError(f"nothing is streamed: {method}")
 
     async def close(self) -> None:
         return None
