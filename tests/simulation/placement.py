@@ -154,7 +154,10 @@ class _StandIn:
         except PercolatorError:
             self._serving.pop(server, None)
             return
-        self._serving[server] = {one.tablet_id: one.epoch for one in answer.tablets}
+        # As the real master does: a tablet that could not be opened is ordered open again.
+        self._serving[server] = {
+            one.tablet_id: one.epoch for one in answer.tablets if not one.HasField("error")
+        }
 
     async def _place(self) -> None:
         moves, self._placements.moves = self._placements.moves, []
