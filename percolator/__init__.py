@@ -41,11 +41,15 @@ if TYPE_CHECKING:
         UsageError,
     )
     from percolator.limits import Limits
+    from percolator.observers.definition import Observer, observes
+    from percolator.observers.worker import WorkerLimits
+    from percolator.pin import Pin
     from percolator.retries import RetryPolicy
     from percolator.schema import Column, Row, Table
     from percolator.snapshot import Snapshot
     from percolator.timestamps import Timestamp
     from percolator.transaction import Transaction
+    from percolator.wire.tls import Tls
 
 _HOMES = {
     "Column": "schema",
@@ -54,9 +58,11 @@ _HOMES = {
     "DeadlineExceeded": "errors",
     "InvalidArgument": "errors",
     "Limits": "limits",
+    "Observer": "observers.definition",
     "Outcome": "aio.transaction",
     "OutcomeUnknown": "errors",
     "PercolatorError": "errors",
+    "Pin": "pin",
     "Retry": "errors",
     "RetryPolicy": "retries",
     "Row": "schema",
@@ -65,11 +71,14 @@ _HOMES = {
     "SnapshotTooOld": "errors",
     "Table": "schema",
     "Timestamp": "timestamps",
+    "Tls": "wire.tls",
     "Transaction": "transaction",
     "TransactionTooLarge": "errors",
     "Unavailable": "errors",
     "UsageError": "errors",
+    "WorkerLimits": "observers.worker",
     "connect": "database",
+    "observes": "observers.definition",
     "transactional": "decorators",
 }
 _MODULES = ("aio", "codecs", "errors")
@@ -81,9 +90,11 @@ __all__ = [
     "DeadlineExceeded",
     "InvalidArgument",
     "Limits",
+    "Observer",
     "Outcome",
     "OutcomeUnknown",
     "PercolatorError",
+    "Pin",
     "Retry",
     "RetryPolicy",
     "Row",
@@ -92,14 +103,17 @@ __all__ = [
     "SnapshotTooOld",
     "Table",
     "Timestamp",
+    "Tls",
     "Transaction",
     "TransactionTooLarge",
     "Unavailable",
     "UsageError",
+    "WorkerLimits",
     "aio",
     "codecs",
     "connect",
     "errors",
+    "observes",
     "transactional",
 ]
 

@@ -22,6 +22,20 @@ from google.protobuf.message import DecodeError, Message
 
 from percolator.errors import SchemaError
 
+__all__ = [
+    "Codec",
+    "KeyCodec",
+    "boolean",
+    "float",
+    "integer",
+    "json",
+    "message",
+    "ordered_integer",
+    "raw",
+    "text",
+    "tuple_of",
+]
+
 T = TypeVar("T")
 K = TypeVar("K")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -47,9 +61,13 @@ class Codec(Generic[T]):
 class KeyCodec(Protocol[K]):
     """Row keys as bytes, in order."""
 
-    def encode(self, key: K) -> bytes: ...
+    def encode(self, key: K) -> bytes:
+        """The row of a key."""
+        ...
 
-    def decode(self, row: bytes) -> K: ...
+    def decode(self, row: bytes) -> K:
+        """The key of a row."""
+        ...
 
     def encode_prefix(self, prefix: K) -> bytes:
         """With what the rows begin whose keys begin with `prefix`."""
@@ -316,10 +334,23 @@ def tuple_of(*parts: KeyCodec[Any]) -> TupleCodec:
     return TupleCodec(parts)
 
 
+def after_prefix(prefix: bytes) -> bytes:
+    """The least row above all that begin with the prefix; empty when there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+
+
 raw = RawCodec()
+"""Bytes as they are; also for row keys."""
 text = TextCodec()
+"""`str`, in UTF-8; also for row keys."""
 integer: Codec[int] = Codec("integer", _encode_integer, _decode_integer)
+"""`int` of 64 bits, with sign."""
 float: Codec[builtins.float] = Codec("float", _encode_float, _decode_float)
+"""`float`, of 64 bits."""
 boolean: Codec[bool] = Codec("boolean", _encode_boolean, _decode_boolean)
+"""`bool`."""
 json: Codec[Any] = Codec("json", _encode_json, _decode_json)
+"""Whatever JSON can say."""
 ordered_integer = OrderedIntegerCodec()
+"""`int` for row keys: in the order of the numbers."""

@@ -11,15 +11,25 @@ from typing import Any, TypeVar
 
 from percolator import aio, loop_thread
 from percolator.aio import Outcome
+from percolator.aio.bulk import source_of
 from percolator.aio.database import DRAIN_SECONDS
+from percolator.aio.pin import PIN_TTL_SECONDS
+from percolator.arguments import finished
 from percolator.errors import OutcomeUnknown, PercolatorError
 from percolator.limits import Limits
 from percolator.loop_thread import LoopThread
+from percolator.observers import worker as asynchronous
+from percolator.observers.definition import Observer
+from percolator.observers.waiting import Quiet
+from percolator.observers.worker import WorkerLimits
+from percolator.pin import Pin
 from percolator.retries import RetryPolicy
 from percolator.schema import Table
 from percolator.snapshot import Snapshot
 from percolator.timestamps import Timestamp
 from percolator.transaction import Transaction
+from percolator.wire.tls import Tls
+from percolator.worker import Worker
 
 ROWS_PER_PORTION = 4_096
 """`set_many` takes so many rows at a time from its source."""
@@ -35,11 +45,15 @@ def connect(
     retry: RetryPolicy | None = None,
     description: str = "",
     timeout: float = 10.0,
+    tls: Tls | None = None,
+    token: str | None = None,
 ) -> Database:
     """Connects to a cluster, by the `host:port` of any master or gateway (or several, with commas).
 
     Without an address, PERCOLATOR_ADDRESS says it, or else it is localhost:7100. `description` is
-    what others see of this process, such as who holds a lock.
+    what others see of this process, such as who holds a lock. `tls` and `token` say who it is to a
+    cluster that asks; without them, PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE,
+    PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE do.
 
     >>> with percolator.connect("localhost:7100") as db: ...
     """
@@ -50,6 +64,8 @@ def connect(
         retry=retry,
         description=description,
         timeout=timeout,
+        tls=tls,
+        token=token,
     )
 
     async def start() -> aio.Database:
@@ -137,6 +153,27 @@ class Database:
         self._loop_thread.require_usable()
         return Snapshot(self._loop_thread, self._database.new_snapshot(at, timeout))
 
+    def pin(
+        self,
+        at: Timestamp | datetime | None = None,
+        *,
+        tables: Sequence[Table[Any]] = (),
+        description: str = "",
+        ttl: float = PIN_TTL_SECONDS,
+        timeout: float | None = None,
+    ) -> Pin:
+        """Keeps history from a moment on, for as long as its block lasts, or this process lives.
+
+        What is older than the history of one of the `tables` is refused, also of all tables if none
+        are named. In other tables, whose history does not go back so far, nothing is collected
+        meanwhile. `ttl` is how long it outlives this process; renewed until then.
+
+        >>> with db.pin(at=yesterday) as pin: ...
+        """
+        self._loop_thread.require_usable()
+        pin = self._database.new_pin(at, tables, description, ttl, timeout)
+        return Pin(self._loop_thread, pin)
+
     def run(
         self,
         function: Callable[..., R],
@@ -157,7 +194,7 @@ class Database:
             transaction = Transaction(self._loop_thread, attempt)
             try:
                 with transaction:
-                    return function(transaction, *arguments, **(keywords or {}))
+                    return finished(function(transaction, *arguments, **(keywords or {})))
             except PercolatorError as error:
                 if not self._loop_thread.call(partial(attempts.again, error)):
                     raise
@@ -178,13 +215,18 @@ class Database:
 
         >>> db.set_many((name, {balance: 10}) for name in names)
         """
-        source = iter(rows)  # used in the calling thread, which may do what it likes
+        self._loop_thread.require_usable()
+        source = source_of(rows)  # used in the calling thread, which may do what it likes
         written = 0
         portion = list(islice(source, ROWS_PER_PORTION))
         while portion:
             call = partial(self._database.set_many, portion, in_flight_max=in_flight_max)
             writing = self._loop_thread.start(call)
-            portion = list(islice(source, ROWS_PER_PORTION))
+            try:
+                portion = list(islice(source, ROWS_PER_PORTION))
+            except BaseException:
+                writing.abandon()  # nothing is written any more once the caller knows
+                raise
             written += writing.wait()
             if progress is not None:
                 progress(written)
@@ -201,6 +243,56 @@ class Database:
     def timestamp(self, *, timeout: float | None = None) -> Timestamp:
         """A fresh timestamp: everything committed until now lies below it."""
         return self._loop_thread.call(partial(self._database.timestamp, timeout=timeout))
+
+    # ------------------------------------------------------------------ observers
+
+    def run_observers(
+        self,
+        observers: Sequence[Observer],
+        *,
+        limits: WorkerLimits | None = None,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> Worker:
+        """A worker that runs these observers, from the beginning of its block to its end.
+
+        At the end, what runs has `drain_seconds` to finish. Nothing is lost if it does not.
+
+        >>> with db.run_observers([index]) as worker:
+        ...     worker.wait()
+        """
+
+        async def new() -> asynchronous.Worker:
+            return self._database.run_observers(
+                observers, limits=limits, drain_seconds=drain_seconds
+            )
+
+        return Worker(self._loop_thread, self._loop_thread.call(new))
+
+    def register_observers(self, observers: Sequence[Observer]) -> None:
+        """Makes observers known: from its return on, every commit notifies them.
+
+        A worker does this when it starts. What is there already is left as it is; another observer
+        of the same name is refused.
+        """
+        self._loop_thread.call(partial(self._database.register_observers, observers))
+
+    def wait_for_observers(self, *, timeout: float | None = None) -> Quiet:
+        """Returns when no observer of any table has anything left to do.
+
+        Without a time-out, it waits as long as that takes. Observers that are paused are not waited
+        for, nor is what was put aside as a dead letter: the answer tells of both.
+        """
+        return self._loop_thread.call(partial(self._database.wait_for_observers, timeout=timeout))
+
+    def backfill(self, observer: Observer, *, again: bool = False) -> int:
+        """Notifies the observer of all cells that were written before it was registered.
+
+        It does not run again for what it has answered already, unless `again`. Returns how many
+        cells there were. It has to be registered, by a worker or by `register_observers`.
+
+        >>> db.backfill(index)
+        """
+        return self._loop_thread.call(partial(self._database.backfill, observer, again=again))
 
     # ------------------------------------------------------------------ the end
 

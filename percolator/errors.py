@@ -9,9 +9,12 @@
     ├── InvalidArgument            a field is wrong; nothing was written
     ├── UsageError                 the program uses the library in a way that cannot work
     ├── SchemaError                unknown table or column, or a type that does not fit
+    ├── Unauthenticated            the cluster does not know who is calling
+    ├── PermissionDenied           it does, and he may not
     ├── NotExecuted                definitely not done: sending it again is safe
     │   ├── Overloaded             a queue is full; says when to come back
     │   ├── NotReady               starting, draining, or without what it needs to be truthful
+    │   │   └── UnknownServer      a gateway was to pass it on to a server that is not there
     │   ├── TabletMoved            another server, or another epoch, serves these rows
     │   ├── SchemaChanged          made under an older schema
     │   └── StoreUnusable          disk full, failing or damaged
@@ -177,6 +180,14 @@ class SchemaError(PercolatorError):
         self.table_id = table_id
 
 
+class Unauthenticated(PercolatorError):
+    """The call carried no token, or none that the cluster knows. Nothing was executed."""
+
+
+class PermissionDenied(PercolatorError):
+    """The caller is known, and his role does not reach so far. Nothing was executed."""
+
+
 class NotExecuted(PercolatorError):
     """The request was definitely not executed: sending it again is safe."""
 
@@ -197,6 +208,14 @@ class NotReady(NotExecuted):
     def __init__(self, message: str, *, retry_after_seconds: float = 0.0, where: str = "") -> None:
         super().__init__(message, where=where)
         self.retry_after_seconds = retry_after_seconds
+
+
+class UnknownServer(NotReady):
+    """A gateway was to pass the call on to a server that is not in the cluster, or not any more."""
+
+    def __init__(self, message: str, *, server: str, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.server = server
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,9 @@ class Limits:
     server_calls_max: int = 4
     batch_rows_max: int = 256
     batch_bytes_max: int = 1 * MEBIBYTE
+    silence_seconds: float = 1.0
+    """A tablet server that leaves a call without an answer for so long may be gone: a master is
+    asked whether its tablets are served elsewhere. If not, it is waited for."""
     attempt_seconds_max: float = 5.0
     """A silent tablet server is given up after this; what it was sent may be done or not."""
 

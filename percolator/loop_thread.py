@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from percolator.errors import UsageError
@@ -36,7 +36,7 @@ class Pending(Generic[R]):
 
     __slots__ = ("_done", "_error", "_function", "_loop_thread", "_result", "_task")
 
-    def __init__(self, loop_thread: LoopThread, function: Callable[[], Awaitable[R]]) -> None:
+    def __init__(self, loop_thread: LoopCalls, function: Callable[[], Awaitable[R]]) -> None:
         self._loop_thread = loop_thread
         self._function = function
         self._task: asyncio.Task[None] | None = None
@@ -66,9 +66,7 @@ class Pending(Generic[R]):
         try:
             self._done.acquire()
         except BaseException:  # such as KeyboardInterrupt
-            self._loop_thread.start_and_forget(self.give_up)
-            # So that whoever handles it finds, say, a transaction that has an outcome.
-            self._done.acquire(timeout=GIVE_UP_SECONDS)
+            self.abandon()
             raise
         self._done.release()
         error, self._error = self._error, None
@@ -80,6 +78,14 @@ class Pending(Generic[R]):
         result: R = self._result
         return result
 
+    def abandon(self) -> None:
+        """In the caller's thread: gives it up, and waits a moment for its end.
+
+        So that whoever handles what has happened finds, say, a transaction that has an outcome.
+        """
+        self._loop_thread.start_and_forget(self.give_up)
+        self._done.acquire(timeout=GIVE_UP_SECONDS)
+
     async def give_up(self) -> None:
         """In the loop's thread: cancels it, and returns when it has ended."""
         if self._task is not None and not self._task.done():
@@ -87,20 +93,16 @@ class Pending(Generic[R]):
             await asyncio.wait([self._task])
 
 
-class LoopThread:
-    """A thread with a running event loop."""
+class LoopCalls:
+    """Calls into an event loop from other threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ident: int | None) -> None:
+        """`ident` is that of the thread in which the loop runs."""
         self._process = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop
+        self._ident = ident
         self._calls: deque[Pending[Any]] = deque()
         self._woken = False
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="percolator", daemon=True
-        )
-        self._thread.start()
-        self._closing: dict[object, Callable[[], Awaitable[None]]] = {}
-        atexit.register(self._at_exit)
 
     def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
         """Starts an asynchronous call; `wait` for it later."""
@@ -108,17 +110,55 @@ class LoopThread:
         pending = Pending(self, function)
         self._calls.append(pending)
         if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._start_all)
+            try:
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._start_all)
+            except BaseException:
+                self._woken = False  # interrupted here, the loop would never be woken again
+                raise
         return pending
 
     def call(self, function: Callable[[], Awaitable[R]]) -> R:
         """Runs an asynchronous call to its end."""
         return self.start(function).wait()
 
+    def iterate(
+        self,
+        pages: AsyncGenerator[R, None],
+        *,
+        ahead: Callable[[], bool] = lambda: True,
+        check: Callable[[], None] = lambda: None,
+    ) -> Generator[R, None, None]:
+        """The pages, each fetched while the one before is used, as long as `ahead` allows that.
+
+        `check` is called before a page that was not fetched ahead is asked for.
+        """
+
+        async def next_page() -> R | _NoMore:
+            return await anext(pages, _NO_MORE)
+
+        page = self.start(next_page)
+        try:
+            while not isinstance(found := page.wait(), _NoMore):
+                if ahead():
+                    page = self.start(next_page)
+                    yield found
+                else:
+                    yield found
+                    check()
+                    page = self.start(next_page)
+        finally:
+            last_page = page
+
+            async def stop() -> None:
+                await last_page.give_up()
+                await pages.aclose()
+
+            self.start_and_forget(stop)
+
     def start_and_forget(self, function: Callable[[], Awaitable[None]]) -> None:
         """For cleaning up, wherever that happens: does nothing when the loop has ended."""
-        if os.getpid() == self._process and self._thread.is_alive():
+        if os.getpid() == self._process and self._is_alive():
             self.start(function)
 
     def _start_all(self) -> None:
@@ -130,10 +170,37 @@ class LoopThread:
     def require_usable(self) -> None:
         if os.getpid() != self._process:
             raise UsageError(FORKED)
-        if threading.get_ident() == self._thread.ident:
+        if threading.get_ident() == self._ident:
             raise UsageError("a blocking call inside of the client's own event loop never returns")
-        if not self._thread.is_alive():
+        if not self._is_alive():
             raise UsageError("the program is ending")
+
+    def _is_alive(self) -> bool:
+        """Whether a call would be run."""
+        return not self._loop.is_closed()
+
+
+class LoopThread(LoopCalls):
+    """A thread with a running event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.new_event_loop(), None)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="percolator", daemon=True)
+        self._thread.start()
+        self._ident = self._thread.ident
+        self._closing: dict[object, Callable[[], Awaitable[None]]] = {}
+        atexit.register(self._at_exit)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._running = False
+
+    def _is_alive(self) -> bool:
+        # Every call asks, more than once; the thread itself would take locks to answer.
+        return self._running
 
     # ------------------------------------------------------------------ the end
 
@@ -156,6 +223,12 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(EXIT_SECONDS)
 
+
+class _NoMore:
+    """Comes after the last page."""
+
+
+_NO_MORE = _NoMore()
 
 FORKED = (
     "the client was used before this process was forked, and does not survive that: start "

@@ -22,6 +22,7 @@ K = TypeVar("K")
 D = TypeVar("D")
 
 COLUMN_BYTES_MAX = 255
+OBSERVER_BYTES_MAX = 64
 TABLE_BYTES_MAX = 255
 
 
@@ -86,6 +87,10 @@ class Column(Readable[T], Generic[T]):
     def __init__(self, table: Table[Any], name: str | bytes, codec: Codec[T]) -> None:
         self.table = table
         self.name = _name("column", name, COLUMN_BYTES_MAX)
+        if self.name[0] == 0:
+            raise SchemaError(f"a column's name does not begin with 00: {self.name!r} is reserved")
+        if not isinstance(codec, Codec):
+            raise SchemaError(f"a column's codec is a Codec, not {codec!r}")
         self.codec = codec
 
     def __repr__(self) -> str:

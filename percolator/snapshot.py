@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from percolator import aio
 from percolator.aio.reading import Columns, Reading
-from percolator.loop_thread import LoopThread
+from percolator.arguments import listed
+from percolator.loop_thread import LoopCalls
 from percolator.protocol.surroundings import Statistics
 from percolator.schema import Readable, Row, Table
 from percolator.timestamps import Timestamp
@@ -22,7 +24,7 @@ K = TypeVar("K")
 class BlockingReads:
     """The reads of `Snapshot` and `Transaction`: each is a call to the event loop's thread."""
 
-    def __init__(self, loop_thread: LoopThread, reading: Reading) -> None:
+    def __init__(self, loop_thread: LoopCalls, reading: Reading) -> None:
         self._loop_thread = loop_thread
         self._reading = reading
 
@@ -65,7 +67,8 @@ class BlockingReads:
         >>> bob, joe = tx.get_many(accounts, ["bob", "joe"], [balance])
         """
         self._check()
-        keys = list(rows)  # here: a generator may call the database itself
+        # Here: a generator may call the database itself.
+        keys = listed(rows, "rows", self._reading._cells_max)
         call = partial(self._reading.get_many, table, keys, columns, timeout=timeout)
         return self._loop_thread.call(call)
 
@@ -100,27 +103,13 @@ class BlockingReads:
             timeout=timeout,
         )
 
-        async def next_page() -> list[Row[K]] | None:
-            return await anext(pages, None)
-
-        page = self._loop_thread.start(next_page)
-        try:
-            while (rows := page.wait()) is not None:
-                if self._prefetches():
-                    page = self._loop_thread.start(next_page)
-                    yield from rows
-                else:
-                    yield from rows
-                    self._check()
-                    page = self._loop_thread.start(next_page)
-        finally:
-            last_page = page
-
-            async def stop() -> None:
-                await last_page.give_up()
-                await pages.aclose()
-
-            self._loop_thread.start_and_forget(stop)
+        found = self._loop_thread.iterate(pages, ahead=self._prefetches, check=self._check)
+        with closing(found):
+            for page in found:
+                for row in page:
+                    # What was read ahead must not outlive what it was read in.
+                    self._reading.require_not_ended()
+                    yield row
 
     def timestamp(self) -> Timestamp:
         """The timestamp at which it reads; fetched now, if nothing was read yet."""
@@ -128,7 +117,9 @@ class BlockingReads:
         return self._loop_thread.call(self._reading.timestamp)
 
     def _check(self) -> None:
-        """Before each call."""
+        """Before each call: what never reaches the event loop would not be checked there."""
+        self._loop_thread.require_usable()
+        self._reading.require_not_ended()
 
     def _prefetches(self) -> bool:
         """Whether the next page of a scan is fetched while this one is used."""
@@ -142,7 +133,7 @@ class Snapshot(BlockingReads):
     ...     print(snapshot.get("bob", balance))
     """
 
-    def __init__(self, loop_thread: LoopThread, snapshot: aio.Snapshot) -> None:
+    def __init__(self, loop_thread: LoopCalls, snapshot: aio.Snapshot) -> None:
         super().__init__(loop_thread, snapshot)
         self._snapshot = snapshot
 
@@ -151,7 +142,7 @@ class Snapshot(BlockingReads):
         self._loop_thread.call(self._snapshot.close)
 
     def __enter__(self) -> Snapshot:
-        self._snapshot.require_not_ended()
+        self._check()
         return self
 
     def __exit__(

@@ -94,3 +94,8 @@ class Timestamp(int):
         """For people: "2027-01-15T08:00:00.123Z+42"."""
         moment = self.to_datetime().replace(tzinfo=None)
         return f"{moment.isoformat(timespec='milliseconds')}Z+{self.sequence}"
+
+
+def seconds_between(earlier: int, later: int) -> float:
+    """In the oracle's time."""
+    return ((later >> SEQUENCE_BITS) - (earlier >> SEQUENCE_BITS)) / 1000

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from percolator import aio
 from percolator.aio import Outcome
 from percolator.errors import UsageError
-from percolator.loop_thread import LoopThread
+from percolator.loop_thread import LoopCalls
 from percolator.schema import Column
 from percolator.snapshot import BlockingReads
 from percolator.timestamps import Timestamp
@@ -33,7 +33,7 @@ class Transaction(BlockingReads):
     joins_transactions = True
     """A `@transactional` function called with it joins it."""
 
-    def __init__(self, loop_thread: LoopThread, transaction: aio.Transaction) -> None:
+    def __init__(self, loop_thread: LoopCalls, transaction: aio.Transaction) -> None:
         super().__init__(loop_thread, transaction)
         self._transaction = transaction
         self._thread = threading.get_ident()
@@ -131,7 +131,7 @@ class Transaction(BlockingReads):
 
     def _check(self) -> None:
         self._check_thread()
-        self._transaction.require_not_ended()
+        super()._check()
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:

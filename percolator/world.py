@@ -166,6 +166,10 @@ class Storage(Protocol[BatchT]):
         """The size on disk of a range of keys; what was written lately may be missing."""
         ...
 
+    async def compact(self, start: bytes, stop: bytes) -> None:
+        """Gets rid of what deleted entries with start <= key < stop have left behind."""
+        ...
+
     async def close(self) -> None:
         """Makes opening it again cheap, and lets go of it. Closes open cursors."""
         ...
@@ -177,8 +181,8 @@ class MachineClock:
     def wall_milliseconds(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic_seconds(self) -> float:
-        return time.monotonic()
+    monotonic_seconds = staticmethod(time.monotonic)
+    """Itself, since every step of every transaction asks it."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

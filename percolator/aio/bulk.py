@@ -14,10 +14,14 @@ from collections.abc import (
 from typing import TYPE_CHECKING, Any
 
 from percolator.aio.transaction import Outcome, Transaction
+from percolator.arguments import require_whole
 from percolator.errors import InvalidArgument, OutcomeUnknown
 
 if TYPE_CHECKING:
     from percolator.aio.database import Database
+
+IN_FLIGHT_MAX = 100_000
+"""Each is a task of its own, and more than servers accept rows only wait."""
 
 BulkRow = tuple[Any, Mapping[Any, Any]]
 BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
@@ -29,8 +33,9 @@ class BulkWriter:
     def __init__(
         self, database: Database, in_flight_max: int, progress: Callable[[int], None] | None
     ) -> None:
-        if in_flight_max < 1:
-            raise InvalidArgument("in_flight_max", f"expected at least 1, got {in_flight_max}")
+        require_whole(in_flight_max, "in_flight_max", least=1)
+        if in_flight_max > IN_FLIGHT_MAX:
+            raise InvalidArgument("in_flight_max", f"expected at most {IN_FLIGHT_MAX}")
         self._database = database
         self._in_flight_max = in_flight_max
         self._progress = progress
@@ -41,7 +46,7 @@ class BulkWriter:
             source, taking = aiter(rows), asyncio.Lock()
             work = [self._take_from(source, taking) for _ in range(self._in_flight_max)]
         else:
-            shared = iter(rows)
+            shared = source_of(rows)
             work = [self._write_all(shared) for _ in range(self._in_flight_max)]
         workers = [asyncio.create_task(one) for one in work]
         try:
@@ -56,8 +61,8 @@ class BulkWriter:
 
     async def _write_all(self, shared: Iterator[BulkRow]) -> None:
         """One of many that take from the same iterator in turn."""
-        for row, values in shared:
-            await self._write_one(row, values)
+        for taken in shared:
+            await self._write_one(*_pair(taken))
 
     async def _take_from(self, source: AsyncIterator[BulkRow], taking: asyncio.Lock) -> None:
         while True:
@@ -65,7 +70,7 @@ class BulkWriter:
                 taken = await anext(source, None)
             if taken is None:
                 return
-            await self._write_one(*taken)
+            await self._write_one(*_pair(taken))
 
     async def _write_one(self, row: object, values: Mapping[Any, Any]) -> None:
         await self._write(row, values)
@@ -81,6 +86,21 @@ class BulkWriter:
                 if await self._database.resolve(error) is Outcome.ABORTED:
                     continue
             return
+
+
+def source_of(rows: Iterable[BulkRow]) -> Iterator[BulkRow]:
+    """The rows, one by one."""
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise InvalidArgument("rows", f"expected pairs, got {type(rows).__name__}")
+    return iter(rows)
+
+
+def _pair(taken: object) -> BulkRow:
+    if not isinstance(taken, tuple | list) or len(taken) != 2 or not isinstance(taken[1], Mapping):
+        raise InvalidArgument(
+            "rows", "expected pairs of a row key and a mapping from columns to values"
+        )
+    return taken[0], taken[1]
 
 
 async def _set(tx: Transaction, row: object, values: Mapping[Any, Any]) -> None:

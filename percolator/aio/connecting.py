@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from percolator.aio.database import Database
 from percolator.aio.engine import Engine, OpenStarts
-from percolator.errors import PercolatorError, Unavailable, UsageError
+from percolator.arguments import require_seconds
+from percolator.errors import InvalidArgument, PercolatorError, Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.v1.cluster_pb2 import (
-    ROUTE_THROUGH,
     SERVICE_KIND_LOCK_SERVICE,
     SERVICE_KIND_MASTER,
     SERVICE_KIND_ORACLE,
     DescribeResponse,
 )
+from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of, default_addresses, describe, parse_addresses
+from percolator.wire.credentials import Credentials, client_credentials
 from percolator.wire.sessions import Sessions, SessionSettings
+from percolator.wire.through import routed_world
 from percolator.wire.timestamp_source import TimestampSource
+from percolator.wire.tls import Tls
 from percolator.world import MachineClock, World, machine_random
 
 _WATCH_SECONDS = 5.0
 """How often the cluster is asked who its parts are."""
+_TROUBLE_SECONDS = 0.5
+"""How often while one of them does not answer."""
+_MASTER_SECONDS = 1.0
+"""How long a master is waited for, before the next one is asked."""
+LOCK_SECONDS = 10.0
+"""How long an advisory lock outlives its last extension; with its session, it ends at once."""
 _NO_ORACLE_SECONDS = 0.1
 """How often it is asked while it has no oracle."""
 
@@ -38,17 +49,27 @@ def connect(
     retry: RetryPolicy | None = None,
     description: str = "",
     timeout: float = 10.0,
+    tls: Tls | None = None,
+    token: str | None = None,
 ) -> Connecting:
     """Connects to a cluster, by the `host:port` of any master or gateway (or several, with commas).
 
     Without an address, PERCOLATOR_ADDRESS says it, or else it is localhost:7100. `description` is
-    what others see of this process, such as who holds a lock.
+    what others see of this process, such as who holds a lock. `tls` and `token` say who it is to a
+    cluster that asks; without them, PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE,
+    PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE do.
 
     >>> async with percolator.aio.connect("localhost:7100") as db: ...
     >>> db = await percolator.aio.connect("localhost:7100")
     """
+    require_seconds(timeout)
+    if address is not None and not isinstance(address, str):
+        raise InvalidArgument("address", f"expected a str, got {type(address).__name__}")
     addresses = default_addresses() if address is None else parse_addresses(address)
-    return Connecting(addresses, limits or Limits(), retry or RetryPolicy(), description, timeout)
+    credentials = client_credentials(tls, token)
+    return Connecting(
+        addresses, limits or Limits(), retry or RetryPolicy(), description, timeout, credentials
+    )
 
 
 class Connecting:
@@ -61,8 +82,10 @@ class Connecting:
         retry: RetryPolicy,
         description: str,
         timeout_seconds: float,
+        credentials: Credentials,
     ) -> None:
         self._addresses = addresses
+        self._credentials = credentials
         self._limits = limits
         self._retry = retry
         self._description = description
@@ -86,7 +109,7 @@ class Connecting:
             await self._database.close()
 
     async def _connect(self) -> Database:
-        network = GrpcNetwork()
+        network = GrpcNetwork(self._credentials)
         world = World(clock=MachineClock(), network=network, random=machine_random())
         try:
             return await connect_to(
@@ -113,8 +136,11 @@ async def connect_to(
 ) -> Database:
     """As `connect`, in any world: a simulated one, too. The database closes the network."""
     cluster = await _described(world, addresses, timeout_seconds)
+    world = routed_world(world, addresses, cluster)
     parts = ClusterParts(world, addresses, cluster)
-    timestamps = TimestampSource(world, parts.oracles, timeout_seconds=limits.call_seconds)
+    timestamps = TimestampSource(
+        world, parts.oracles, timeout_seconds=limits.call_seconds, on_trouble=parts.ask_soon
+    )
     open_starts = OpenStarts()
     sessions = Sessions(
         world,
@@ -122,6 +148,7 @@ async def connect_to(
         SessionSettings(description=description),
         oldest_start=open_starts.oldest,
     )
+    locks = AdvisoryLocks(sessions, ttl_seconds=LOCK_SECONDS)
     if parts.lock_services:
         await sessions.current()
     watch = asyncio.create_task(parts.watch())
@@ -130,6 +157,7 @@ async def connect_to(
         parts.masters,
         timestamps,
         sessions,
+        locks,
         limits,
         open_starts,
         [_Cancelled(watch), sessions, timestamps, world.network],
@@ -163,23 +191,31 @@ class ClusterParts:
         self.masters: list[str] = []
         self.oracles: list[str] = []
         self.lock_services: list[str] = []
+        self._trouble = asyncio.Event()
         self._learn(cluster)
 
     def _learn(self, cluster: DescribeResponse) -> None:
-        if cluster.route == ROUTE_THROUGH:
-            raise UsageError("this cluster is reached through a gateway, which is not supported")
         given = list(self._addresses)
         masters = addresses_of(cluster, SERVICE_KIND_MASTER)
         self.masters[:] = given + [address for address in masters if address not in given]
         self.oracles[:] = addresses_of(cluster, SERVICE_KIND_ORACLE) or self.oracles
         self.lock_services[:] = addresses_of(cluster, SERVICE_KIND_LOCK_SERVICE)
 
+    def ask_soon(self) -> None:
+        """One of the parts does not answer: there may be another one in its place."""
+        self._trouble.set()
+
     async def watch(self) -> None:
         """Asks again and again, as long as the client lives."""
         while True:
-            await self._world.clock.sleep(_WATCH_SECONDS)
+            await self._world.clock.sleep(_TROUBLE_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_SECONDS - _TROUBLE_SECONDS):
+                    await self._trouble.wait()
+            self._trouble.clear()
+            seconds = _MASTER_SECONDS * len(self.masters)
             try:
-                cluster = await describe(self._world.network, self.masters, _WATCH_SECONDS)
+                cluster = await describe(self._world.network, self.masters, seconds)
             except PercolatorError:
                 # What is known stays: nobody needs a master as long as the others are there.
                 continue

@@ -8,17 +8,32 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from percolator.aio.bulk import BulkWriter
 from percolator.aio.engine import Engine
+from percolator.aio.observing import new_worker, observers_client
+from percolator.aio.pin import PIN_TTL_SECONDS, Pin
 from percolator.aio.snapshot import Snapshot
 from percolator.aio.transaction import Outcome, Transaction
+from percolator.arguments import (
+    awaited,
+    listed,
+    require_seconds,
+    require_table,
+    retention_milliseconds,
+)
 from percolator.errors import (
     InvalidArgument,
     OutcomeUnknown,
     PercolatorError,
     UsageError,
 )
+from percolator.observers.backfilling import backfill
+from percolator.observers.definition import Observer, checked
+from percolator.observers.registration import register
+from percolator.observers.waiting import Quiet, wait_until_quiet
+from percolator.observers.worker import Worker, WorkerLimits
 from percolator.protocol import aftermath
 from percolator.protocol.records import KIND_LOCK_ONLY
 from percolator.protocol.write_steps import WriteSteps
@@ -32,6 +47,9 @@ K = TypeVar("K")
 
 DRAIN_SECONDS = 10.0
 
+SPLITS_MAX = 100_000
+"""As many tablets as a cluster has at most, unless its master is told otherwise."""
+
 
 class Database:
     """A connection to a cluster, for all tasks of one event loop.
@@ -44,6 +62,12 @@ class Database:
     def __init__(self, engine: Engine, retry: RetryPolicy) -> None:
         self._engine = engine
         self._retry = retry
+        self._workers: WeakSet[Worker] = WeakSet()
+
+    @property
+    def engine(self) -> Engine:
+        """What it stands on: for parts of the library that need more than programs do."""
+        return self._engine
 
     # ------------------------------------------------------------------ tables
 
@@ -61,14 +85,17 @@ class Database:
         `retention` is how long old versions are kept; the cluster's default if not given.
         """
         deadline = self._deadline(timeout)
-        rows = [table.key.encode(key) for key in splits]
+        require_table(table)
+        rows = [table.key.encode(key) for key in listed(splits, "splits", SPLITS_MAX)]
+        if len(rows) > SPLITS_MAX:
+            raise InvalidArgument("splits", f"expected at most {SPLITS_MAX}")
         if any(not row for row in rows) or any(
             first >= second for first, second in itertools.pairwise(rows)
         ):
             raise InvalidArgument("splits", "expected ascending row keys, none of them empty")
         options = TableOptions()
         if retention is not None:
-            options.retention_milliseconds = retention // timedelta(milliseconds=1)
+            options.retention_milliseconds = retention_milliseconds(retention)
         await self._engine.catalog.create(
             table.name, rows, options, exist_ok=exist_ok, deadline=deadline
         )
@@ -83,6 +110,7 @@ class Database:
     ) -> None:
         """Deletes a table with everything in it."""
         deadline = self._deadline(timeout)
+        require_table(table)
         await self._engine.catalog.delete(table.name, missing_ok=missing_ok, deadline=deadline)
 
     # ------------------------------------------------------------------ transactions
@@ -96,7 +124,9 @@ class Database:
         ...     await tx.set("bob", balance, 10)
         """
         self._engine.require_usable()
-        return self.new_transaction(timeout)
+        if timeout is not None:
+            require_seconds(timeout)
+        return Transaction(self._engine, timeout)
 
     def new_transaction(self, timeout: float | None) -> Transaction:
         """As `transaction`, for whoever is not in the event loop itself."""
@@ -112,12 +142,47 @@ class Database:
         ...     print(await snapshot.get("bob", balance))
         """
         self._engine.require_usable()
-        return self.new_snapshot(at, timeout)
+        if timeout is not None:
+            require_seconds(timeout)
+        return Snapshot(self._engine, at, timeout)
 
     def new_snapshot(self, at: Timestamp | datetime | None, timeout: float | None) -> Snapshot:
         """As `snapshot`, for whoever is not in the event loop itself."""
         self._check_timeout(timeout)
         return Snapshot(self._engine, at, timeout)
+
+    def pin(
+        self,
+        at: Timestamp | datetime | None = None,
+        *,
+        tables: Sequence[Table[Any]] = (),
+        description: str = "",
+        ttl: float = PIN_TTL_SECONDS,
+        timeout: float | None = None,
+    ) -> Pin:
+        """Keeps history from a moment on, for as long as its block lasts, or this process lives.
+
+        What is older than the history of one of the `tables` is refused, also of all tables if none
+        are named. In other tables, whose history does not go back so far, nothing is collected
+        meanwhile. `ttl` is how long it outlives this process; renewed until then.
+
+        >>> async with db.pin(at=yesterday) as pin: ...
+        """
+        self._engine.require_usable()
+        return self.new_pin(at, tables, description, ttl, timeout)
+
+    def new_pin(
+        self,
+        at: Timestamp | datetime | None,
+        tables: Sequence[Table[Any]],
+        description: str,
+        ttl: float,
+        timeout: float | None,
+    ) -> Pin:
+        """As `pin`, for whoever is not in the event loop itself."""
+        self._check_timeout(timeout)
+        seconds = timeout or self._engine.limits.call_seconds
+        return Pin(self._engine, at, tables, description or "a pin", ttl, seconds)
 
     async def run(
         self,
@@ -136,7 +201,7 @@ class Database:
             transaction = self.attempt(attempts, retries)
             try:
                 async with transaction:
-                    return await function(transaction, *arguments, **(keywords or {}))
+                    return await awaited(function(transaction, *arguments, **(keywords or {})))
             except PercolatorError as error:
                 if not await attempts.again(error):
                     raise
@@ -180,6 +245,8 @@ class Database:
         committed by now never will.
         """
         deadline = self._deadline(timeout)
+        if not isinstance(error, OutcomeUnknown):
+            raise UsageError(f"expected an OutcomeUnknown, got {type(error).__name__}")
         if error.primary is None or not error.start_timestamp:
             raise UsageError("the error does not say whose outcome is unknown")
         write = WriteSteps(error.start_timestamp, {error.primary: (KIND_LOCK_ONLY, b"")}, b"", 0)
@@ -199,12 +266,66 @@ class Database:
         left = deadline - self._engine.now()
         return Timestamp(await self._engine.around.timestamps.get(timeout_seconds=left))
 
+    # ------------------------------------------------------------------ observers
+
+    def run_observers(
+        self,
+        observers: Sequence[Observer],
+        *,
+        limits: WorkerLimits | None = None,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> Worker:
+        """A worker that runs these observers, from the beginning of its block to its end.
+
+        At the end, what runs has `drain_seconds` to finish. Nothing is lost if it does not.
+
+        >>> async with db.run_observers([index]):
+        ...     await asyncio.Event().wait()
+        """
+        self._engine.require_usable()
+        worker = new_worker(self._engine, observers, limits, drain_seconds)
+        self._workers.add(worker)
+        return worker
+
+    async def register_observers(self, observers: Sequence[Observer]) -> None:
+        """Makes observers known: from its return on, every commit notifies them.
+
+        A worker does this when it starts. What is there already is left as it is; another observer
+        of the same name is refused.
+        """
+        self._deadline(None)
+        await register(observers_client(self._engine), checked(observers))
+
+    async def wait_for_observers(self, *, timeout: float | None = None) -> Quiet:
+        """Returns when no observer of any table has anything left to do.
+
+        Without a time-out, it waits as long as that takes. Observers that are paused are not waited
+        for, nor is what was put aside as a dead letter: the answer tells of both.
+        """
+        self._deadline(timeout)
+        return await wait_until_quiet(observers_client(self._engine), timeout)
+
+    async def backfill(self, observer: Observer, *, again: bool = False) -> int:
+        """Notifies the observer of all cells that were written before it was registered.
+
+        It does not run again for what it has answered already, unless `again`. Returns how many
+        cells there were. It has to be registered, by a worker or by `register_observers`.
+
+        >>> await db.backfill(index)
+        """
+        self._deadline(None)
+        client = observers_client(self._engine)
+        done = await backfill(client, observer.table.name, observer.name, again=again)
+        return done.cells
+
     # ------------------------------------------------------------------ the end
 
     async def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
         """Finishes what goes on in the background, and disconnects. Closing twice is harmless."""
         if asyncio.get_running_loop() is not self._engine.loop:
             raise UsageError("a database is closed in the event loop in which it was connected")
+        for worker in list(self._workers):
+            await worker.stop(drain_seconds=drain_seconds)
         await self._engine.close(drain_seconds)
 
     async def __aenter__(self) -> Database:
@@ -227,5 +348,5 @@ class Database:
     def _check_timeout(self, timeout: float | None) -> None:
         if self._engine.closed:
             raise UsageError("the database is closed")
-        if timeout is not None and timeout <= 0:
-            raise InvalidArgument("timeout", f"expected a positive number, got {timeout}")
+        if timeout is not None:
+            require_seconds(timeout)

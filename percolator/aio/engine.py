@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 from percolator.errors import TabletLocation, UsageError
@@ -12,12 +14,15 @@ from percolator.limits import Limits
 from percolator.protocol.background import Background
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.surroundings import Owners, Surroundings, Timestamps
+from percolator.protocol.surroundings import Owners, Surroundings
 from percolator.protocol.verdicts import Verdicts
 from percolator.schema import Table
+from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.catalog import Catalog, TableInfo
+from percolator.wire.deleted_tables import DeletedTables
 from percolator.wire.router import Router
 from percolator.wire.tablet_map import TabletMap
+from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import Clock, World
 
 _log = logging.getLogger("percolator.transactions")
@@ -78,8 +83,9 @@ class Engine:
         self,
         world: World,
         masters: list[str],
-        timestamps: Timestamps,
+        timestamps: TimestampSource,
         owners: Owners,
+        locks: AdvisoryLocks,
         limits: Limits,
         open_starts: OpenStarts,
         closing: list[Closes],
@@ -88,9 +94,14 @@ class Engine:
         self.world = world
         self.limits = limits
         self.loop = asyncio.get_running_loop()
+        self.thread_ident = threading.get_ident()
+        self.now = world.clock.monotonic_seconds
         self.tablets = TabletMap(self._find)
         self.router = Router(world, self.tablets, limits)
         self.catalog = Catalog(world, masters, self.tablets, self.router.schema_versions)
+        self._deleted_tables = DeletedTables(world, self.catalog, limits)
+        self.locks = locks
+        self.timestamps = timestamps
         self.open_starts = open_starts
         self.around = Surroundings(
             cells=self.router,
@@ -102,36 +113,48 @@ class Engine:
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
             background=Background(limits.background_tasks_max),
+            deleted_tables=self._deleted_tables,
         )
         self.cleanup = Cleanup(self.around)
         self.heartbeats = Heartbeats(self.around)
         self.slow_log = SlowLog(world.clock)
         self.closed = False
+        self._all_is_closed = asyncio.Event()
         self._closing = closing
 
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
 
-    def now(self) -> float:
-        return self.world.clock.monotonic_seconds()
-
     def require_usable(self) -> None:
         """Raises `UsageError` after `close`, and in another event loop."""
         if self.closed:
             raise UsageError("the database is closed")
-        if asyncio.get_running_loop() is not self.loop:
+        try:
+            in_own_loop = asyncio.get_running_loop() is self.loop
+        except RuntimeError:  # none runs in this thread
+            in_own_loop = False
+        if not in_own_loop:
             raise UsageError("a database belongs to the event loop in which it was connected")
 
     async def table(self, table: Table[Any], deadline: float) -> TableInfo:
         return await self.catalog.table(table.name, deadline)
 
     async def close(self, drain_seconds: float) -> None:
-        """Lets background work end, for at most so long, and then gives up everything."""
+        """Lets background work end, for at most so long, and then gives up everything.
+
+        Whoever closes it again waits for the first: what he does next may rely on the end.
+        """
         if self.closed:
+            await self._all_is_closed.wait()
             return
         self.closed = True
-        await self.around.background.drain(drain_seconds)
-        self.heartbeats.close()
-        await self.router.close()
-        for one in self._closing:
-            await one.close()
+        # An interrupt in the middle must not leave the rest open: a session that is renewed for
+        # ever tells others to wait for the locks of a client that nobody can use any more.
+        async with AsyncExitStack() as ending:
+            ending.callback(self._all_is_closed.set)
+            for one in reversed(self._closing):
+                ending.push_async_callback(one.close)
+            ending.push_async_callback(self._deleted_tables.close)
+            ending.push_async_callback(self.router.close)
+            ending.callback(self.heartbeats.close)
+            await self.around.background.drain(drain_seconds)

@@ -8,7 +8,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar, overload
 
+from percolator import codecs
 from percolator.aio.engine import Engine
+from percolator.arguments import (
+    listed,
+    listed_columns,
+    require_seconds,
+    require_table,
+    require_whole,
+)
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -24,6 +32,7 @@ from percolator.schema import Column, Readable, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.wire.catalog import TableInfo
+from percolator.wire.cell_read import CellAnswer
 from percolator.wire.questions import FoundCell, RangeQuestion, RowAnswer, RowQuestion
 
 T = TypeVar("T")
@@ -37,22 +46,29 @@ class Reading:
     """Reads at one timestamp, which is fetched with the first of them."""
 
     _start = 0
+    _starting: asyncio.Future[int] | None = None
+    """The question for the timestamp, which all who read meanwhile share."""
+    _own: WriteSet | None = None
     _at: Timestamp | None = None
     """Where a snapshot of the past reads."""
     _ended = ""
     """How it ended, or is about to; empty while it is open."""
     _over = False
     """Nothing of it is going on any more, so it must hold back no history."""
+    _remembered: dict[CellAddress, FoundCell | None] | None = None
+    """Cells as they are at its timestamp, which therefore need not be read."""
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine
         self._around = engine.around
-        self._now = engine.world.clock.monotonic_seconds
         self._timeout_seconds = timeout_seconds or engine.limits.call_seconds
-        self._starting: asyncio.Future[int] | None = None
-        self._own: WriteSet | None = None
         self.statistics = Statistics()
         """What it has cost so far: round trips, retries, locks waited for and whose."""
+
+    @property
+    def _cells_max(self) -> int:
+        """How many cells may be read at once."""
+        return self._engine.limits.get_many_cells_max
 
     # ------------------------------------------------------------------ reads
 
@@ -80,13 +96,23 @@ class Reading:
                 return default if value is None else column.codec.decode(value)
         start = self._start or await self._begin(deadline)
         table_id, row_bytes, name = address
-        self.statistics.round_trips += 1
-        found = await self._engine.router.read_cell(table_id, row_bytes, name, start, deadline)
+        found: CellAnswer
+        if self._remembered is not None and address in self._remembered:
+            found = self._remembered[address]
+        else:
+            self.statistics.round_trips += 1
+            found = await self._engine.router.read_cell(table_id, row_bytes, name, start, deadline)
         if isinstance(found, RowAnswer):
             found = await self._past_locks(address, found, start, deadline)
         if found is None or found.value is None:
             return default
         return column.codec.decode(found.value)
+
+    def remember(self, address: CellAddress, found: FoundCell | None) -> None:
+        """Keeps what was read at its timestamp by other means."""
+        if self._remembered is None:
+            self._remembered = {}
+        self._remembered[address] = found
 
     async def _past_locks(
         self, address: CellAddress, answer: RowAnswer, start: int, deadline: float
@@ -123,11 +149,9 @@ class Reading:
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
         names = self._names(table, columns)
-        keys = list(rows)
-        if len(keys) * max(len(names or ()), 1) > self._engine.limits.get_many_cells_max:
-            raise InvalidArgument(
-                "rows", f"more than {self._engine.limits.get_many_cells_max} cells at once"
-            )
+        keys = listed(rows, "rows", self._cells_max)
+        if len(keys) * max(len(names or ()), 1) > self._cells_max:
+            raise InvalidArgument("rows", f"more than {self._cells_max} cells at once")
         encoded = [self._row(table, key) for key in keys]
         start = self._start or await self._begin(deadline)
         questions = [
@@ -198,6 +222,8 @@ class Reading:
         async with aclosing(pages):
             async for page in pages:
                 for row in page:
+                    # What came along must not outlive what it was read in.
+                    self.require_not_ended()
                     yield row
 
     async def scan_pages(
@@ -214,8 +240,11 @@ class Reading:
     ) -> AsyncGenerator[list[Row[K]], None]:
         """As `scan`, in the pages in which the rows arrive."""
         deadline = self._deadline(timeout)
-        if limit is not None and limit < 0:
-            raise InvalidArgument("limit", f"expected at least 0, got {limit}")
+        if limit is not None:
+            require_whole(limit, "limit", least=0)
+        if not isinstance(reverse, bool):
+            raise InvalidArgument("reverse", f"expected a bool, got {type(reverse).__name__}")
+        require_table(table)
         first, last = self._range(table, start, end, prefix)
         names = self._names(table, columns)
         info = await self._info(table, deadline)
@@ -262,9 +291,9 @@ class Reading:
             starting = self._starting
             if starting is None:
                 self.statistics.round_trips += 1
-                left = max(deadline - self._now(), 0.001)
-                question = self._around.timestamps.get(timeout_seconds=left)
-                starting = self._starting = asyncio.ensure_future(question)
+                left = max(deadline - self._engine.now(), 0.001)
+                starting = self._engine.timestamps.get(timeout_seconds=left)
+                self._starting = starting
             try:
                 start = await starting
             except asyncio.CancelledError:
@@ -282,7 +311,7 @@ class Reading:
 
     async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
         self.statistics.round_trips += 1
-        left = max(deadline - self._now(), 0.001)
+        left = max(deadline - self._engine.now(), 0.001)
         now = await self._around.timestamps.get(timeout_seconds=left)
         if at > now:
             # What is committed below it later would appear in a snapshot that was read already.
@@ -296,6 +325,7 @@ class Reading:
         if self._over:  # since the timestamp was asked for: nobody would take it out again
             self.require_not_ended()
         self._start = start
+        self._starting = None
         self._engine.open_starts.add(self, start)
 
     # ------------------------------------------------------------------ checks
@@ -305,14 +335,14 @@ class Reading:
         if self._ended or self._engine.closed or get_running_loop() is not self._engine.loop:
             self._require_open()  # says what is wrong
         if timeout is None:
-            return self._now() + self._timeout_seconds
-        if timeout <= 0:
-            raise InvalidArgument("timeout", f"expected a positive number, got {timeout}")
-        return self._now() + timeout
+            return self._engine.now() + self._timeout_seconds
+        require_seconds(timeout)
+        return self._engine.now() + timeout
 
     def _require_open(self) -> None:
-        self._engine.require_usable()
-        self.require_not_ended()
+        if self._ended or self._engine.closed or get_running_loop() is not self._engine.loop:
+            self._engine.require_usable()
+            self.require_not_ended()
 
     @property
     def ended(self) -> bool:
@@ -320,7 +350,9 @@ class Reading:
         return bool(self._ended)
 
     def require_not_ended(self) -> None:
-        """Raises `UsageError` after the end."""
+        """Raises `UsageError` after the end, its own or the database's. In any thread."""
+        if self._engine.closed:
+            raise UsageError("the database is closed")
         if self._ended:
             raise UsageError(f"it is {self._ended}: begin another one")
 
@@ -340,8 +372,7 @@ class Reading:
         return CellAddress(info.table_id, self._row(table, row), column.name)
 
     async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
-        if not isinstance(table, Table):
-            raise UsageError(f"expected a Table, got {type(table).__name__}")
+        require_table(table)
         return await self._engine.table(table, deadline)
 
     def _row(self, table: Table[Any], key: object) -> bytes:
@@ -356,12 +387,13 @@ class Reading:
     def _names(table: Table[Any], columns: Columns | None) -> list[bytes] | None:
         if columns is None:
             return None
-        if not columns:
+        wanted = listed_columns(columns)
+        if not wanted:
             raise InvalidArgument("columns", "is empty; leave it out for all columns")
-        for column in columns:
+        for column in wanted:
             if column.table.name != table.name:
                 raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
-        return [column.name for column in columns]
+        return [column.name for column in wanted]
 
     @staticmethod
     def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
@@ -369,7 +401,7 @@ class Reading:
             if start is not None or end is not None:
                 raise InvalidArgument("prefix", "cannot be given together with start or end")
             begin = table.key.encode_prefix(prefix)
-            return begin, _after_prefix(begin)
+            return begin, codecs.after_prefix(begin)
         return (
             b"" if start is None else table.key.encode(start),
             b"" if end is None else _end(table.key.encode(end)),
@@ -406,9 +438,3 @@ def _end(row: bytes) -> bytes:
     if not row:
         raise InvalidArgument("end", "nothing lies before the empty row")
     return row
-
-
-def _after_prefix(prefix: bytes) -> bytes:
-    """The least row above all that begin with the prefix; empty when there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
+from typing import Any
 
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
-from percolator.errors import UsageError
+from percolator.errors import InvalidArgument, UsageError
+from percolator.protocol.scan import settled_cells
+from percolator.schema import Table
 from percolator.timestamps import Timestamp
+from percolator.wire.questions import CellPage, RangeQuestion
 
 
 class Snapshot(Reading):
@@ -22,7 +28,35 @@ class Snapshot(Reading):
         self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
     ) -> None:
         super().__init__(engine, timeout_seconds)
-        self._at = None if at is None else _as_timestamp(at)
+        self._at = None if at is None else as_timestamp(at)
+
+    async def scan_cells(
+        self,
+        table: Table[Any],
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        columns: Sequence[bytes] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[CellPage, None]:
+        """The cells of a range of rows as they are stored, for whoever moves many of them.
+
+        An empty `end` means to the last row. The time-out is that of each page.
+        """
+        deadline = self._deadline(timeout)
+        info = await self._info(table, deadline)
+        begun = self._start or await self._begin(deadline)
+        names = None if columns is None else tuple(columns)
+        question = RangeQuestion(info.table_id, start, end, names, begun)
+        seconds = timeout or self._timeout_seconds
+        engine = self._engine
+        async with aclosing(engine.router.scan_cells(question, seconds)) as pages:
+            async for page in pages:
+                self._require_open()
+                self.statistics.round_trips += 1
+                yield await settled_cells(
+                    engine.around, engine.cleanup, question, page, seconds, self.statistics
+                )
 
     async def close(self) -> None:
         """Lets go of history: from now on it may be collected."""
@@ -51,9 +85,16 @@ class Snapshot(Reading):
             self._engine.open_starts.discard(self)
 
 
-def _as_timestamp(at: object) -> Timestamp:
+def as_timestamp(at: object) -> Timestamp:
+    """A moment of the past, as programs name it.
+
+    A datetime is the first timestamp of its millisecond: what was committed in that millisecond is
+    not seen, and what was committed before it is.
+    """
     if isinstance(at, datetime):
         return Timestamp.from_datetime(at)
     if isinstance(at, int) and not isinstance(at, bool):
+        if at == 0:
+            raise InvalidArgument("at", "0 is before every commit: there is nothing to see")
         return Timestamp(at)
     raise UsageError(f"at: expected a Timestamp or a datetime, got {type(at).__name__}")

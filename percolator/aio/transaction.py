@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from enum import Enum
 from types import TracebackType
 from typing import Any, TypeVar
 
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
+from percolator.arguments import require_seconds
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -52,16 +54,18 @@ class Transaction(Reading):
     joins_transactions = True
     """A `@transactional` function called with it joins it."""
 
+    outcome = Outcome.OPEN
+    commit_timestamp: Timestamp | None = None
+    """Set by a commit that wrote something."""
+    _weak: set[CellAddress] | None = None
+    _commit: Commit | None = None
+    _alone = True
+    """Nobody else commits this transaction."""
+
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         super().__init__(engine, timeout_seconds)
         self.writes = self._own = WriteSet(engine.limits)
-        self._weak: set[CellAddress] | None = None
-        self._begun_seconds = engine.now()
-        self._started_seconds = self._begun_seconds
-        self._commit: Commit | None = None
-        self.outcome = Outcome.OPEN
-        self.commit_timestamp: Timestamp | None = None
-        """Set by a commit that wrote something."""
+        self._begun_seconds = self._started_seconds = engine.now()
 
     @property
     def start_timestamp(self) -> Timestamp | None:
@@ -71,6 +75,16 @@ class Transaction(Reading):
     def _set_start(self, start: int) -> None:
         super()._set_start(start)
         self._started_seconds = self._engine.now()
+
+    def resume(self, start: int, started_seconds: float) -> None:
+        """Before anything else: goes on with a transaction that was begun elsewhere.
+
+        For a gateway, whose caller keeps the start timestamp. `started_seconds` is when that was
+        handed out, on this machine's monotonic clock: locks live from then on.
+        """
+        self._set_start(start)
+        self._started_seconds = started_seconds
+        self._alone = False
 
     # ------------------------------------------------------------------ writes
 
@@ -113,6 +127,10 @@ class Transaction(Reading):
         schema = await self._engine.around.schema(address.table_id, deadline)
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
+        self.notify_cell(address)
+
+    def notify_cell(self, address: CellAddress) -> None:
+        """As `notify`, of a column that is known to have a weak observer."""
         if self._weak is None:
             self._weak = set()
         if len(self._weak) >= self._engine.limits.transaction_cells_max:
@@ -170,6 +188,7 @@ class Transaction(Reading):
             weak_notifications=sorted(self._weak) if self._weak else (),
             started_seconds=self._started_seconds,
             statistics=self.statistics,
+            alone=self._alone,
         )
 
     async def _only_notify(self, deadline: float) -> int:
@@ -201,6 +220,8 @@ class Transaction(Reading):
         Returns COMMITTED or ABORTED; raises `OutcomeUnknown` when still nobody answers.
         """
         self._engine.require_usable()
+        if timeout is not None:
+            require_seconds(timeout)
         if self.outcome is not Outcome.UNKNOWN or self._commit is None:
             return self.outcome
         seconds = timeout or self._timeout_seconds
@@ -233,17 +254,20 @@ class Transaction(Reading):
         self._require_open()
         return self
 
-    async def __aexit__(
+    def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:
-        if kind is not None:
-            if not self._ended:
-                self.rollback()
-        elif not self._ended:
-            await self.commit()
+    ) -> Coroutine[None, None, object]:
+        """No coroutine of its own: it would be one more to wake up with every answer."""
+        if kind is None and not self._ended:
+            return self.commit()
+        return self._leave()
+
+    async def _leave(self) -> None:
+        if not self._ended:
+            self.rollback()
 
     def __del__(self) -> None:
         """Dropped without an end: a rollback, for nothing has left the program."""

@@ -1,6 +1,7 @@
 """`percolator`: the command line. Human output by default, `--json` for programs.
 
-Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong.
+Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong; 3 something is
+wrong with the cluster (`status --check`).
 """
 
 import os

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Annotated
 
 import typer
 
-from percolator.cli import servers, sessions, status, tables, tablets, timestamp
+from percolator.cli import (
+    backup,
+    cells,
+    dead_letters,
+    gc,
+    history,
+    locks,
+    notifications,
+    observers,
+    pins,
+    servers,
+    sessions,
+    status,
+    tables,
+    tablets,
+    timestamp,
+    tokens,
+    wait,
+    worker,
+)
 from percolator.cli.connection import make_connection
+
+_JSON = "--json"
 
 app = typer.Typer(
     name="percolator",
     no_args_is_help=True,
     rich_markup_mode=None,
+    # Of what goes wrong unexpectedly: local variables hold tokens, and what users have stored.
+    pretty_exceptions_show_locals=False,
     help="Transactions and observers over a cluster of tablet servers.",
-    epilog="Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong.",
+    epilog="Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong; "
+    "3 `status --check` found something wrong.",
 )
 
 
@@ -39,7 +66,9 @@ def options(
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for an answer.", min=0.001, max=3600)
     ] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option(_JSON, help="Print JSON, for programs; may stand anywhere.")
+    ] = False,
     _version: Annotated[
         bool,
         typer.Option(
@@ -54,10 +83,34 @@ app.add_typer(timestamp.app, name="timestamp")
 app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")
 app.add_typer(servers.app, name="servers")
+app.add_typer(observers.app, name="observers")
+app.command("notifications")(notifications.notifications)
+app.add_typer(dead_letters.app, name="dead-letters")
+app.command("wait")(wait.wait)
+app.command("worker")(worker.worker)
+app.command("get")(cells.get)
+app.command("set")(cells.set_cells)
+app.command("delete")(cells.delete)
+app.command("scan")(cells.scan)
+app.command("locks")(locks.locks)
+app.add_typer(tokens.app, name="tokens")
+app.command("export")(backup.export)
+app.command("import")(backup.import_export)
+app.command("history")(history.history)
+app.add_typer(pins.app, name="pins")
+app.add_typer(gc.app, name="gc")
 app.command("sessions")(sessions.sessions)
 app.command("status")(status.status)
 
 
 def main() -> None:
     """The entry point of the `percolator` script."""
-    app()
+    app(args=json_first(sys.argv[1:]))
+
+
+def json_first(arguments: Sequence[str]) -> list[str]:
+    """`percolator status --json` is what people write; behind `--` stands what is not ours."""
+    options = list(takewhile(lambda one: one != "--", arguments))
+    others = [one for one in options if one != _JSON]
+    asked = [_JSON] if len(others) < len(options) else []
+    return [*asked, *others, *arguments[len(options) :]]

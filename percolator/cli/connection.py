@@ -13,10 +13,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from percolator import aio
+from percolator.aio.connecting import connect_to
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
 from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.cluster import default_addresses, describe, parse_addresses
+from percolator.wire.cluster import default_addresses, described_by, parse_addresses
+from percolator.wire.credentials import PLAIN_TEXT, Credentials, client_credentials
+from percolator.wire.through import routed
+from percolator.world import MachineClock, Network, World, machine_random
 
 T = TypeVar("T")
 
@@ -32,15 +39,27 @@ class Connection:
     addresses: list[str]
     timeout_seconds: float
     as_json: bool
+    credentials: Credentials = PLAIN_TEXT
 
-    async def describe(self, network: GrpcNetwork) -> DescribeResponse:
-        return await describe(network, self.addresses, self.timeout_seconds)
+    async def reach(self, network: GrpcNetwork) -> tuple[DescribeResponse, Network]:
+        """The cluster, and the network that leads to its servers: by way of whoever answered."""
+        address, cluster = await described_by(network, self.addresses, self.timeout_seconds)
+        others = [other for other in self.addresses if other != address]
+        return cluster, routed(network, [address, *others], cluster)
 
     def run(self, work: Callable[[GrpcNetwork], Awaitable[T]]) -> T:
         """Runs one piece of asynchronous work on a network that is closed afterwards."""
 
+        done = self.attempt(work)
+        if isinstance(done, PercolatorError):
+            fail(done)
+        return done
+
+    def attempt(self, work: Callable[[GrpcNetwork], Awaitable[T]]) -> T | PercolatorError:
+        """As `run`, for a command that goes on when it fails."""
+
         async def with_network() -> T:
-            network = GrpcNetwork()
+            network = GrpcNetwork(self.credentials)
             try:
                 return await work(network)
             finally:
@@ -49,14 +68,38 @@ class Connection:
         try:
             return asyncio.run(with_network())
         except PercolatorError as error:
-            fail(error)
+            return error
+
+    def run_with_database(self, work: Callable[[aio.Database], Awaitable[T]]) -> T:
+        """Runs one piece of asynchronous work on a client of the cluster, closed afterwards."""
+
+        async def with_database(network: GrpcNetwork) -> T:
+            world = World(clock=MachineClock(), network=network, random=machine_random())
+            database = await connect_to(
+                world,
+                self.addresses,
+                Limits(call_seconds=self.timeout_seconds),
+                RetryPolicy(),
+                description="percolator command",
+                timeout_seconds=self.timeout_seconds,
+            )
+            async with database:
+                return await work(database)
+
+        return self.run(with_database)
 
     def show(self, as_data: Any, as_text: object) -> None:  # noqa: ANN401 (anything JSON can hold)
         """Prints for a program or for a person, whichever asked."""
         if self.as_json:
-            typer.echo(json.dumps(as_data, indent=2))
+            typer.echo(json.dumps(as_data, indent=2, allow_nan=False))
         else:
             console.print(as_text)
+
+
+def tell_of_limit(limit: int, what: str) -> None:
+    """There may be more than what is shown: nobody takes a part for the whole."""
+    text = f"only the first {limit:,} {what}; --limit shows more"
+    errors_console.print(Text(text), highlight=False, soft_wrap=True)
 
 
 def connection(context: typer.Context) -> Connection:
@@ -74,9 +117,10 @@ def make_connection(address: str | None, timeout_seconds: float, as_json: bool) 
             addresses = default_addresses()
         else:
             addresses = parse_addresses(address, field="--address")
+        credentials = client_credentials()
     except InvalidArgument as error:
         fail(error)
-    return Connection(addresses, timeout_seconds, as_json)
+    return Connection(addresses, timeout_seconds, as_json, credentials)
 
 
 def plain(text: str) -> Text:

@@ -11,7 +11,9 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
+from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of
 from percolator.world import RequestT, ResponseT, UnaryMethod
 
 _HEX = "hex:"
@@ -20,19 +22,33 @@ _HEX = "hex:"
 def ask_master(
     here: Connection, method: UnaryMethod[RequestT, ResponseT], request: RequestT
 ) -> ResponseT:
-    """The answer of the first master that neither is gone nor sends us on to another."""
+    """The answer of the master that leads."""
+    return here.run(lambda network: answer_of_leader(here, network, method, request))
 
-    async def ask(network: GrpcNetwork) -> ResponseT:
-        problem: PercolatorError = Unavailable("no address was given")
-        for address in here.addresses:
-            try:
-                return await network.unary(address, method)(request, here.timeout_seconds)
-            except (NotReady, Unavailable) as error:
-                # The leader's own reason says more than a standby's.
-                problem = error
+
+async def answer_of_leader(
+    here: Connection,
+    network: GrpcNetwork,
+    method: UnaryMethod[RequestT, ResponseT],
+    request: RequestT,
+) -> ResponseT:
+    """Of the first address that neither is gone nor a standby's, or of a master that these know."""
+    problem: PercolatorError = Unavailable("no address was given")
+    for address in here.addresses:
+        try:
+            return await network.unary(address, method)(request, here.timeout_seconds)
+        except (NotReady, Unavailable) as error:
+            # The leader's own reason says more than a standby's.
+            problem = error
+    if not isinstance(problem, NotReady):
         raise problem
-
-    return here.run(ask)
+    cluster, reached = await here.reach(network)
+    for address in addresses_of(cluster, ServiceKind.SERVICE_KIND_MASTER):
+        try:
+            return await reached.unary(address, method)(request, here.timeout_seconds)
+        except (NotReady, Unavailable) as error:
+            problem = error
+    raise problem
 
 
 def row_bytes(field: str, text: str) -> bytes:

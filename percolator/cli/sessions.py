@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Column, Table
 
-from percolator.cli.connection import connection, plain
+from percolator.cli.connection import Connection, connection, plain
 from percolator.errors import Unavailable
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
@@ -19,28 +19,30 @@ def sessions(context: typer.Context) -> None:
     """List the sessions of clients and workers, oldest first, with pins."""
     here = connection(context)
 
-    async def list_all(network: GrpcNetwork) -> list[Session]:
-        found = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_LOCK_SERVICE)
-        if not found:
-            raise Unavailable("no lock service is registered with the cluster")
-        calls = LockServiceCalls(network, found)
-        listed: list[Session] = []
-        token = b""
-        while True:
-            request = ListSessionsRequest(page_token=token)
-            page = await calls.call_any(
-                lambda stub: stub.list_sessions, request, here.timeout_seconds
-            )
-            listed += page.sessions
-            token = page.next_page_token
-            if not token:
-                return listed
-
-    listed = here.run(list_all)
-    here.show([_as_data(session) for session in listed], _as_table(listed))
+    listed = here.run(lambda network: list_sessions(here, network))
+    here.show([as_data(session) for session in listed], _as_table(listed))
 
 
-def _as_data(session: Session) -> dict[str, object]:
+async def list_sessions(here: Connection, network: GrpcNetwork) -> list[Session]:
+    """All of them, oldest first."""
+    cluster, reached = await here.reach(network)
+    found = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
+    if not found:
+        raise Unavailable("no lock service is registered with the cluster")
+    calls = LockServiceCalls(reached, found)
+    listed: list[Session] = []
+    token = b""
+    while True:
+        request = ListSessionsRequest(page_token=token)
+        page = await calls.call_any(lambda stub: stub.list_sessions, request, here.timeout_seconds)
+        listed += page.sessions
+        token = page.next_page_token
+        if not token:
+            return listed
+
+
+def as_data(session: Session) -> dict[str, object]:
+    """For programs."""
     return {
         "session_id": session.session_id.hex(),
         "description": session.info.description,

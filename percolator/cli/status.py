@@ -2,74 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import sys
+import time
+from contextlib import suppress
 from datetime import timedelta
+from typing import Annotated
 
 import typer
 from rich.console import Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from percolator.cli.connection import connection, plain
-from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
+from percolator.cli.connection import Connection, connection, console, plain
+from percolator.cli.overview import NAMES, Overview, is_silent, look
+from percolator.cli.roles import Role
+from percolator.errors import PercolatorError
+from percolator.v1.cluster_pb2 import Server
 
-NAMES = {
-    ServiceKind.SERVICE_KIND_MASTER: "master",
-    ServiceKind.SERVICE_KIND_ORACLE: "oracle",
-    ServiceKind.SERVICE_KIND_LOCK_SERVICE: "lock service",
-    ServiceKind.SERVICE_KIND_TABLET_SERVER: "tablet server",
-    ServiceKind.SERVICE_KIND_WORKER: "worker",
-    ServiceKind.SERVICE_KIND_GATEWAY: "gateway",
-}
-NEEDED = (ServiceKind.SERVICE_KIND_ORACLE, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
-SILENCE_MILLISECONDS_MAX = 3_000
+EXIT_PROBLEMS = 3
 
 
-def status(context: typer.Context) -> None:
-    """Show the cluster and its servers."""
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between, with --watch.", min=0.2)] = 2.0,
+    check: Annotated[
+        bool, typer.Option("--check", help=f"Exit code {EXIT_PROBLEMS} when something is wrong.")
+    ] = False,
+) -> None:
+    """Show the cluster, its servers and its tables, and what is wrong."""
     here = connection(context)
-    cluster = here.run(here.describe)
-    here.show(
-        {
-            "cluster_id": cluster.cluster_id,
-            "version": cluster.version,
-            "format": cluster.format,
-            "servers": [_server_as_data(server) for server in cluster.servers],
-            "missing": list(_missing(cluster)),
-        },
-        _as_text(cluster),
-    )
+    if watch:
+        _watch(here, every)
+        return
+    overview = here.run(lambda network: look(here, network))
+    here.show(_as_data(overview), _as_text(overview))
+    if check and overview.problems():
+        raise typer.Exit(EXIT_PROBLEMS)
 
 
-def _server_as_data(server: Server) -> dict[str, object]:
+def _watch(here: Connection, every: float) -> None:
+    """A moment in which nobody answers is shown, too, and does not end it."""
+    with suppress(KeyboardInterrupt):
+        if here.as_json:
+            _watch_for_programs(here, every)
+            return
+        with Live(Text("..."), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                overview = here.attempt(lambda network: look(here, network))
+                if isinstance(overview, Overview):
+                    live.update(_as_text(overview), refresh=True)
+                else:
+                    live.update(plain(f"error: {overview}"), refresh=True)
+                time.sleep(every)
+
+
+def _watch_for_programs(here: Connection, every: float) -> None:
+    """A line for each moment."""
+    while True:
+        overview = here.attempt(lambda network: look(here, network))
+        typer.echo(json.dumps(_moment_as_data(overview)))
+        sys.stdout.flush()
+        time.sleep(every)
+
+
+def _moment_as_data(overview: Overview | PercolatorError) -> dict[str, object]:
+    return {"error": str(overview)} if isinstance(overview, PercolatorError) else _as_data(overview)
+
+
+def _as_data(overview: Overview) -> dict[str, object]:
+    cluster = overview.cluster
+    return {
+        "cluster_id": cluster.cluster_id,
+        "version": cluster.version,
+        "format": cluster.format,
+        "servers": [_server_as_data(overview, server) for server in cluster.servers],
+        "tables": len(overview.tables),
+        "tablets": len(overview.tablets),
+        "tablets_served": sum(one.serving for one in overview.tablets),
+        "bytes": int(overview.sum("bytes")),
+        "locks": int(overview.sum("locks")),
+        "notifications": int(overview.sum("notifications")),
+        "mutations_per_second": overview.sum("mutations_per_second"),
+        "reads_per_second": overview.sum("reads_per_second"),
+        "sessions": len(overview.sessions),
+        "problems": overview.problems(),
+    }
+
+
+def _server_as_data(overview: Overview, server: Server) -> dict[str, object]:
+    live = overview.is_live
     return {
         "kind": NAMES.get(server.kind, str(server.kind)),
         "server_id": server.server_id,
         "address": server.address,
         "metrics_address": server.metrics_address,
         "version": server.version,
-        "uptime_seconds": server.uptime_milliseconds / 1000,
-        "silence_seconds": server.silence_milliseconds / 1000,
+        "role": overview.roles.get(server.server_id),
+        "uptime_seconds": server.uptime_milliseconds / 1000 if live else None,
+        "silence_seconds": server.silence_milliseconds / 1000 if live else None,
     }
 
 
-def _missing(cluster: DescribeResponse) -> Iterable[str]:
-    present = {server.kind for server in cluster.servers}
-    return (NAMES[kind] for kind in NEEDED if kind not in present)
-
-
-def _as_text(cluster: DescribeResponse) -> Group:
-    table = Table("service", "address", "version", "up for", "last heard of", "metrics", box=None)
+def _as_text(overview: Overview) -> Group:
+    cluster = overview.cluster
+    serving = {one.address: one for one in overview.servers}
+    screen = Table(
+        "service", "address", "version", "role", "up for", "last heard of", "tablets", box=None
+    )
     for server in cluster.servers:
-        silent = server.silence_milliseconds > SILENCE_MILLISECONDS_MAX
-        table.add_row(
+        tablets = serving.get(server.address)
+        role = overview.roles.get(server.server_id)
+        screen.add_row(
             NAMES.get(server.kind, str(server.kind)),
             plain(server.address),
             plain(server.version),
-            str(timedelta(seconds=server.uptime_milliseconds // 1000)),
-            Text(f"{server.silence_milliseconds / 1000:.1f} s ago", style="red" if silent else ""),
-            plain(server.metrics_address),
+            Text(role or "", style="red" if role is Role.NO_ANSWER else ""),
+            *(_times(server) if overview.is_live else ("?", "?")),
+            _tablets_of(tablets.tablets, draining=tablets.draining) if tablets else "",
         )
     title = f"cluster {cluster.cluster_id}, version {cluster.version}, format {cluster.format}"
-    missing = [Text(f"no {name} is registered", style="red") for name in _missing(cluster)]
-    return Group(plain(title), table, *missing)
+    served = sum(one.serving for one in overview.tablets)
+    summary = (
+        f"{len(overview.tables)} tables, {served} of {len(overview.tablets)} tablets served, "
+        f"{overview.sum('bytes') / (1 << 20):,.1f} MiB, "
+        f"{overview.sum('mutations_per_second'):,.0f} writes/s, "
+        f"{overview.sum('reads_per_second'):,.0f} reads/s, "
+        f"{overview.sum('locks'):,.0f} locks, {overview.sum('notifications'):,.0f} notifications, "
+        f"{len(overview.sessions)} sessions"
+    )
+    problems = [Text.assemble(("! ", "red"), plain(one)) for one in overview.problems()]
+    return Group(plain(title), screen, plain(summary), *problems)
+
+
+def _times(server: Server) -> tuple[str, Text]:
+    return (
+        str(timedelta(seconds=server.uptime_milliseconds // 1000)),
+        Text(
+            f"{server.silence_milliseconds / 1000:.1f} s ago",
+            style="red" if is_silent(server) else "",
+        ),
+    )
+
+
+def _tablets_of(tablets: int, *, draining: bool) -> str:
+    return f"{tablets}, draining" if draining else str(tablets)

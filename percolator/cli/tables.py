@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ from percolator.wire import methods
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete tables.")
 
+_RETENTION_SECONDS_MAX = 100 * 366 * 86_400
+
 Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 
@@ -27,10 +30,16 @@ def create(
         typer.Option(help="The first row of another tablet; may be repeated, in ascending order."),
     ] = None,
     retention: Annotated[
-        float, typer.Option(help="Seconds that old versions are kept; 0: the cluster's.", min=0)
+        float,
+        typer.Option(
+            help="Seconds that old versions are kept; 0: the cluster's.",
+            min=0,
+            max=_RETENTION_SECONDS_MAX,
+        ),
     ] = 0.0,
     split_mib: Annotated[
-        int, typer.Option(help="Tablets are split above this; 0: the cluster's.", min=0)
+        int,
+        typer.Option(help="Tablets are split above this; 0: the cluster's.", min=0, max=1 << 30),
     ] = 0,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="It may be there already, as it is.")
@@ -46,7 +55,7 @@ def create(
         name=name,
         splits=splits,
         options=wire.TableOptions(
-            retention_milliseconds=round(retention * 1000), split_bytes=split_mib << 20
+            retention_milliseconds=ceil(retention * 1000), split_bytes=split_mib << 20
         ),
         exist_ok=exist_ok,
     )
@@ -89,7 +98,8 @@ def describe(context: typer.Context, name: Name) -> None:
     ]
     for observer in table.observers:
         columns = ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
-        lines.append(f"observer {observer.name} of {columns}{' (weak)' if observer.weak else ''}")
+        states = " (weak)" * observer.weak + " (paused)" * observer.paused
+        lines.append(f"observer {observer.name} of {columns}{states}")
     screen = Screen.grid()
     for line in lines:
         screen.add_row(plain(line))
@@ -131,6 +141,7 @@ def _as_data(table: wire.Table) -> dict[str, object]:
                 "name": one.name,
                 "columns": [column.decode(errors="backslashreplace") for column in one.columns],
                 "weak": one.weak,
+                "paused": one.paused,
             }
             for one in table.observers
         ],

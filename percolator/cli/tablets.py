@@ -17,7 +17,9 @@ from percolator.wire import methods
 
 app = typer.Typer(help="List tablets; split and move them.")
 
-TabletId = Annotated[int, typer.Argument(help="The tablet's id.", min=1, show_default=False)]
+TabletId = Annotated[
+    int, typer.Argument(help="The tablet's id.", min=1, max=(1 << 63) - 1, show_default=False)
+]
 
 
 @app.callback(invoke_without_command=True)

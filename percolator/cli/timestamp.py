@@ -32,10 +32,11 @@ def timestamp(
     here = connection(context)
 
     async def ask(network: GrpcNetwork) -> int:
-        oracles = addresses_of(await here.describe(network), ServiceKind.SERVICE_KIND_ORACLE)
+        cluster, reached = await here.reach(network)
+        oracles = addresses_of(cluster, ServiceKind.SERVICE_KIND_ORACLE)
         if not oracles:
             raise Unavailable("no oracle is registered with the cluster")
-        world = World(MachineClock(), network, machine_random())
+        world = World(MachineClock(), reached, machine_random())
         source = TimestampSource(world, oracles, timeout_seconds=here.timeout_seconds)
         try:
             return await source.get(count)

@@ -7,7 +7,7 @@ before any other cell is committed, and its rollback marker before any other cel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from percolator.errors import (
     CellAddress,
@@ -15,8 +15,10 @@ from percolator.errors import (
     PercolatorError,
     Retry,
     SchemaChanged,
+    SnapshotTooOld,
 )
 from percolator.protocol import steps
+from percolator.protocol.primaries import Primaries
 from percolator.protocol.surroundings import Surroundings
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
@@ -27,12 +29,16 @@ STEPS_AT_ONCE_MAX = 4_096
 """A large transaction is sent in portions, so that not all its messages exist at one time."""
 
 
-def portions(cells: Sequence[CellAddress]) -> Iterable[Sequence[CellAddress]]:
-    """The cells, as many at a time as are sent at once."""
+def portions(cells: Sequence[CellAddress]) -> range:
+    """Where the portions begin."""
+    return range(0, len(cells), STEPS_AT_ONCE_MAX)
+
+
+def portion(cells: Sequence[CellAddress], first: int) -> Sequence[CellAddress]:
+    """The one that begins there."""
     if len(cells) <= STEPS_AT_ONCE_MAX:
-        return (cells,)
-    starts = range(0, len(cells), STEPS_AT_ONCE_MAX)
-    return (cells[start : start + STEPS_AT_ONCE_MAX] for start in starts)
+        return cells  # nearly always: nothing is copied
+    return cells[first : first + STEPS_AT_ONCE_MAX]
 
 
 def shown(answer: Refused) -> Cell:
@@ -43,17 +49,24 @@ def shown(answer: Refused) -> Cell:
 
 
 async def commit_secondaries(around: Surroundings, write: WriteSteps, commit: int) -> None:
-    """After the commit point, for as long as `background_seconds`."""
+    """After the commit point, for as long as `background_seconds`.
+
+    Below the safe point all locks are settled before anything is collected, and what is not found
+    any more may have been committed and collected.
+    """
     deadline = background_deadline(around)
     pending = write.cells[1:]
     backoff = around.backoff()
     while pending:
         again: list[CellAddress] = []
-        for cells in portions(pending):
+        for first in portions(pending):
+            cells = portion(pending, first)
             questions = []
             for cell in cells:
                 schema = await around.schema(cell.table_id, deadline)
-                questions.append(write.commit_secondary(cell, schema, commit))
+                question = write.commit_secondary(cell, schema, commit)
+                question.mutation.not_below = write.start
+                questions.append(question)
             answers = await around.cells.mutate(questions, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
@@ -61,7 +74,8 @@ async def commit_secondaries(around: Surroundings, write: WriteSteps, commit: in
                 elif isinstance(answer, PercolatorError):
                     if isinstance(answer, SchemaChanged):
                         await around.schemas.refresh(cell.table_id, deadline)
-                    again.append(cell)
+                    if not isinstance(answer, SnapshotTooOld):
+                        again.append(cell)
         pending = again
         if pending and not await backoff.pause(deadline):
             return
@@ -81,10 +95,16 @@ async def mark_primary(around: Surroundings, write: WriteSteps, deadline: float)
     """Puts the rollback marker: from then on, the transaction can never commit.
 
     Returns 0 when the marker is durable, or the timestamp of the commit that was there before.
+    Raises `SnapshotTooOld` below the safe point: there its commit may have been collected, and
+    nobody can tell any more; and `SchemaError` when its table is gone for good: nor is there
+    anything left then that would tell.
     """
     backoff = around.backoff()
+    mark = write.roll_back(write.primary)
+    mark.mutation.not_below = write.start
+    primaries = Primaries(around)
     while True:
-        (answer,) = await around.cells.mutate([write.roll_back(write.primary)], deadline)
+        (answer,) = await primaries.mutate([mark], deadline)
         if answer is APPLIED:
             around.verdicts.put(write.start, ROLLED_BACK)
             return 0
@@ -100,10 +120,10 @@ async def roll_back_all(
     """The marker on the primary, then the other cells that may carry a lock."""
     commit = await mark_primary(around, write, background_deadline(around))
     if commit:
-        raise InvariantViolation(
-            f"transaction {write.start} was given up, and is committed at {commit}"
-        )
-    await roll_back_others(around, write, touched)
+        # Nobody was told that it is aborted: another committer of the same transaction was first.
+        around.verdicts.put(write.start, commit)
+    else:
+        await roll_back_others(around, write, touched)
 
 
 async def roll_back_others(
@@ -115,7 +135,8 @@ async def roll_back_others(
     backoff = around.backoff()
     while pending:
         again: list[CellAddress] = []
-        for cells in portions(pending):
+        for first in portions(pending):
+            cells = portion(pending, first)
             questions: list[Step] = [write.roll_back(cell) for cell in cells]
             answers = await around.cells.mutate(questions, deadline)
             for cell, answer in zip(cells, answers, strict=True):

@@ -12,6 +12,8 @@ Rules, each with the failure that it prevents:
   is gone; otherwise the lock's time to live, in the oracle's time, decides. A live owner that is
   declared dead meets the marker and aborts: a nuisance, never a wrong result.
 - Judged by time, a lock is rolled back only as it was seen: a heartbeat since then proves life.
+- Of a table that is gone for good, no primary has committed anything that is still locked. Only the
+  leading master says so: to another one, a table may be unknown that is new.
 - A reader may push a living writer's commit above itself instead of waiting for it; it passes the
   lock only after the push is durable on the primary.
 """
@@ -24,6 +26,8 @@ from typing import NamedTuple
 
 from percolator.errors import CellAddress, InvariantViolation, SchemaChanged
 from percolator.protocol import steps
+from percolator.protocol.asked_once import About, AskedOnce
+from percolator.protocol.primaries import Primaries
 from percolator.protocol.records import (
     KIND_LOCK_ONLY,
     WRITE_HEADER,
@@ -70,6 +74,8 @@ class Cleanup:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
+        self._primaries = Primaries(around)
+        self._once = AskedOnce(around, self._primaries)
 
     async def clear(
         self,
@@ -88,10 +94,10 @@ class Cleanup:
         """
         verdicts = self._around.verdicts
         by_start = {lock.lock.start_timestamp: lock for lock in met}
-        unknown = [lock for start, lock in by_start.items() if verdicts.get(start) is None]
+        unknown = {start: lock for start, lock in by_start.items() if verdicts.get(start) is None}
         passable: set[int] = set()
         if unknown:
-            undecided = await self._ask_primaries(unknown, deadline)
+            undecided = await self._ask_primaries(list(unknown.values()), deadline)
             undecided = await self._bury_the_dead(undecided, deadline, known_now, waited_seconds)
             if read_at and waited_seconds >= self._around.limits.push_after_seconds:
                 passable = await self._push(undecided, read_at, deadline)
@@ -103,9 +109,12 @@ class Cleanup:
                 continue
             if read_at and (verdict == ROLLED_BACK or verdict > read_at):
                 passable.add(start)
-            # The primary was settled by what decided it. A commit above the reader is most likely
-            # being finished by its owner at this moment.
-            if not lock.on_primary and not verdict > read_at > 0:
+            # The primary was settled by what has just decided it. One that is met although it was
+            # decided before is that of another write set, wrongly sent under the same timestamp:
+            # nobody else would ever settle it.
+            settled = lock.on_primary and start in unknown
+            # A commit above the reader is most likely being finished by its owner at this moment.
+            if not settled and not verdict > read_at > 0:
                 to_settle.append(lock)
         if to_settle:
             await self._settle(to_settle, deadline)
@@ -116,15 +125,18 @@ class Cleanup:
         asked = [met for met in unknown if not met.on_primary]
         if not asked:
             return undecided
-        questions = []
+        questions = {}
         for _, lock in asked:
-            table_id, row, column = lock.primary
-            questions.append(Step(table_id, steps.status(row, column, lock.start_timestamp)))
-        answers = await self._around.cells.mutate(questions, deadline)
+            (table_id, row, column), start = lock.primary, lock.start_timestamp
+            question = Step(table_id, steps.status(row, column, start))
+            questions[About("status", lock.primary, start)] = question
+        answers = await self._once.mutate(questions, deadline)
         for met, answer in zip(asked, answers, strict=True):
             start = met.lock.start_timestamp
             if answer is APPLIED:
                 undecided.append(_Undecided(met, None))
+            elif self._primaries.is_gone(answer):
+                self._around.verdicts.put(start, ROLLED_BACK)
             elif not isinstance(answer, Refused):
                 continue  # nobody answered: nothing is known, and the caller comes again
             elif answer.condition == steps.OWN_COMMIT:
@@ -166,10 +178,10 @@ class Cleanup:
                 continue
             buried.append(one)
         if burials:
-            answers = await self._around.cells.mutate(burials, deadline)
+            answers = await self._primaries.mutate(burials, deadline)
             for one, answer in zip(buried, answers, strict=True):
                 start = one.met.lock.start_timestamp
-                if answer is APPLIED:
+                if answer is APPLIED or self._primaries.is_gone(answer):
                     self._around.verdicts.put(start, ROLLED_BACK)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
                     self._around.verdicts.put(start, _commit_timestamp(answer))
@@ -233,25 +245,26 @@ class Cleanup:
 
     async def _settle(self, met: Sequence[MetLock], deadline: float) -> None:
         """Rolls the met cells forward or back, as the verdicts of their transactions say."""
-        settling = []
-        for (table_id, row, column), lock in met:
-            start = lock.start_timestamp
+        settling: dict[About, Step] = {}
+        for address, lock in met:
+            (table_id, row, column), start = address, lock.start_timestamp
             verdict = self._around.verdicts.get(start)
             if verdict is None:
                 continue  # forgotten since: the cache is bounded, and the caller comes again
+            about = About("settle", address, start)
             if verdict == ROLLED_BACK:
-                settling.append(Step(table_id, steps.roll_back(row, column, start)))
+                settling[about] = Step(table_id, steps.roll_back(row, column, start))
                 continue
             schema = await self._around.schema(table_id, deadline)
             observers = () if lock.kind == KIND_LOCK_ONLY else schema.observers.get(column, ())
             record = WRITE_HEADER.pack(start, lock.kind) + lock.value
             step = steps.commit_secondary(row, column, start, verdict, record, observers)
-            settling.append(Step(table_id, step, schema.version))
-        answers = await self._around.cells.mutate(settling, deadline)
-        for step_sent, answer in zip(settling, answers, strict=True):
+            settling[about] = Step(table_id, step, schema.version)
+        answers = await self._once.mutate(settling, deadline)
+        for about, answer in zip(settling, answers, strict=True):
             # Other answers change nothing: whoever met the lock looks again.
             if isinstance(answer, SchemaChanged):
-                await self._around.schemas.refresh(step_sent.table_id, deadline)
+                await self._around.schemas.refresh(about.cell.table_id, deadline)
 
 
 def _expired(lock: LockRecord, now: int) -> bool:

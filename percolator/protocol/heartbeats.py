@@ -8,13 +8,9 @@ never looked at for it. One timer serves all commits of a client, since most end
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.surroundings import Surroundings
-
-if TYPE_CHECKING:
-    from percolator.protocol.commit import Commit
-
 
 ATTEMPTS_PER_BEAT_MAX = 4
 """A reader that pushes the lock makes the heartbeat fail that was built for it as it was before."""
@@ -25,19 +21,19 @@ class Heartbeats:
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
-        self._commits: dict[Commit, None] = {}
+        self._points: dict[CommitPoint, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, commit: Commit) -> None:
-        self._commits[commit] = None
+    def add(self, point: CommitPoint) -> None:
+        self._points[point] = None
         if self._timer is None:
             self._wait()
 
-    def discard(self, commit: Commit) -> None:
-        self._commits.pop(commit, None)
+    def discard(self, point: CommitPoint) -> None:
+        self._points.pop(point, None)
 
     def close(self) -> None:
-        self._commits.clear()
+        self._points.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -48,25 +44,25 @@ class Heartbeats:
 
     def _ring(self) -> None:
         self._timer = None
-        if self._commits:
+        if self._points:
             self._around.background.start(self._beat())
             self._wait()
 
     async def _beat(self) -> None:
         clock, limits = self._around.clock, self._around.limits
         now = clock.monotonic_seconds()
-        due = [commit for commit in self._commits if commit.wants_heartbeat(now)]
+        due = [point for point in self._points if point.wants_heartbeat(now)]
         # An unanswered one is repeated by the next: there are two in a time to live.
         deadline = now + limits.heartbeat_seconds
         for _ in range(ATTEMPTS_PER_BEAT_MAX):
             if not due:
                 return
-            beats = [commit.heartbeat() for commit in due]
+            beats = [point.heartbeat() for point in due]
             answers = await self._around.cells.mutate([step for step, _ in beats], deadline)
             # Whoever was refused is sent again at once: if it waited for the next beat, a reader
             # a second, each of which pushes the lock, would let a living owner's lock expire.
             due = [
-                commit
-                for commit, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True)
-                if commit.after_heartbeat(ttl_milliseconds, answer) and commit in self._commits
+                point
+                for point, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True)
+                if point.after_heartbeat(ttl_milliseconds, answer) and point in self._points
             ]

@@ -16,7 +16,13 @@ from percolator.protocol.records import KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.surroundings import Statistics, Surroundings
 from percolator.protocol.write_set import WriteSet
 from percolator.v1.tabletserver_pb2 import RowRead
-from percolator.wire.questions import FoundCell, RangePage, RangeQuestion, RowQuestion
+from percolator.wire.questions import (
+    CellPage,
+    FoundCell,
+    RangePage,
+    RangeQuestion,
+    RowQuestion,
+)
 
 FoundRow = tuple[bytes, dict[bytes, FoundCell]]
 """A row, and its cells by column: at least one."""
@@ -48,6 +54,37 @@ async def scan_pages(
                 yield found
             else:
                 yield list(rows.items())
+
+
+async def settled_cells(
+    around: Surroundings,
+    cleanup: Cleanup,
+    question: RangeQuestion,
+    page: CellPage,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> CellPage:
+    """The page, after its rows with locks were read again. Without deletions."""
+    if not page.locks:
+        return page
+    deadline = around.clock.monotonic_seconds() + timeout_seconds
+    rows = await _without_locks(around, cleanup, question, page.by_row(), deadline, statistics)
+    cells = [
+        (row, column, found.commit_timestamp, found.value)
+        for row in sorted(rows, reverse=question.reverse)
+        for column, found in sorted(rows[row].items())
+        if found.value is not None
+    ]
+    return CellPage(
+        [row for row, _, _, _ in cells],
+        [column for _, column, _, _ in cells],
+        [commit for _, _, commit, _ in cells],
+        [value for _, _, _, value in cells],
+        [],
+        [],
+        page.start,
+        page.end,
+    )
 
 
 async def _without_locks(

@@ -7,13 +7,16 @@ answered with the cell that failed it. So the order is part of the meaning: the 
 for first, then the own rollback marker, then the lock, then the commits of others. An *absent* lock
 alone says nothing.
 
-Only prewrite and the commit point are refused below the safe point (`not_below`): after it was
-raised, what older transactions have left must still be settled, before anything is collected.
+Prewrite and the commit point are refused below the safe point (`not_below`). Roll-backs and commits
+of secondaries are not: after it was raised, what older transactions have left must still be
+settled, before anything is collected. (Of its own, a late owner sends them so: aftermath.py.)
 
 The constants name the conditions by their place in each step.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from percolator.protocol.records import timestamp_bytes
 from percolator.v1 import cells_pb2
@@ -38,8 +41,26 @@ OWN_ROLLBACK = 1
 PREWRITE_LOCKED = 2
 PREWRITE_NEWER_COMMIT = 3
 
-_NO_LOCK: dict[str, object] = {"space": _LOCK, "expectation": _ABSENT}
-_DELETE_LOCK: dict[str, object] = {"kind": _DELETE, "space": _LOCK}
+_NO_OWN_COMMIT = Condition(space=_WRITE, expectation=_ABSENT)
+_NO_OWN_ROLLBACK = Condition(space=_ROLLBACK, expectation=_ABSENT)
+_NO_LOCK = Condition(space=_LOCK, expectation=_ABSENT)
+_NO_NEWER_COMMIT = Condition(space=_WRITE, expectation=_ABSENT)
+_OWN_LOCK = Condition(space=_LOCK, expectation=_PRESENT)
+_PUT_LOCK = Change(kind=_PUT, space=_LOCK)
+_DELETE_LOCK = Change(kind=_DELETE, space=_LOCK)
+_PUT_RECORD = Change(kind=_PUT, space=_WRITE)
+
+# What is the same in every step of a transaction that all goes well for. Reading it from bytes and
+# setting the rest costs a quarter less than making each step from its parts.
+_PREWRITE = Mutation(
+    conditions=(_NO_OWN_COMMIT, _NO_OWN_ROLLBACK, _NO_LOCK, _NO_NEWER_COMMIT), changes=(_PUT_LOCK,)
+).SerializeToString()
+_COMMIT_PRIMARY = Mutation(
+    conditions=(_NO_OWN_COMMIT, _NO_OWN_ROLLBACK, _OWN_LOCK), changes=(_DELETE_LOCK, _PUT_RECORD)
+).SerializeToString()
+_COMMIT_SECONDARY = Mutation(
+    conditions=(_NO_OWN_COMMIT, _OWN_LOCK), changes=(_DELETE_LOCK, _PUT_RECORD)
+).SerializeToString()
 
 
 def prewrite(row: bytes, column: bytes, start: int, lock: bytes, data: bytes | None) -> Mutation:
@@ -51,31 +72,16 @@ def prewrite(row: bytes, column: bytes, start: int, lock: bytes, data: bytes | N
     means that it may commit below or above us, so nobody can say yet whether the snapshot holds.
     A commit at or above s is a lost update if we went on.
     """
-    changes = [{"kind": _PUT, "space": _LOCK, "value": lock}]
+    step = Mutation.FromString(_PREWRITE)
+    step.row, step.column, step.not_below = row, column, start
+    own_commit, own_rollback, _, newer_commit = step.conditions
+    own_commit.from_timestamp, own_commit.prefix = start, timestamp_bytes(start)
+    own_rollback.from_timestamp, own_rollback.until_timestamp = start, start + 1
+    newer_commit.from_timestamp = start
+    step.changes[0].value = lock
     if data is not None:
-        changes.append({"kind": _PUT, "space": _DATA, "timestamp": start, "value": data})
-    return Mutation(
-        row=row,
-        column=column,
-        not_below=start,
-        conditions=[
-            {
-                "space": _WRITE,
-                "expectation": _ABSENT,
-                "from_timestamp": start,
-                "prefix": timestamp_bytes(start),
-            },
-            {
-                "space": _ROLLBACK,
-                "expectation": _ABSENT,
-                "from_timestamp": start,
-                "until_timestamp": start + 1,
-            },
-            _NO_LOCK,
-            {"space": _WRITE, "expectation": _ABSENT, "from_timestamp": start},
-        ],
-        changes=changes,
-    )
+        step.changes.add(kind=_PUT, space=_DATA, timestamp=start, value=data)
+    return step
 
 
 def replace_lock(row: bytes, column: bytes, seen: bytes, lock: bytes) -> Mutation:
@@ -84,12 +90,10 @@ def replace_lock(row: bytes, column: bytes, seen: bytes, lock: bytes) -> Mutatio
     `seen` is the lock's beginning as it was last read: the two are compare-and-set, or each would
     undo what the other has raised.
     """
-    return Mutation(
-        row=row,
-        column=column,
-        conditions=[{"space": _LOCK, "expectation": _PRESENT, "prefix": seen}],
-        changes=[{"kind": _PUT, "space": _LOCK, "value": lock}],
-    )
+    step = Mutation(row=row, column=column)
+    step.conditions.add(space=_LOCK, expectation=_PRESENT, prefix=seen)
+    step.changes.add(kind=_PUT, space=_LOCK, value=lock)
+    return step
 
 
 def commit_primary(
@@ -107,28 +111,15 @@ def commit_primary(
     `commit` that has pushed it has already read around us. Nothing else lets a second attempt use
     another commit timestamp: that number only grows, so the first attempt can never hold again.
     """
-    seen = timestamp_bytes(start) + timestamp_bytes(min_commit_seen)
-    return Mutation(
-        row=row,
-        column=column,
-        not_below=start,
-        conditions=[
-            {
-                "space": _WRITE,
-                "expectation": _ABSENT,
-                "from_timestamp": start,
-                "prefix": timestamp_bytes(start),
-            },
-            {
-                "space": _ROLLBACK,
-                "expectation": _ABSENT,
-                "from_timestamp": start,
-                "until_timestamp": start + 1,
-            },
-            {"space": _LOCK, "expectation": _PRESENT, "prefix": seen},
-        ],
-        changes=_commit_changes(commit, record, observers),
-    )
+    own = timestamp_bytes(start)
+    step = Mutation.FromString(_COMMIT_PRIMARY)
+    step.row, step.column, step.not_below = row, column, start
+    own_commit, own_rollback, own_lock = step.conditions
+    own_commit.from_timestamp, own_commit.prefix = start, own
+    own_rollback.from_timestamp, own_rollback.until_timestamp = start, start + 1
+    own_lock.prefix = own + timestamp_bytes(min_commit_seen)
+    _set_record(step, commit, record, observers)
+    return step
 
 
 def commit_secondary(
@@ -145,28 +136,13 @@ def commit_secondary(
     somebody else, which the first condition finds.
     """
     own = timestamp_bytes(start)
-    return Mutation(
-        row=row,
-        column=column,
-        conditions=[
-            {"space": _WRITE, "expectation": _ABSENT, "from_timestamp": start, "prefix": own},
-            {"space": _LOCK, "expectation": _PRESENT, "prefix": own},
-        ],
-        changes=_commit_changes(commit, record, observers),
-    )
-
-
-def _commit_changes(
-    commit: int, record: bytes, observers: tuple[bytes, ...]
-) -> list[dict[str, object]]:
-    """The notifications land with the write record: an observed commit without one is lost work."""
-    changes: list[dict[str, object]] = [
-        _DELETE_LOCK,
-        {"kind": _PUT, "space": _WRITE, "timestamp": commit, "value": record},
-    ]
-    if observers:
-        changes.extend(_notification(observer, commit) for observer in observers)
-    return changes
+    step = Mutation.FromString(_COMMIT_SECONDARY)
+    step.row, step.column = row, column
+    own_commit, own_lock = step.conditions
+    own_commit.from_timestamp, own_commit.prefix = start, own
+    own_lock.prefix = own
+    _set_record(step, commit, record, observers)
+    return step
 
 
 def roll_back(row: bytes, column: bytes, start: int) -> Mutation:
@@ -175,12 +151,10 @@ def roll_back(row: bytes, column: bytes, start: int) -> Mutation:
     Deletes the lock only if it is this transaction's: another one may have locked the cell since,
     and would lose its write.
     """
-    return Mutation(
-        row=row,
-        column=column,
-        conditions=[_no_own_commit(start)],
-        changes=_roll_back_changes(start),
-    )
+    step = Mutation(row=row, column=column)
+    _no_own_commit(step, start)
+    _roll_back(step, start)
+    return step
 
 
 def roll_back_expired(row: bytes, column: bytes, start: int, seen: bytes) -> Mutation:
@@ -190,41 +164,14 @@ def roll_back_expired(row: bytes, column: bytes, start: int, seen: bytes) -> Mut
     came since then proves the owner alive.
     """
     own = timestamp_bytes(start)
-    unchanged: dict[str, object]
+    step = Mutation(row=row, column=column)
+    _no_own_commit(step, start)
     if seen:
-        unchanged = {
-            "space": _LOCK,
-            "expectation": _BEGINS_IF_PRESENT,
-            "prefix": own,
-            "required": seen,
-        }
+        step.conditions.add(space=_LOCK, expectation=_BEGINS_IF_PRESENT, prefix=own, required=seen)
     else:
-        unchanged = {"space": _LOCK, "expectation": _ABSENT, "prefix": own}
-    return Mutation(
-        row=row,
-        column=column,
-        conditions=[_no_own_commit(start), unchanged],
-        changes=_roll_back_changes(start),
-    )
-
-
-def _no_own_commit(start: int) -> dict[str, object]:
-    """A committed transaction is never rolled back, whatever anybody believed about its owner."""
-    return {
-        "space": _WRITE,
-        "expectation": _ABSENT,
-        "from_timestamp": start,
-        "prefix": timestamp_bytes(start),
-    }
-
-
-def _roll_back_changes(start: int) -> list[dict[str, object]]:
-    changes: list[dict[str, object]] = [
-        {"kind": _DELETE_IF_PREFIX, "space": _LOCK, "value": timestamp_bytes(start)},
-        {"kind": _DELETE, "space": _DATA, "timestamp": start},
-        {"kind": _PUT, "space": _ROLLBACK, "timestamp": start},
-    ]
-    return changes
+        step.conditions.add(space=_LOCK, expectation=_ABSENT, prefix=own)
+    _roll_back(step, start)
+    return step
 
 
 def status(row: bytes, column: bytes, start: int) -> Mutation:
@@ -233,31 +180,63 @@ def status(row: bytes, column: bytes, start: int) -> Mutation:
     Applied means that there is no trace: not yet prewritten, or never. Nobody may conclude from it
     that the transaction is dead; only a marker says so.
     """
-    own = timestamp_bytes(start)
-    return Mutation(
-        row=row,
-        column=column,
-        conditions=[
-            {"space": _WRITE, "expectation": _ABSENT, "from_timestamp": start, "prefix": own},
-            {
-                "space": _ROLLBACK,
-                "expectation": _ABSENT,
-                "from_timestamp": start,
-                "until_timestamp": start + 1,
-            },
-            {"space": _LOCK, "expectation": _ABSENT, "prefix": own},
-        ],
-    )
+    step = Mutation(row=row, column=column)
+    _no_own_commit(step, start)
+    _no_own_rollback(step, start)
+    step.conditions.add(space=_LOCK, expectation=_ABSENT, prefix=timestamp_bytes(start))
+    return step
 
 
 def notify(row: bytes, column: bytes, commit: int, observers: tuple[bytes, ...]) -> Mutation:
     """Weak notifications, which carry no data and take no lock."""
-    return Mutation(
-        row=row,
-        column=column,
-        changes=[_notification(observer, commit) for observer in observers],
+    step = Mutation(row=row, column=column)
+    _notify(step, commit, observers)
+    return step
+
+
+def forget_notifications(
+    row: bytes, column: bytes, observer: bytes, timestamps: Sequence[int]
+) -> Mutation:
+    """After the observer has seen them: exactly these, since it has seen no other.
+
+    A newer one, of a commit above the observer's snapshot, has to stay, or that commit is lost.
+    """
+    step = Mutation(row=row, column=column)
+    for timestamp in timestamps:
+        step.changes.add(kind=_DELETE, space=_NOTIFY, timestamp=timestamp, qualifier=observer)
+    return step
+
+
+# ---------------------------------------------------------------------- what steps have in common
+
+
+def _no_own_commit(step: Mutation, start: int) -> None:
+    """A committed transaction is never rolled back, whatever anybody believed about its owner."""
+    step.conditions.add(
+        space=_WRITE, expectation=_ABSENT, from_timestamp=start, prefix=timestamp_bytes(start)
     )
 
 
-def _notification(observer: bytes, commit: int) -> dict[str, object]:
-    return {"kind": _PUT, "space": _NOTIFY, "timestamp": commit, "qualifier": observer}
+def _no_own_rollback(step: Mutation, start: int) -> None:
+    step.conditions.add(
+        space=_ROLLBACK, expectation=_ABSENT, from_timestamp=start, until_timestamp=start + 1
+    )
+
+
+def _set_record(step: Mutation, commit: int, record: bytes, observers: tuple[bytes, ...]) -> None:
+    """The notifications land with the write record: an observed commit without one is lost work."""
+    put = step.changes[1]
+    put.timestamp, put.value = commit, record
+    if observers:
+        _notify(step, commit, observers)
+
+
+def _roll_back(step: Mutation, start: int) -> None:
+    step.changes.add(kind=_DELETE_IF_PREFIX, space=_LOCK, value=timestamp_bytes(start))
+    step.changes.add(kind=_DELETE, space=_DATA, timestamp=start)
+    step.changes.add(kind=_PUT, space=_ROLLBACK, timestamp=start)
+
+
+def _notify(step: Mutation, commit: int, observers: tuple[bytes, ...]) -> None:
+    for observer in observers:
+        step.changes.add(kind=_PUT, space=_NOTIFY, timestamp=commit, qualifier=observer)

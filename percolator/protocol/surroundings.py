@@ -12,7 +12,7 @@ from percolator.protocol.verdicts import Verdicts
 from percolator.wire.backoff import Backoff
 from percolator.wire.catalog import TableSchema
 from percolator.wire.liveness import Liveness
-from percolator.wire.questions import Cells
+from percolator.wire.questions import Cells, Mutations
 from percolator.world import Clock, Random
 
 
@@ -71,14 +71,21 @@ class LockWait:
 class Statistics:
     """What one transaction has cost so far."""
 
-    __slots__ = ("lock_waits", "retries", "round_trips")
+    __slots__ = ("_lock_waits", "retries", "round_trips")
 
     def __init__(self) -> None:
         self.round_trips = 0
         """Answers waited for, one after the other."""
         self.retries = 0
         """Of these, how many asked again what was not answered, or was refused for a lock."""
-        self.lock_waits: list[LockWait] = []
+        self._lock_waits: list[LockWait] | None = None
+
+    @property
+    def lock_waits(self) -> list[LockWait]:
+        """The locks that were waited for, and whose they were."""
+        if self._lock_waits is None:  # most transactions never need it
+            self._lock_waits = []
+        return self._lock_waits
 
     def __repr__(self) -> str:
         return (
@@ -100,6 +107,9 @@ class Surroundings:
     limits: Limits
     verdicts: Verdicts
     background: Background
+    deleted_tables: Mutations | None = None
+    """Where primaries are asked whose table is being deleted; `SchemaError` if it is gone for good.
+    Without it, their locks stay."""
 
     def backoff(self) -> Backoff:
         return Backoff(

@@ -27,6 +27,7 @@ from percolator.tablet.commit_work import APPLIED, CommitWork, not_executed, unk
 from percolator.tablet.judge import Judge
 from percolator.tablet.judged_batch import JudgedBatch
 from percolator.tablet.keys import STATISTICS_KEY
+from percolator.tablet.load_fences import closed
 from percolator.tablet.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -92,6 +93,8 @@ class GroupCommit:
             result = await self._judge_and_write(batch)
             if result is None:
                 batch.publish(state.mirror, state.index, state.recent, state.counters)
+                if batch.notifications and state.watch is not None:
+                    state.watch.tell(state.identity.table_id, batch.notifications)
         except BaseException as error:
             # A bug, or the end of the process: nobody may be left waiting for an answer, and
             # nothing may be judged or read when memory does not know what is durable.
@@ -153,7 +156,7 @@ class GroupCommit:
         self, work: CommitWork, part: list[int], judge: Judge, batch: JudgedBatch
     ) -> None:
         state = self._state
-        safe_point = state.safe_point
+        safe_point, fences = state.safe_points.transactions, state.load_fences
         steps, results, judged, touched = work.steps, work.results, work.judged, batch.touched
         for index in part:
             step = steps[index]
@@ -162,8 +165,12 @@ class GroupCommit:
                 work.deferred.append(index)
                 continue
             judged.append(index)
+            fence = fences.over(step[0]) if fences else None
+            if fence is not None:
+                results[index] = not_executed(closed(fence))
+                continue
             if 0 < not_below < safe_point:
-                results[index] = not_executed(state.too_old(not_below))
+                results[index] = not_executed(state.too_old(not_below, safe_point))
                 continue
             refusal = judge.refusal(step)
             if refusal is not None:

@@ -39,7 +39,8 @@ class JudgedBatch:
         self.refused = 0
         self._locks_put: list[tuple[bytes, bytes]] = []
         self._locks_removed: list[bytes] = []
-        self._notifications_put: list[bytes] = []
+        self.notifications: list[bytes] = []
+        """Put by the batch: keys without their space byte."""
         self._notifications_removed: list[bytes] = []
         self._committed: dict[bytes, int] = {}
         self._newest_commit = 0
@@ -72,7 +73,7 @@ class JudgedBatch:
                 size = len(key) + len(value)
                 self.bytes += size
                 if space == NOTIFY:
-                    self._notifications_put.append(cell + suffix)
+                    self.notifications.append(cell + suffix)
                     continue
                 self._cells_added += 1
                 self._bytes_added += size
@@ -101,11 +102,11 @@ class JudgedBatch:
             mirror.put(cell, record)
         for key in self._notifications_removed:
             index.remove(key)
-        for key in self._notifications_put:
+        for key in self.notifications:
             index.put(key)
         recent.publish(self._committed, self._newest_commit, self._newest_marker)
         counters.locks_written += len(self._locks_put)
-        counters.notifications_written += len(self._notifications_put)
+        counters.notifications_written += len(self.notifications)
         counters.cells += self._cells_added
         counters.bytes += self._bytes_added
         counters.batches_synced += self._changed

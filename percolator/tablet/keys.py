@@ -41,10 +41,16 @@ FORMAT_KEY = M + b"format"
 SAFE_POINT_KEY = M + b"safe_point"
 NEWEST_KEY = M + b"newest"
 STATISTICS_KEY = M + b"statistics"
-"""What the tablet notes about itself: see opening.py."""
+LOAD_FENCE_PREFIX = M + b"load_fence "
+LOAD_FLOOR_KEY = M + b"load_floor"
+"""What the tablet notes about itself: see opening.py and load_fences.py."""
 
 TIMESTAMP_MAX = 2**64 - 1
 TIMESTAMP_BYTES = 8
+
+RESERVED = b"\0\xff"
+"""How a reserved column begins as a component: one whose name begins with 00. It holds what an
+observer notes beside a cell, is read by whoever names it, and is no part of "all columns"."""
 
 _END = b"\0\x01"
 _AFTER = b"\0\x02"

@@ -47,6 +47,9 @@ class TabletLimits:
     slice_entries: int = 1024
     """Entries of a scan handled before the event loop gets its turn: about 1.5 ms."""
 
+    sweep_share: float = 0.1
+    """Of a tablet's time that collection, and whatever else deletes in the background, may take."""
+
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
     recent_writes_max: int = 16_384

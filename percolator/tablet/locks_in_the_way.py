@@ -78,9 +78,10 @@ class LockReader:
         looked_at_max: int,
         bytes_max: int,
     ) -> LocksFound:
-        """The locks in the way of rows in [start, end), until `rows_max` rows have one, their
-        records hold `bytes_max`, or about `looked_at_max` locks were looked at: the scan's page
-        must end before `beyond`."""
+        """The locks in the way of rows in [start, end), on the encoded columns that are `wanted`
+        (None: on all but reserved ones), until `rows_max` rows have one, their records hold
+        `bytes_max`, or about `looked_at_max` locks were looked at: the scan's page must end before
+        `beyond`."""
         found = LocksFound()
         row, row_prefix, row_counted = b"", b"\0\0", False
         rows = looked_at = size = 0
@@ -94,7 +95,7 @@ class LockReader:
                     break
                 row_prefix, row_counted = cell[:at], False
             column = cell[len(row_prefix) :]
-            if wanted is not None and column not in wanted:
+            if column.startswith(keys.RESERVED) if wanted is None else column not in wanted:
                 continue
             if not blocks_read(header, self._timestamp, self._passed):
                 continue

@@ -106,6 +106,10 @@ class MemoryStorage:
             len(key) + len(value) for key, value in _range(self._entries, self._keys, start, stop)
         )
 
+    async def compact(self, start: bytes, stop: bytes) -> None:
+        """A map in memory keeps nothing of what was deleted."""
+        self._check()
+
     async def close(self) -> None:
         self._broken = "closed"
 

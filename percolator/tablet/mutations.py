@@ -7,6 +7,7 @@ reading a field of a message costs as much as judging a condition.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Sized
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
@@ -79,23 +80,11 @@ class MutationChecker:
             not_below = mutation.not_below
             if not_below > newest:
                 newest = self._guard.admit(not_below, "mutations[%d].not_below", index)
-            conditions: list[Condition] = [
-                (
-                    condition.space,
-                    condition.expectation,
-                    condition.from_timestamp,
-                    condition.until_timestamp,
-                    condition.prefix,
-                    condition.required,
-                    condition.qualifier,
-                )
-                for condition in mutation.conditions
-            ]
+            conditions = self._conditions(index, mutation.conditions)
             changes: list[Change] = [
                 (change.kind, change.space, change.timestamp, change.value, change.qualifier)
                 for change in mutation.changes
             ]
-            self._check_conditions(index, conditions)
             weight += len(row) + STEP_BYTES
             if changes:
                 weight += self._check_changes(index, changes)
@@ -104,22 +93,41 @@ class MutationChecker:
             )
         return steps, weight
 
-    def _check_conditions(self, index: int, conditions: list[Condition]) -> None:
-        if len(conditions) > self._limits.conditions_max:
-            _refuse(index, "conditions", _too_many(conditions, self._limits.conditions_max))
-        for at, (space, expectation, from_, until, _, _, qualifier) in enumerate(conditions):
+    def _conditions(self, index: int, asked: Sequence[pb.Condition]) -> list[Condition]:
+        """Checks and flattens them in one pass: most of what comes in are conditions."""
+        if len(asked) > self._limits.conditions_max:
+            _refuse(index, "conditions", _too_many(asked, self._limits.conditions_max))
+        conditions: list[Condition] = []
+        for condition in asked:
+            space = condition.space
+            expectation = condition.expectation
+            from_ = condition.from_timestamp
+            until = condition.until_timestamp
+            qualifier = condition.qualifier
             if not 1 <= space <= NOTIFY:
-                _refuse(index, f"conditions[{at}].space", f"{space} is no space")
+                _refuse(index, _field(conditions, "space"), f"{space} is no space")
             if not 1 <= expectation <= BEGINS_IF_PRESENT:
-                _refuse(index, f"conditions[{at}].expectation", f"{expectation} is no expectation")
+                reason = f"{expectation} is no expectation"
+                _refuse(index, _field(conditions, "expectation"), reason)
             if until and until <= from_:
-                _refuse(
-                    index, f"conditions[{at}].until_timestamp", "not above from_timestamp: inverted"
-                )
+                reason = "not above from_timestamp: inverted"
+                _refuse(index, _field(conditions, "until_timestamp"), reason)
             if space == LOCK and (from_ or until):
-                _refuse(index, f"conditions[{at}].from_timestamp", "a lock has no timestamp")
+                _refuse(index, _field(conditions, "from_timestamp"), "a lock has no timestamp")
             if qualifier and space != NOTIFY:
-                _refuse(index, f"conditions[{at}].qualifier", "only notifications have one")
+                _refuse(index, _field(conditions, "qualifier"), "only notifications have one")
+            conditions.append(
+                (
+                    space,
+                    expectation,
+                    from_,
+                    until,
+                    condition.prefix,
+                    condition.required,
+                    qualifier,
+                )
+            )
+        return conditions
 
     def _check_changes(self, index: int, changes: list[Change]) -> int:
         """Their weight."""
@@ -177,9 +185,14 @@ def _refuse(index: int, field: str, reason: str) -> NoReturn:
     raise InvalidArgument(f"mutations[{index}].{field}", reason)
 
 
+def _field(before: list[Condition], name: str) -> str:
+    """Of the condition that follows these."""
+    return f"conditions[{len(before)}].{name}"
+
+
 def _too_long(found: bytes, bytes_max: int) -> str:
     return f"{len(found)} bytes, at most {bytes_max} allowed"
 
 
-def _too_many(found: list[Condition] | list[Change], most: int) -> str:
+def _too_many(found: Sized, most: int) -> str:
     return f"{len(found)} entries, at most {most} allowed"

@@ -1,8 +1,8 @@
 """From a storage to a tablet that can serve, and what the tablet notes about itself in it.
 
 M format       the number of the layout of everything else: another one is refused by name
-M safe_point   8 bytes; stored before anything below it is collected
-M statistics   cells 8, bytes 8, and the tablet's rows they were counted for
+M safe_point   of reads 8, of transactions 8; stored before anything below them is collected
+M statistics   cells 8, bytes 8, and the rows they were counted for: all that are stored here
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from percolator.tablet.keys import (
     W,
 )
 from percolator.tablet.recent_writes import NEWEST
-from percolator.tablet.state import TabletState
+from percolator.tablet.state import SafePoints, TabletState
 
 FORMAT = b"1"
 
+_SAFE_POINTS = struct.Struct(">QQ")
 _COUNTS = struct.Struct(">QQ")
 _SLICE = 4096
 
@@ -45,42 +46,52 @@ async def load(state: TabletState) -> None:
             f"{state.identity} has format {found!r}, this server knows {FORMAT!r}",
             fault=StoreFault.DAMAGED,
         )
-    safe_point = state.storage.get(SAFE_POINT_KEY)
-    state.safe_point = int.from_bytes(safe_point or b"", "big")
+    safe_points = state.storage.get(SAFE_POINT_KEY)
+    if safe_points is not None:
+        state.safe_points = SafePoints(*_SAFE_POINTS.unpack(safe_points))
     newest = state.storage.get(NEWEST_KEY)
     if newest is not None:
         bounds = NEWEST.unpack(newest)
         state.recent.load(*bounds)
         # An oracle may be ahead of this clock for good: what the tablet has stored, it has seen.
-        state.guard.newest = max(*bounds, state.safe_point)
+        state.guard.newest = max(*bounds, *state.safe_points)
+    state.load_fences.load(state.storage, state.identity.start, state.identity.end)
     _load_counts(state)
     await _load_locks(state)
+    state.index.missing_from = b""
     await fill_index(state)
 
 
 async def fill_index(state: TabletState) -> None:
-    """Puts every live notification into the index, as far as there is room. Serving goes on."""
+    """Puts live notifications into the index, from where it misses some, as far as there is room.
+    Serving goes on."""
     index = state.index
-    first, stop = keys.space_bounds(N, state.identity.start, state.identity.end)
-    index.begin_filling()
-    while True:
+    start, stop = keys.space_bounds(N, state.identity.start, state.identity.end)
+    while index.missing_from is not None:
         # A new iterator for every slice: one from before a pause would show what was deleted since.
+        # It may begin before the last one's end: at what came meanwhile, and found no room.
+        first = max(start, N + index.missing_from)
         found = [key for key, _ in islice(state.storage.iterate(first, stop), _SLICE)]
         for key in found:
-            index.put(key[1:])
-        if len(found) < _SLICE:
-            break
-        first = found[-1] + b"\0"
+            if not index.put(key[1:]):
+                index.missing_from = key[1:]
+                return
+        # Nothing was put meanwhile: the index knows all of the slice, and what it refused before.
+        index.missing_from = found[-1][1:] + b"\0" if len(found) == _SLICE else None
         await asyncio.sleep(0)
         state.require_open()
-    index.end_filling()
 
 
 def counts_record(state: TabletState) -> bytes:
     """What `load` will find at STATISTICS_KEY."""
-    identity, counters = state.identity, state.counters
+    counters, (start, end) = state.counters, state.counted_rows
     counts = _COUNTS.pack(max(0, counters.cells), max(0, counters.bytes))
-    return counts + keys.component(identity.start) + keys.component(identity.end)
+    return counts + keys.component(start) + keys.component(end)
+
+
+def safe_points_record(safe_points: SafePoints) -> bytes:
+    """What `load` will find at SAFE_POINT_KEY."""
+    return _SAFE_POINTS.pack(*safe_points)
 
 
 async def _create(state: TabletState) -> None:
@@ -98,6 +109,8 @@ async def _create(state: TabletState) -> None:
     for fence in FENCES:
         batch.put(fence, b"")
     batch.put(FORMAT_KEY, FORMAT)
+    state.counted_rows = (state.identity.start, state.identity.end)
+    batch.put(STATISTICS_KEY, counts_record(state))
     await state.storage.write(batch)
 
 
@@ -111,17 +124,18 @@ async def _load_locks(state: TabletState) -> None:
 
 
 def _load_counts(state: TabletState) -> None:
-    """Counts of a tablet that was split are shared out by size."""
+    """Of a tablet that was split, the part that is not its own is estimated by its size."""
     record = state.storage.get(STATISTICS_KEY)
     if record is None:
         return
     cells, size = _COUNTS.unpack_from(record)
     start, at = keys.split_component(record, _COUNTS.size)
     end, _ = keys.split_component(record, at)
-    identity = state.identity
+    identity, counters = state.identity, state.counters
+    counters.cells, counters.bytes = cells, size
+    state.counted_rows = (start, end)
     if (start, end) != (identity.start, identity.end):
         whole = state.storage.approximate_bytes(*keys.space_bounds(W, start, end))
         part = state.storage.approximate_bytes(*keys.space_bounds(W, identity.start, identity.end))
-        share = part / whole if whole else 0.5
-        cells, size = int(cells * share), int(size * share)
-    state.counters.cells, state.counters.bytes = cells, size
+        share = 1 - part / whole if whole else 0.5
+        counters.foreign_cells, counters.foreign_bytes = int(cells * share), int(size * share)

@@ -27,6 +27,7 @@ from percolator.tablet.keys import (
     component,
     inverted,
 )
+from percolator.tablet.load_fences import closed
 from percolator.tablet.locks_in_the_way import LockReader, lock_cell
 from percolator.tablet.state import TabletState
 from percolator.tablet.visible_cells import VisibleCells, Walked, value_in_data
@@ -73,7 +74,7 @@ class PointReads:
             for index in self._answer_cells(first, min(first + slice_rows, len(asked))):
                 await self._answer_row(index, asked[index])
         # After the reading: versions may have been collected while the batch was read.
-        if self._oldest < self._state.safe_point:
+        if self._oldest < self._state.safe_points.reads:
             self._refuse_too_old()
         if self._refused:
             self._drop_refused()
@@ -96,6 +97,7 @@ class PointReads:
         identity, guard = self._state.identity, self._state.guard
         start, end = identity.start, identity.end
         headers, encoded = self._state.mirror.headers, self._encoded
+        fences = self._state.load_fences
         columns_max = self._state.limits.columns_max
         known, known_inverted = 0, b""
         wanted: list[_Wanted] = []
@@ -109,6 +111,10 @@ class PointReads:
                 known, known_inverted = timestamp, inverted(timestamp)
                 if timestamp < self._oldest:
                     self._oldest = timestamp
+            fence = fences.over(row) if fences else None
+            if fence is not None:
+                self._refused[index] = closed(fence)
+                continue
             if read.all_columns:
                 whole_rows.append(index)
                 continue
@@ -191,6 +197,10 @@ class PointReads:
 
     async def _answer_row(self, index: int, read: pb.RowRead) -> None:
         """Reads all columns of a row, in slices."""
+        fence = self._state.load_fences.over(read.row)
+        if fence is not None:  # raised since the rest of its slice was answered
+            self._refused[index] = closed(fence)
+            return
         if not self._has_room(index):
             return
         row, slice_entries = read.row, self._state.limits.slice_entries
@@ -241,10 +251,10 @@ class PointReads:
         self._bytes += len(record)
 
     def _refuse_too_old(self) -> None:
-        state = self._state
+        state, safe_point = self._state, self._state.safe_points.reads
         for index, read in enumerate(self._asked):
-            if read.timestamp < state.safe_point:
-                self._refused[index] = state.too_old(read.timestamp)
+            if read.timestamp < safe_point:
+                self._refused[index] = state.too_old(read.timestamp, safe_point)
 
     def _drop_refused(self) -> None:
         """Takes back what was found for reads before they were refused."""

@@ -40,6 +40,11 @@ class RecentWrites:
         self.newest_commit = self._horizon = self._newest_before_young = newest_commit
         self.newest_marker = newest_marker
 
+    def forget(self, newest_commit: int) -> None:
+        """Any cell may have been written up to here without having been published."""
+        self._young, self._old = {}, {}
+        self.load(max(newest_commit, self.newest_commit), self.newest_marker)
+
     def bound(self, cell: bytes) -> int:
         """A timestamp above which the cell has no write record."""
         found = self._young.get(cell)

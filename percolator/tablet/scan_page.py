@@ -29,7 +29,7 @@ class ScanPlan:
     timestamp: int
     passed: frozenset[int]
     wanted: Container[bytes] | None
-    """Encoded columns; None for all."""
+    """Encoded columns; None for all but reserved ones."""
     reverse: bool
     report_deletes: bool
     rows_max: int

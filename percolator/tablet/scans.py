@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from percolator.errors import InvalidArgument
 from percolator.tablet.keys import ColumnEncoder
+from percolator.tablet.load_fences import closed
 from percolator.tablet.scan_page import ScanPage, ScanPlan
 from percolator.tablet.state import TabletState
 from percolator.v1 import cells_pb2
@@ -51,11 +52,14 @@ async def pages(
     rows_left = request.row_limit or _NO_LIMIT
     while rest is not None and rows_left:
         state.require_open()
+        fence = state.load_fences.among(*rest)
+        if fence is not None:
+            raise closed(fence)
         page = ScanPage(state, plan, *rest, min(plan.rows_max, rows_left))
         response = await page.read()
         # After the reading: versions may have been collected meanwhile.
-        if plan.timestamp < state.safe_point:
-            raise state.too_old(plan.timestamp)
+        if plan.timestamp < state.safe_points.reads:
+            raise state.too_old(plan.timestamp, state.safe_points.reads)
         state.require_ownership()
         yield response
         rest = page.rest

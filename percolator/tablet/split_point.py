@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from percolator.tablet.keys import W, component, space_bounds, split_component
+from percolator.tablet.keys import D, W, component, space_bounds, split_component
 from percolator.tablet.state import TabletState
 from percolator.world import Storage
 
 ESTIMATE_TRUSTED_BYTES = 32 * 1024 * 1024
 """Above the largest write buffer by far: less than that may be mostly in memory."""
 STEPS_MAX = 256
+PARTS_MAX = 256
+"""Of one range, roughly."""
 
 
 async def propose(state: TabletState) -> bytes | None:
@@ -32,6 +34,21 @@ async def propose(state: TabletState) -> bytes | None:
     else:
         found = await _walk(state, first, stop)
     return found if found is not None and found > lowest else None
+
+
+def parts(state: TabletState, start: bytes, end: bytes, part_bytes: int) -> list[bytes]:
+    """The first rows of all parts but the first one, each cut until it is small enough."""
+    estimate = state.storage.approximate_bytes
+    size, first, stop = max(
+        (estimate(*bounds), *bounds) for bounds in (space_bounds(one, start, end) for one in (W, D))
+    )
+    if size <= part_bytes:
+        return []
+    row = _bisect(state.storage, first, stop, size // 2)
+    if row is None or row <= start:
+        return []
+    part_bytes = max(part_bytes, size // PARTS_MAX)
+    return [*parts(state, start, row, part_bytes), row, *parts(state, row, end, part_bytes)]
 
 
 def _row_at(storage: Storage[Any], key: bytes, stop: bytes) -> bytes | None:
@@ -55,7 +72,7 @@ def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> byte
         row = _row_at(storage, middle, stop)
         if row is None:
             break
-        key = W + component(row)
+        key = first[:1] + component(row)
         if storage.approximate_bytes(first, key) <= half:
             best, low = row, max(middle, key)
         else:

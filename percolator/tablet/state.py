@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from percolator.errors import (
     PercolatorError,
@@ -14,11 +14,15 @@ from percolator.errors import (
     TabletMoved,
 )
 from percolator.tablet.limits import TabletLimits
+from percolator.tablet.load_fences import LoadFences
 from percolator.tablet.lock_mirror import LockMirror
+from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.notify_index import NotifyIndex
 from percolator.tablet.recent_writes import RecentWrites
 from percolator.tablet.statistics import Counters
 from percolator.tablet.timestamp_guard import TimestampGuard
+from percolator.tablet.tombstones import Tombstones
+from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
 
@@ -36,6 +40,30 @@ class TabletIdentity:
 
     def __str__(self) -> str:
         return f"tablet {self.tablet_id} epoch {self.epoch}"
+
+
+class SafePoints(NamedTuple):
+    """Below them nothing is answered any more; stored before it is promised, and never lowered."""
+
+    reads: int = 0
+    """Of snapshots: what is superseded below it may be gone."""
+    transactions: int = 0
+    """Of prewrites and commits: the highest one of all tables, since a transaction's evidence may
+    lie in another table than its locks."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one pass of collection found and did (collection.py)."""
+
+    below: int = 0
+    cells: int = 0
+    """Deleted."""
+    bytes: int = 0
+    history_bytes: int = 0
+    """Of superseded versions that stay, because they lie above the safe point."""
+    spared: bool = False
+    """Whether deletions stayed because somebody is still to be notified of them."""
 
 
 class TabletState:
@@ -62,7 +90,16 @@ class TabletState:
         self.recent = RecentWrites(limits.recent_writes_max)
         self.counters = Counters(clock)
         self.guard = TimestampGuard(clock, limits.timestamp_lead_milliseconds)
-        self.safe_point = 0
+        self.counted_rows = (b"", b"")
+        """The rows whose cells are stored here, and counted: more than the tablet's own until it
+        was trimmed. An empty end means to the last row."""
+        self.safe_points = SafePoints()
+        self.collected = Collected()
+        """The last whole pass since the tablet was opened."""
+        self.tombstones = Tombstones()
+        self.watch: NotificationWatch | None = None
+        """Told of what was notified, once it is durable."""
+        self.load_fences = LoadFences()
         self.closed_because: PercolatorError | None = None
         self._still_owner = still_owner
         self._on_closed = on_closed
@@ -129,9 +166,10 @@ class TabletState:
             schema_version=self.schema_version,
         )
 
-    def too_old(self, timestamp: int) -> SnapshotTooOld:
+    def too_old(self, timestamp: int, safe_point: int) -> SnapshotTooOld:
         return SnapshotTooOld(
-            f"timestamp {timestamp} lies below the safe point {self.safe_point}",
+            f"timestamp {timestamp} ({Timestamp(timestamp).describe()}) is older than the history "
+            f"that is kept, which goes back to {safe_point} ({Timestamp(safe_point).describe()})",
             timestamp=timestamp,
-            safe_point=self.safe_point,
+            safe_point=safe_point,
         )

@@ -41,6 +41,9 @@ class Counters:
         """Stored cells but locks and notifications: an estimate, kept from opening to opening."""
         self.bytes = 0
         """Of the keys and values of these cells."""
+        self.foreign_cells = 0
+        self.foreign_bytes = 0
+        """The part of both, estimated, that belongs to other tablets' rows (trimming.py)."""
         self.mutations_applied = 0
         self.mutations_refused = 0
         self.reads = 0
@@ -49,3 +52,5 @@ class Counters:
         self.batches_synced = 0
         self.notifications_written = 0
         self.locks_written = 0
+        self.cells_collected = 0
+        self.bytes_collected = 0

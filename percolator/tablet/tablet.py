@@ -11,23 +11,29 @@ here may be called concurrently. What it promises, and where:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
-from percolator.tablet import opening, scans, split_point, stored_cells
+from percolator.tablet import bulk_load, opening, scans, split_point, stored_cells, trimming
+from percolator.tablet.collection import collect
 from percolator.tablet.commit_work import CommitWork
 from percolator.tablet.group_commit import GroupCommit
 from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.mutations import MutationChecker
+from percolator.tablet.notification_scan import LockVanished, NotificationLook
+from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.point_reads import PointReads
-from percolator.tablet.state import TabletIdentity, TabletState
+from percolator.tablet.state import Collected, SafePoints, TabletIdentity, TabletState
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
 
-__all__ = ["Tablet", "TabletIdentity", "TabletLimits"]
+__all__ = ["Collected", "SafePoints", "Tablet", "TabletIdentity", "TabletLimits"]
+
+T = TypeVar("T")
 
 
 class Tablet:
@@ -43,11 +49,15 @@ class Tablet:
         still_owner: Callable[[], bool],
         on_closed: Callable[[PercolatorError], None],
         limits: TabletLimits = TabletLimits(),  # noqa: B008 - frozen
+        watch: NotificationWatch | None = None,
+        notifications_written: int = 0,
     ) -> None:
         """`still_owner` is one stat of the tablet's directory: called after each batch, before any
         answer of it leaves. `on_closed` is called once, on the event loop, when the tablet stops
         serving by itself: with `StoreUnusable` after a failed write (close this object, then open
         a new storage and a new tablet), with `TabletMoved` after a failed owner check (close only).
+        `watch` is told of notifications. `notifications_written` is what the counter begins with:
+        within an epoch it must never shrink.
         """
         self._state = TabletState(
             identity,
@@ -58,9 +68,12 @@ class Tablet:
             on_closed=on_closed,
             limits=limits,
         )
+        self._state.watch = watch
+        self._state.counters.notifications_written = notifications_written
         self._columns = ColumnEncoder()
         self._checker = MutationChecker(self._state, self._columns)
         self._commit = GroupCommit(self._state)
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     @property
     def identity(self) -> TabletIdentity:
@@ -76,9 +89,22 @@ class Tablet:
         return self._state.schema_version
 
     @property
-    def safe_point(self) -> int:
-        """Reads and mutations below it are refused."""
-        return self._state.safe_point
+    def safe_points(self) -> SafePoints:
+        """Reads and mutations below them are refused."""
+        return self._state.safe_points
+
+    @property
+    def collected(self) -> Collected:
+        """The last whole pass of collection since the tablet was opened."""
+        return self._state.collected
+
+    @property
+    def cells_collected(self) -> int:
+        return self._state.counters.cells_collected
+
+    @property
+    def bytes_collected(self) -> int:
+        return self._state.counters.bytes_collected
 
     async def open(self) -> None:
         """Rebuilds the lock mirror and the notification index. Call once, before anything else.
@@ -96,6 +122,9 @@ class Tablet:
 
         Raises `StoreUnusable` when the storage cannot be closed cleanly: it is closed anyway.
         """
+        await self._to_the_end(self._close())
+
+    async def _close(self) -> None:
         state = self._state
         async with self._commit.between_batches():
             served_until_now = state.closed_because is None
@@ -117,18 +146,58 @@ class Tablet:
         async with self._commit.between_batches():
             self._state.require_open()
 
-    async def raise_safe_point(self, safe_point: int) -> None:
-        """Refuses reads and mutations below it from now on, durably; returns when nothing below
-        it is being judged. Never goes back."""
+    async def raise_safe_points(self, asked: SafePoints) -> None:
+        """Refuses reads and mutations below them from now on, durably; returns when nothing below
+        them is being judged. Never goes back."""
         state = self._state
-        state.safe_point = max(state.safe_point, safe_point)
+        present = state.safe_points
+        state.safe_points = SafePoints(
+            max(present.reads, asked.reads), max(present.transactions, asked.transactions)
+        )
+        await self._to_the_end(self._note_safe_points())
+
+    async def _note_safe_points(self) -> None:
+        state = self._state
         async with self._commit.between_batches():
             state.require_open()
             try:
-                await self._note(SAFE_POINT_KEY, state.safe_point.to_bytes(8, "big"))
+                await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
             except state.storage.failures as error:
                 raise state.storage_failed(error) from error
             state.require_ownership()
+
+    async def collect(self, below: int) -> Collected:
+        """Deletes, beside everything else, what no read at or above `below` can see: the safe
+        points must have been raised to it, and all older locks of all tables be resolved before.
+
+        Raises `NotReady` while such locks are left here, `StoreUnusable`, `TabletMoved`.
+        """
+        state = self._state
+        state.require_open()
+        try:
+            state.collected = await collect(state, self._commit.between_batches(), below)
+        except state.storage.failures as error:
+            raise self._unreadable(error) from error
+        state.counters.cells_collected += state.collected.cells
+        state.counters.bytes_collected += state.collected.bytes
+        return state.collected
+
+    @property
+    def needs_trimming(self) -> bool:
+        """Whether cells of other tablets' rows may be stored here, as after a split."""
+        return trimming.is_due(self._state)
+
+    async def trim(self) -> int:
+        """Deletes such cells, beside everything else; returns how many.
+
+        Raises `StoreUnusable`, `TabletMoved`.
+        """
+        state = self._state
+        state.require_open()
+        try:
+            return await trimming.trim(state, self._commit.between_batches())
+        except state.storage.failures as error:
+            raise self._unreadable(error) from error
 
     async def mutate(
         self, batch: pb.MutationBatch, *, deadline_seconds: float
@@ -181,6 +250,57 @@ class Tablet:
         except state.storage.failures as error:
             raise self._unreadable(error) from error
 
+    async def scan_notifications(self, scan: pb.NotificationScan) -> pb.NotificationScanResult:
+        """Work for observers. Means the same under every version of the schema. Raises like `read`,
+        and `InvalidArgument`."""
+        state = self._state
+        state.require_tablet(scan.target)
+        try:
+            if state.index.worth_filling:
+                await opening.fill_index(state)
+            try:
+                result = NotificationLook(state, scan).answer()
+            except LockVanished:
+                async with self._commit.between_batches():
+                    state.require_open()
+                    result = NotificationLook(state, scan).answer()
+        except state.storage.failures as error:
+            raise self._unreadable(error) from error
+        state.require_ownership()
+        return result
+
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
+        """Closes rows for a bulk load, or opens them. Raises `InvalidArgument`, `StoreUnusable`,
+        `TabletMoved`."""
+        self._state.require_tablet(request.target)
+        try:
+            return await self._to_the_end(
+                bulk_load.fence(self._state, self._commit.between_batches(), request)
+            )
+        except self._state.storage.failures as error:
+            raise self._unreadable(error) from error
+
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        """Puts rows into a range that is closed for them. Raises like `fence`, and
+        `SchemaChanged`."""
+        self._state.require_tablet(request.target)
+        turn = self._commit.between_batches()
+        await self._to_the_end(bulk_load.load(self._state, turn, request, self._columns))
+        return pb.LoadResponse()
+
+    async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
+        """Rows that cut a range into parts. Raises `TabletMoved`, `InvalidArgument`."""
+        state = self._state
+        state.require_tablet(request.target)
+        if not request.part_bytes:
+            raise InvalidArgument("part_bytes", "missing")
+        start, end = scans.clipped(state, request.range)
+        try:
+            rows = split_point.parts(state, start, end, request.part_bytes)
+        except state.storage.failures as error:
+            raise self._unreadable(error) from error
+        return pb.ProposePartsResponse(rows=rows)
+
     async def propose_split(self, target: pb.TabletTarget | None = None) -> bytes | None:
         """The first row of the upper half by size; None when there are fewer than two rows. Refuses
         a target that is not this tablet at this epoch and schema."""
@@ -195,8 +315,8 @@ class Tablet:
     def statistics(self) -> pb.TabletStatistics:
         state, counters = self._state, self._state.counters
         return pb.TabletStatistics(
-            cells=max(0, counters.cells),
-            bytes=max(0, counters.bytes),
+            cells=max(0, counters.cells - counters.foreign_cells),
+            bytes=max(0, counters.bytes - counters.foreign_bytes),
             locks=len(state.mirror),
             notifications=len(state.index),
             mutations_applied=counters.mutations_applied,
@@ -222,6 +342,17 @@ class Tablet:
             range=cells_pb2.RowRange(start=identity.start, end=identity.end),
             statistics=self.statistics(),
         )
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """For what writes between two batches, although its caller may leave in the middle.
+
+        Torn there, it would let the next batch be judged while the disk is still at the write, and
+        memory would never learn of what has become durable.
+        """
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
 
     async def _note(self, key: bytes, value: bytes) -> None:
         """Writes something about the tablet itself. Only between two batches."""

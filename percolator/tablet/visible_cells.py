@@ -19,6 +19,7 @@ from percolator.protocol.records import (
     WRITE_KIND_OFFSET,
 )
 from percolator.tablet.keys import (
+    RESERVED,
     TIMESTAMP_MAX,
     D,
     after_component,
@@ -66,8 +67,8 @@ class VisibleCells:
         hidden: Container[bytes] = (),
         report_deletes: bool = False,
     ) -> None:
-        """`wanted` are the encoded columns; None means all. `hidden` are cells (`cell_prefix`) that
-        have a lock in the way."""
+        """`wanted` are the encoded columns; None means all but reserved ones. `hidden` are cells
+        (`cell_prefix`) that have a lock in the way."""
         self._cursor = cursor
         self._get = get
         self._inverted = inverted(timestamp)
@@ -121,9 +122,10 @@ class VisibleCells:
                     row_prefix = key[:end]
                     admitted = False
                 steps = 0
-                decided = (wanted is not None and cell[len(row_prefix) :] not in wanted) or (
-                    cell[1:] in hidden
-                )
+                if wanted is None:
+                    decided = cell.startswith(RESERVED, len(row_prefix)) or cell[1:] in hidden
+                else:
+                    decided = cell[len(row_prefix) :] not in wanted or cell[1:] in hidden
             if decided or key[-8:] < newest:
                 skipped += 1
                 steps += 1

@@ -7,9 +7,14 @@
             ...
 
 With pytest, `pytest_plugins = ["percolator.testing.pytest_plugin"]` in conftest.py gives every test
-that asks for `percolator_db` an empty one.
+that asks for `percolator_db` an empty one. Observers are run until nothing is left to do:
+
+    def test_index(percolator_db):
+        ...
+        percolator.testing.run_observers(percolator_db, [index])
 """
 
 from percolator.testing.local_database import connect, connect_async
+from percolator.testing.until_quiet import run_observers, run_observers_async
 
-__all__ = ["connect", "connect_async"]
+__all__ = ["connect", "connect_async", "run_observers", "run_observers_async"]

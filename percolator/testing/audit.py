@@ -10,7 +10,8 @@ commits that are gone, aborted ones that are not, and transactions that were tor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from percolator.testing.findings import Report
@@ -47,16 +48,18 @@ def audit(
     timestamp_max: int | None = None,
     collected_below: int = 0,
     collection_finished: bool = False,
+    collected: Mapping[int, int] = MappingProxyType({}),
     violations_max: int = 100,
 ) -> Audit:
     """Audits all tables together: transactions reach across them.
 
     `history_is_complete` says that no other client ever wrote. `timestamp_max` is the oracle's
     durable mark. Below `collected_below`, the safe point, history may be collected, and if
-    `collection_finished`, it must be.
+    `collection_finished`, it must be. `collected` has the commit timestamps of transactions, by
+    their start timestamps, of which a record was seen to be collected: the store cannot tell.
     """
     report = Report(violations_max)
-    stored = StoredCells(tables, report)
+    stored = StoredCells(tables, report, collected)
     check_cells(stored, report)
     check_transactions(stored, collected_below, report)
     if timestamp_max is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from percolator.errors import InvalidArgument
 from percolator.testing.findings import Report, Violation
-from percolator.testing.history import History
+from percolator.testing.history import History, Read, Scan
 from percolator.testing.isolation.observer_runs import WatchedColumns, check_observer_runs
 from percolator.testing.isolation.outcomes import Resolver, settled
 from percolator.testing.isolation.replay import replay
@@ -41,6 +41,7 @@ def check(
     they had the time to finish. The report explains at most `violations_max` violations.
     """
     _refuse_namesakes(history)
+    _refuse_unplaced(history)
     final = settled(history, resolve)
     report = Report(violations_max)
     report.looked_at["transactions"] = len(final)
@@ -62,3 +63,10 @@ def _refuse_namesakes(history: History) -> None:
                 "history", f"two transactions are #{name[1]} of session {name[0]}"
             )
         named.add(name)
+
+
+def _refuse_unplaced(history: History) -> None:
+    """Reads without a snapshot could be held against nothing, and would all count as right."""
+    for record in history:
+        if not record.start_ts and any(isinstance(o, Read | Scan) for o in record.operations):
+            raise InvalidArgument("history", f"{record} has read without a start timestamp")

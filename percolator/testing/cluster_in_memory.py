@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, TabletMoved
 from percolator.tablet.memory_storage import MemoryStorage
+from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire.observer_change import changed_observers
 from percolator.wire.status import to_detail
 from percolator.world import Clock
 
@@ -32,6 +35,7 @@ class ClusterInMemory:
         self._ids = itertools.count(1)
         self._tables: dict[str, master_pb2.Table] = {}
         self.tablets: dict[int, Tablet] = {}
+        self._watch = NotificationWatch()
 
     # ------------------------------------------------------------------ cluster and oracle
 
@@ -84,6 +88,7 @@ class ClusterInMemory:
                 clock=self._clock,
                 still_owner=lambda: True,
                 on_closed=lambda _: None,
+                watch=self._watch,
             )
             await tablet.open()
             self.tablets[identity.tablet_id] = tablet
@@ -120,11 +125,10 @@ class ClusterInMemory:
         self, request: master_pb2.ChangeObserversRequest
     ) -> master_pb2.ChangeObserversResponse:
         table = self._table(request.table, 0)
-        replaced = {observer.name for observer in request.add} | set(request.remove)
-        kept = [observer for observer in table.observers if observer.name not in replaced]
+        change = changed_observers(table.name, table.observers, request)
         del table.observers[:]
-        table.observers.extend([*kept, *request.add])
-        table.schema_version += 1
+        table.observers.extend(change.observers)
+        table.schema_version += change.raises_version
         for tablet in self._tablets_of(table.table_id):
             await tablet.set_schema_version(table.schema_version)
         return master_pb2.ChangeObserversResponse(table=table)
@@ -197,6 +201,25 @@ class ClusterInMemory:
     ) -> AsyncIterator[wire.ScanCellsResponse]:
         async for page in self._serving(request.target).scan_cells(request):
             yield page
+
+    async def scan_notifications(
+        self, request: wire.ScanNotificationsRequest
+    ) -> wire.ScanNotificationsResponse:
+        response = wire.ScanNotificationsResponse()
+        for scan in request.scans:
+            try:
+                result = await self._serving(scan.target).scan_notifications(scan)
+            except PercolatorError as error:
+                result = wire.NotificationScanResult(error=to_detail(error))
+            response.scans.append(result)
+        return response
+
+    async def watch_notifications(
+        self, request: wire.WatchNotificationsRequest
+    ) -> AsyncIterator[wire.WatchNotificationsResponse]:
+        async with aclosing(self._watch.stream(request)) as answers:
+            async for answer in answers:
+                yield answer
 
     def _serving(self, target: wire.TabletTarget) -> Tablet:
         tablet = self.tablets.get(target.tablet_id)

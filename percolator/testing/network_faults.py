@@ -116,6 +116,8 @@ def _drawn(limits: tuple[tuple[float, Fault], ...], random: Random) -> Fault | N
     if not limits:
         return None
     drawn = random.random()
+    if drawn >= limits[-1][0]:
+        return None
     for limit, fault in limits:
         if drawn < limit:
             return fault

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Generic
 
 from percolator.errors import (
@@ -19,10 +20,20 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.testing.network_faults import Fault
-from percolator.testing.simulated_wire import Envelope, Handler, Listener, Wire
+from percolator.testing.simulated_life import Life
+from percolator.testing.simulated_wire import Handler, Listener, Wire
 from percolator.v1 import errors_pb2
 from percolator.wire.status import from_detail, to_detail
 from percolator.world import RequestT, ResponseT, StreamMethod, UnaryMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: a process, by its address, in its present life."""
+
+    wire: Wire
+    life: Life
+    address: str
 
 
 class CallInFlight(ABC, Generic[RequestT, ResponseT]):
@@ -30,23 +41,25 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
 
     def __init__(
         self,
-        wire: Wire,
-        source: str,
+        caller: Caller,
         method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
         target: str,
         request: bytes,
         timeout_seconds: float,
     ) -> None:
-        self._wire = wire
-        self._source = source
+        self._wire = wire = caller.wire
         self._target = target
+        self._there = caller.address, target
+        self._back = target, caller.address
         self._method = method
         self._request = request
         self._timeout_seconds = timeout_seconds
         self._executions: list[asyncio.Task[None]] = []
         self._over = False
-        # Set in the caller's own context: while the caller is paused, no time passes for it.
-        self._timer = wire.loop.call_later(timeout_seconds, self._time_out)
+        loop = wire.loop
+        # In the caller's own context: while the caller is paused, no time passes for it. A call
+        # that is over by then ignores it, which costs less than taking it back.
+        loop.deliver_at(loop.now + timeout_seconds, self._time_out, (), caller.life.own_context)
         self._send()
 
     # ------------------------------------------------------------------ the caller's side
@@ -66,7 +79,7 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         if not self._over:
             self._finish()
             self._wire.counts[Fault.GIVEN_UP] += 1
-            self._wire.carry(self._source, self._target, self._cancel_executions)
+            self._wire.carry(self._there, self._cancel_executions)
 
     def _time_out(self) -> None:
         if not self._over:
@@ -75,32 +88,30 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
 
     def _finish(self) -> None:
         self._over = True
-        self._timer.cancel()
 
     def _where(self) -> str:
         return f"{self._method.path} at {self._target}"
 
     def _send(self) -> None:
-        wire, there = self._wire, (self._source, self._target)
-        envelope = Envelope(*there, self._method.path, False, self._request)
-        match wire.fate(envelope):
+        wire, there = self._wire, self._there
+        match wire.fate(there, self._method.path, self._request, is_reply=False):
             case None:
-                wire.carry(*there, self._arrive)
+                wire.carry(there, self._arrive)
             case Fault.SLOW:
-                wire.carry(*there, self._arrive, late=True)
+                wire.carry(there, self._arrive, late=True)
             case Fault.DUPLICATED:
-                wire.carry(*there, self._arrive)
-                wire.carry(*there, self._arrive, late=True)
+                wire.carry(there, self._arrive)
+                wire.carry(there, self._arrive, late=True)
             case Fault.BROKEN_BEFORE:
                 self._break_soon()
             case Fault.BROKEN_AFTER:
-                wire.carry(*there, self._arrive)
+                wire.carry(there, self._arrive)
                 self._break_soon()
             case _:
                 pass  # dropped: nobody will ever hear of it
 
     def _break_soon(self) -> None:
-        self._wire.carry(self._target, self._source, self.break_off, "the connection broke")
+        self._wire.carry(self._back, self.break_off, "the connection broke")
 
     # ------------------------------------------------------------------ the server's side
 
@@ -108,11 +119,11 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         listener = self._wire.listener_at(self._target)
         if listener is None:
             self._wire.counts[Fault.REFUSED] += 1
-            self._wire.carry(self._target, self._source, self.break_off, "connection refused")
+            self._wire.carry(self._back, self.break_off, "connection refused")
             return
         handler = listener.methods.get(self._method.path)
         if handler is None:
-            self._wire.carry(self._target, self._source, self._miss)
+            self._wire.carry(self._back, self._miss)
             return
         listener.calls[self] = None
         self._executions.append(listener.life.spawn(self._execute(handler, listener)))
@@ -124,7 +135,7 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
 
     def broken_by_server(self) -> None:
         """The process that was executing it has ended; its machine says so."""
-        self._wire.carry(self._target, self._source, self.break_off, "connection reset")
+        self._wire.carry(self._back, self.break_off, "connection reset")
 
     def _cancel_executions(self) -> None:
         for task in self._executions:
@@ -135,8 +146,8 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         wire = self._wire
         try:
             if wire.on_call is not None:
-                deadline = wire.loop.time() + self._timeout_seconds
-                wire.on_call(lambda: deadline - wire.loop.time())
+                loop, deadline = wire.loop, wire.loop.now + self._timeout_seconds
+                wire.on_call(lambda: deadline - loop.now)
             await self._answer(handler, listener)
         except InvariantViolation as error:
             wire.unexpected.append(error)
@@ -163,16 +174,15 @@ class UnaryInFlight(CallInFlight[RequestT, ResponseT]):
 
     def __init__(
         self,
-        wire: Wire,
-        source: str,
+        caller: Caller,
         method: UnaryMethod[RequestT, ResponseT],
         target: str,
         request: bytes,
         timeout_seconds: float,
     ) -> None:
-        self.answer: asyncio.Future[bytes] = wire.loop.create_future()
+        self.answer: asyncio.Future[bytes] = asyncio.Future(loop=caller.wire.loop)
         """The serialised response."""
-        super().__init__(wire, source, method, target, request, timeout_seconds)
+        super().__init__(caller, method, target, request, timeout_seconds)
 
     def _fail(self, error: PercolatorError) -> None:
         if not self.answer.done():  # cancelled, when the caller was
@@ -198,13 +208,13 @@ class UnaryInFlight(CallInFlight[RequestT, ResponseT]):
     def _reply(self, listener: Listener, payload: bytes, *, is_error: bool) -> None:
         if not listener.life.alive:
             return
-        wire, back = self._wire, (self._target, self._source)
+        wire, back = self._wire, self._back
         take = self._take_error if is_error else self._take
-        match wire.fate(Envelope(*back, self._method.path, True, payload)):
+        match wire.fate(back, self._method.path, payload, is_reply=True):
             case None:
-                wire.carry(*back, take, payload)
+                wire.carry(back, take, payload)
             case Fault.SLOW:
-                wire.carry(*back, take, payload, late=True)
+                wire.carry(back, take, payload, late=True)
             case Fault.BROKEN_AFTER | Fault.BROKEN_BEFORE:
                 self._break_soon()
             case _:

@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from percolator.errors import InvalidArgument, Unavailable
-from percolator.testing.simulated_call import UnaryInFlight
-from percolator.testing.simulated_loop import Life
+from percolator.testing.simulated_call import Caller, UnaryInFlight
+from percolator.testing.simulated_life import Life
 from percolator.testing.simulated_stream import StreamInFlight
 from percolator.testing.simulated_wire import Wire
 from percolator.world import (
@@ -43,14 +43,13 @@ class SimulatedNetwork:
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         _check(address)
-        wire, source, waiting = self._wire, self._address, self._waiting
-        decode = method.response.FromString
+        caller = Caller(self._wire, self._life, self._address)
+        waiting, decode = self._waiting, method.response.FromString
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
-            await self._may_call(address)
-            in_flight = UnaryInFlight(
-                wire, source, method, address, request.SerializeToString(), timeout
-            )
+            if self._closed or not caller.life.alive:
+                await self._refuse(address)
+            in_flight = UnaryInFlight(caller, method, address, request.SerializeToString(), timeout)
             waiting[in_flight] = None
             try:
                 return decode(await in_flight.answer)
@@ -66,13 +65,14 @@ class SimulatedNetwork:
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
         _check(address)
-        wire, source = self._wire, self._address
+        caller = Caller(self._wire, self._life, self._address)
         decode = method.response.FromString
 
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
-            await self._may_call(address)
+            if self._closed or not caller.life.alive:
+                await self._refuse(address)
             in_flight = StreamInFlight(
-                wire, source, method, address, request.SerializeToString(), timeout
+                caller, method, address, request.SerializeToString(), timeout
             )
             try:
                 while (payload := await in_flight.next()) is not None:
@@ -87,12 +87,11 @@ class SimulatedNetwork:
         for in_flight in list(self._waiting):
             in_flight.break_off("the channel was closed")
 
-    async def _may_call(self, address: str) -> None:
+    async def _refuse(self, address: str) -> None:
         if not self._life.alive:
             # A dead process sends nothing; whoever ended it cancels this.
             await self._wire.loop.create_future()
-        if self._closed:
-            raise Unavailable("the channel was closed", where=address)
+        raise Unavailable("the channel was closed", where=address)
 
 
 def _check(address: str) -> None:

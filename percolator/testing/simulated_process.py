@@ -18,7 +18,8 @@ from typing import Any
 
 from percolator.errors import UsageError
 from percolator.testing.network_faults import Fault
-from percolator.testing.simulated_loop import Life
+from percolator.testing.simulated_life import Life
+from percolator.testing.simulated_loop import SimulationLoop
 from percolator.testing.simulated_network import SimulatedNetwork
 from percolator.testing.simulated_wire import Served, Wire
 from percolator.testing.virtual_time import VirtualClock
@@ -41,6 +42,17 @@ class Incarnation:
         self.wire.listen(self.life, self.address, services)
 
 
+class MachineClock(VirtualClock):
+    """A machine's clock, for which the loop has a cheaper way to sleep."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        super().__init__(loop)
+        self._sleep = loop.sleep
+
+    async def sleep(self, seconds: float) -> None:
+        await self._sleep(seconds)
+
+
 Main = Callable[[Incarnation], Coroutine[Any, Any, None]]
 """The whole program. When it returns or raises, the process has exited."""
 
@@ -50,7 +62,7 @@ class SimulatedProcess:
 
     def __init__(self, address: str, wire: Wire, random: Random) -> None:
         self.address = address
-        self.clock = VirtualClock(wire.loop)
+        self.clock = MachineClock(wire.loop)
         """Of its machine: it goes on while the process is down, and can be set wrong."""
         self.exits: list[BaseException | None] = []
         """How each life ended by itself: None, or what its main raised."""

@@ -12,8 +12,8 @@ from contextlib import aclosing
 
 from percolator.errors import PercolatorError
 from percolator.testing.network_faults import Fault
-from percolator.testing.simulated_call import CallInFlight, decoded_error, encoded_error
-from percolator.testing.simulated_wire import Envelope, Handler, Listener, Wire
+from percolator.testing.simulated_call import Caller, CallInFlight, decoded_error, encoded_error
+from percolator.testing.simulated_wire import Handler, Listener
 from percolator.world import RequestT, ResponseT, StreamMethod
 
 STREAM_WINDOW_MESSAGES = 16
@@ -25,8 +25,7 @@ class StreamInFlight(CallInFlight[RequestT, ResponseT]):
 
     def __init__(
         self,
-        wire: Wire,
-        source: str,
+        caller: Caller,
         method: StreamMethod[RequestT, ResponseT],
         target: str,
         request: bytes,
@@ -39,7 +38,7 @@ class StreamInFlight(CallInFlight[RequestT, ResponseT]):
         self._server: asyncio.Future[None] | None = None
         self._sent = self._expected = self._consumed = 0
         self._last_arrival = 0.0
-        super().__init__(wire, source, method, target, request, timeout_seconds)
+        super().__init__(caller, method, target, request, timeout_seconds)
 
     async def next(self) -> bytes | None:
         """The next response, serialised, or None at the end."""
@@ -89,13 +88,13 @@ class StreamInFlight(CallInFlight[RequestT, ResponseT]):
     def _push(self, listener: Listener, payload: bytes | None, error: bytes | None) -> None:
         if not listener.life.alive:
             return
-        wire, back = self._wire, (self._target, self._source)
+        wire, back = self._wire, self._back
         number = self._sent
         self._sent += 1
-        fate = wire.fate(Envelope(*back, self._method.path, True, payload or error or b""))
+        fate = wire.fate(back, self._method.path, payload or error or b"", is_reply=True)
         if fate in (None, Fault.SLOW):
             self._last_arrival = wire.carry(
-                *back,
+                back,
                 self._take,
                 number,
                 payload,

@@ -14,7 +14,8 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.testing.network_faults import PERFECT, Fault, FaultCounts, NetworkFaults
 from percolator.testing.network_links import Link, Links
-from percolator.testing.simulated_loop import Life, SimulationLoop
+from percolator.testing.simulated_life import Life
+from percolator.testing.simulated_loop import SimulationLoop
 from percolator.wire.methods import method_name
 from percolator.world import Random
 
@@ -120,12 +121,14 @@ class Wire:
 
     # ---------------------------------------------------------------------- messages
 
-    def fate(self, envelope: Envelope) -> Fault | None:
+    def fate(self, link: Link, path: str, payload: bytes, *, is_reply: bool) -> Fault | None:
         """What will happen to a message; counted here."""
         self.messages += 1
-        fault = None if self.watcher is None else self.watcher(envelope)
+        fault = None
+        if self.watcher is not None:
+            fault = self.watcher(Envelope(*link, path, is_reply, payload))
         if fault is None:
-            draw = self.faults.of_reply if envelope.is_reply else self.faults.of_request
+            draw = self.faults.of_reply if is_reply else self.faults.of_request
             fault = draw(self.random)
         if fault is not None:
             self.counts[fault] += 1
@@ -133,8 +136,7 @@ class Wire:
 
     def carry(
         self,
-        source: str,
-        target: str,
+        link: Link,
         arrive: Callable[..., None],
         *arguments: object,
         late: bool = False,
@@ -144,12 +146,11 @@ class Wire:
         faults, random = self.faults, self.random
         delay = faults.long_delay_seconds(random) if late else faults.delay_seconds(random)
         if not self.links.whole:
-            extra = self.links.extra_seconds(source, target)
+            extra = self.links.extra_seconds(*link)
             if extra:
                 self.counts[Fault.SLOW_LINK] += 1
                 delay += extra
-        arrival = max(self.loop.time() + delay, not_before)
-        link = source, target
+        arrival = max(self.loop.now + delay, not_before)
         if arrival < self._latest.get(link, 0.0):
             self.counts[Fault.REORDERED] += 1
         else:

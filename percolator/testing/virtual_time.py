@@ -21,13 +21,13 @@ class NothingLeftToHappen(RuntimeError):
 class _JumpingSelector:
     """Stands where an event loop waits for sockets; there, waiting is what moves the clock."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise NothingLeftToHappen("every task waits, and no timer is set: a deadlock")
-        self.now += max(timeout, 0.0)
+        self._loop.now += max(timeout, 0.0)
         return []
 
 
@@ -36,12 +36,13 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _JumpingSelector()
+        self.now = 0.0
+        self._selector = _JumpingSelector(self)
         # Two timers closer than this fire together; virtual time has no jitter to absorb.
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
-        return self._selector.now
+        return self.now
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are no sockets, so there are no events."""

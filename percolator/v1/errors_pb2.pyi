@@ -19,7 +19,7 @@ RETRY_SAFETY_USELESS: RetrySafety
 RETRY_SAFETY_UNKNOWN: RetrySafety
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict", "schema_mismatch")
+    __slots__ = ("message", "where", "retry", "invalid_argument", "overloaded", "session_expired", "tablet_moved", "schema_changed", "snapshot_too_old", "store_unusable", "outcome_unknown", "wrong_cluster", "not_ready", "invariant_violated", "conflict", "schema_mismatch", "unauthenticated", "permission_denied", "unknown_server")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,9 @@ class ErrorDetail(_message.Message):
     INVARIANT_VIOLATED_FIELD_NUMBER: _ClassVar[int]
     CONFLICT_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_MISMATCH_FIELD_NUMBER: _ClassVar[int]
+    UNAUTHENTICATED_FIELD_NUMBER: _ClassVar[int]
+    PERMISSION_DENIED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SERVER_FIELD_NUMBER: _ClassVar[int]
     message: str
     where: str
     retry: RetrySafety
@@ -52,7 +55,10 @@ class ErrorDetail(_message.Message):
     invariant_violated: InvariantViolated
     conflict: Conflict
     schema_mismatch: SchemaMismatch
-    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ..., schema_mismatch: _Optional[_Union[SchemaMismatch, _Mapping]] = ...) -> None: ...
+    unauthenticated: Unauthenticated
+    permission_denied: PermissionDenied
+    unknown_server: UnknownServer
+    def __init__(self, message: _Optional[str] = ..., where: _Optional[str] = ..., retry: _Optional[_Union[RetrySafety, str]] = ..., invalid_argument: _Optional[_Union[InvalidArgument, _Mapping]] = ..., overloaded: _Optional[_Union[Overloaded, _Mapping]] = ..., session_expired: _Optional[_Union[SessionExpired, _Mapping]] = ..., tablet_moved: _Optional[_Union[TabletMoved, _Mapping]] = ..., schema_changed: _Optional[_Union[SchemaChanged, _Mapping]] = ..., snapshot_too_old: _Optional[_Union[SnapshotTooOld, _Mapping]] = ..., store_unusable: _Optional[_Union[StoreUnusable, _Mapping]] = ..., outcome_unknown: _Optional[_Union[OutcomeUnknown, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongCluster, _Mapping]] = ..., not_ready: _Optional[_Union[NotReady, _Mapping]] = ..., invariant_violated: _Optional[_Union[InvariantViolated, _Mapping]] = ..., conflict: _Optional[_Union[Conflict, _Mapping]] = ..., schema_mismatch: _Optional[_Union[SchemaMismatch, _Mapping]] = ..., unauthenticated: _Optional[_Union[Unauthenticated, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDenied, _Mapping]] = ..., unknown_server: _Optional[_Union[UnknownServer, _Mapping]] = ...) -> None: ...
 
 class InvalidArgument(_message.Message):
     __slots__ = ("field", "reason")
@@ -61,6 +67,14 @@ class InvalidArgument(_message.Message):
     field: str
     reason: str
     def __init__(self, field: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Unauthenticated(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PermissionDenied(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Overloaded(_message.Message):
     __slots__ = ("retry_after_milliseconds",)
@@ -189,3 +203,9 @@ class SchemaMismatch(_message.Message):
     table: str
     table_id: int
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class UnknownServer(_message.Message):
+    __slots__ = ("server",)
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    def __init__(self, server: _Optional[str] = ...) -> None: ...

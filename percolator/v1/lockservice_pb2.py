@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpercolator/v1/lockservice.proto\x12\rpercolator.v1\"i\n\x0bSessionInfo\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\x12\x1e\n\x16oldest_start_timestamp\x18\x03 \x01(\x04\x12\x0b\n\x03pin\x18\x04 \x01(\x08\">\n\x12OpenSessionRequest\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"S\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\"*\n\x14RenewSessionResponse\x12\x12\n\ntaken_over\x18\x01 \x01(\x08\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x14\n\x12\x45ndSessionResponse\"+\n\x14\x43heckSessionsRequest\x12\x13\n\x0bsession_ids\x18\x01 \x03(\x0c\"B\n\x15\x43heckSessionsResponse\x12)\n\x08liveness\x18\x01 \x03(\x0e\x32\x17.percolator.v1.Liveness\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\x0c\"\x90\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x18\n\x10\x61ge_milliseconds\x18\x03 \x01(\x04\x12\x1e\n\x16remaining_milliseconds\x18\x04 \x01(\r\x12\r\n\x05locks\x18\x05 \x01(\r\"Y\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.percolator.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\"M\n\x0eTryLockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\x1f\n\x0fTryLockResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"P\n\x11RenewLocksRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\"\n\x12RenewLocksResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"2\n\rUnlockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\"\x10\n\x0eUnlockResponse*c\n\x08Liveness\x12\x18\n\x14LIVENESS_UNSPECIFIED\x10\x00\x12\x12\n\x0eLIVENESS_ALIVE\x10\x01\x12\x11\n\rLIVENESS_DEAD\x10\x02\x12\x16\n\x12LIVENESS_UNDECIDED\x10\x03\x32\xa8\x05\n\x0bLockService\x12T\n\x0bOpenSession\x12!.percolator.v1.OpenSessionRequest\x1a\".percolator.v1.OpenSessionResponse\x12W\n\x0cRenewSession\x12\".percolator.v1.RenewSessionRequest\x1a#.percolator.v1.RenewSessionResponse\x12Q\n\nEndSession\x12 .percolator.v1.EndSessionRequest\x1a!.percolator.v1.EndSessionResponse\x12Z\n\rCheckSessions\x12#.percolator.v1.CheckSessionsRequest\x1a$.percolator.v1.CheckSessionsResponse\x12W\n\x0cListSessions\x12\".percolator.v1.ListSessionsRequest\x1a#.percolator.v1.ListSessionsResponse\x12H\n\x07TryLock\x12\x1d.percolator.v1.TryLockRequest\x1a\x1e.percolator.v1.TryLockResponse\x12Q\n\nRenewLocks\x12 .percolator.v1.RenewLocksRequest\x1a!.percolator.v1.RenewLocksResponse\x12\x45\n\x06Unlock\x12\x1c.percolator.v1.UnlockRequest\x1a\x1d.percolator.v1.UnlockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpercolator/v1/lockservice.proto\x12\rpercolator.v1\"i\n\x0bSessionInfo\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\x12\x1e\n\x16oldest_start_timestamp\x18\x03 \x01(\x04\x12\x0b\n\x03pin\x18\x04 \x01(\x08\">\n\x12OpenSessionRequest\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\")\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"S\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\"*\n\x14RenewSessionResponse\x12\x12\n\ntaken_over\x18\x01 \x01(\x08\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x14\n\x12\x45ndSessionResponse\"+\n\x14\x43heckSessionsRequest\x12\x13\n\x0bsession_ids\x18\x01 \x03(\x0c\"B\n\x15\x43heckSessionsResponse\x12)\n\x08liveness\x18\x01 \x03(\x0e\x32\x17.percolator.v1.Liveness\"<\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\x0c\"\x90\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x18\n\x10\x61ge_milliseconds\x18\x03 \x01(\x04\x12\x1e\n\x16remaining_milliseconds\x18\x04 \x01(\r\x12\r\n\x05locks\x18\x05 \x01(\r\"\x89\x01\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.percolator.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\x12\x10\n\x08settling\x18\x03 \x01(\x08\x12\x1c\n\x14ttl_milliseconds_max\x18\x04 \x01(\r\"M\n\x0eTryLockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\x1f\n\x0fTryLockResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"P\n\x11RenewLocksRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\"\n\x12RenewLocksResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"2\n\rUnlockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\"\x10\n\x0eUnlockResponse*c\n\x08Liveness\x12\x18\n\x14LIVENESS_UNSPECIFIED\x10\x00\x12\x12\n\x0eLIVENESS_ALIVE\x10\x01\x12\x11\n\rLIVENESS_DEAD\x10\x02\x12\x16\n\x12LIVENESS_UNDECIDED\x10\x03\x32\xa8\x05\n\x0bLockService\x12T\n\x0bOpenSession\x12!.percolator.v1.OpenSessionRequest\x1a\".percolator.v1.OpenSessionResponse\x12W\n\x0cRenewSession\x12\".percolator.v1.RenewSessionRequest\x1a#.percolator.v1.RenewSessionResponse\x12Q\n\nEndSession\x12 .percolator.v1.EndSessionRequest\x1a!.percolator.v1.EndSessionResponse\x12Z\n\rCheckSessions\x12#.percolator.v1.CheckSessionsRequest\x1a$.percolator.v1.CheckSessionsResponse\x12W\n\x0cListSessions\x12\".percolator.v1.ListSessionsRequest\x1a#.percolator.v1.ListSessionsResponse\x12H\n\x07TryLock\x12\x1d.percolator.v1.TryLockRequest\x1a\x1e.percolator.v1.TryLockResponse\x12Q\n\nRenewLocks\x12 .percolator.v1.RenewLocksRequest\x1a!.percolator.v1.RenewLocksResponse\x12\x45\n\x06Unlock\x12\x1c.percolator.v1.UnlockRequest\x1a\x1d.percolator.v1.UnlockResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.lockservice_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LIVENESS']._serialized_start=1169
-  _globals['_LIVENESS']._serialized_end=1268
+  _globals['_LIVENESS']._serialized_start=1218
+  _globals['_LIVENESS']._serialized_end=1317
   _globals['_SESSIONINFO']._serialized_start=50
   _globals['_SESSIONINFO']._serialized_end=155
   _globals['_OPENSESSIONREQUEST']._serialized_start=157
@@ -55,20 +55,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTSESSIONSREQUEST']._serialized_end=629
   _globals['_SESSION']._serialized_start=632
   _globals['_SESSION']._serialized_end=776
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=778
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=867
-  _globals['_TRYLOCKREQUEST']._serialized_start=869
-  _globals['_TRYLOCKREQUEST']._serialized_end=946
-  _globals['_TRYLOCKRESPONSE']._serialized_start=948
-  _globals['_TRYLOCKRESPONSE']._serialized_end=979
-  _globals['_RENEWLOCKSREQUEST']._serialized_start=981
-  _globals['_RENEWLOCKSREQUEST']._serialized_end=1061
-  _globals['_RENEWLOCKSRESPONSE']._serialized_start=1063
-  _globals['_RENEWLOCKSRESPONSE']._serialized_end=1097
-  _globals['_UNLOCKREQUEST']._serialized_start=1099
-  _globals['_UNLOCKREQUEST']._serialized_end=1149
-  _globals['_UNLOCKRESPONSE']._serialized_start=1151
-  _globals['_UNLOCKRESPONSE']._serialized_end=1167
-  _globals['_LOCKSERVICE']._serialized_start=1271
-  _globals['_LOCKSERVICE']._serialized_end=1951
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=779
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=916
+  _globals['_TRYLOCKREQUEST']._serialized_start=918
+  _globals['_TRYLOCKREQUEST']._serialized_end=995
+  _globals['_TRYLOCKRESPONSE']._serialized_start=997
+  _globals['_TRYLOCKRESPONSE']._serialized_end=1028
+  _globals['_RENEWLOCKSREQUEST']._serialized_start=1030
+  _globals['_RENEWLOCKSREQUEST']._serialized_end=1110
+  _globals['_RENEWLOCKSRESPONSE']._serialized_start=1112
+  _globals['_RENEWLOCKSRESPONSE']._serialized_end=1146
+  _globals['_UNLOCKREQUEST']._serialized_start=1148
+  _globals['_UNLOCKREQUEST']._serialized_end=1198
+  _globals['_UNLOCKRESPONSE']._serialized_start=1200
+  _globals['_UNLOCKRESPONSE']._serialized_end=1216
+  _globals['_LOCKSERVICE']._serialized_start=1320
+  _globals['_LOCKSERVICE']._serialized_end=2000
 # @@protoc_insertion_point(module_scope)

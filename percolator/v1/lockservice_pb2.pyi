@@ -100,12 +100,16 @@ class Session(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., info: _Optional[_Union[SessionInfo, _Mapping]] = ..., age_milliseconds: _Optional[int] = ..., remaining_milliseconds: _Optional[int] = ..., locks: _Optional[int] = ...) -> None: ...
 
 class ListSessionsResponse(_message.Message):
-    __slots__ = ("sessions", "next_page_token")
+    __slots__ = ("sessions", "next_page_token", "settling", "ttl_milliseconds_max")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SETTLING_FIELD_NUMBER: _ClassVar[int]
+    TTL_MILLISECONDS_MAX_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedCompositeFieldContainer[Session]
     next_page_token: bytes
-    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., next_page_token: _Optional[bytes] = ...) -> None: ...
+    settling: bool
+    ttl_milliseconds_max: int
+    def __init__(self, sessions: _Optional[_Iterable[_Union[Session, _Mapping]]] = ..., next_page_token: _Optional[bytes] = ..., settling: bool = ..., ttl_milliseconds_max: _Optional[int] = ...) -> None: ...
 
 class TryLockRequest(_message.Message):
     __slots__ = ("session_id", "names", "ttl_milliseconds")

@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Observer(_message.Message):
-    __slots__ = ("name", "columns", "weak")
+    __slots__ = ("name", "columns", "weak", "paused")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     WEAK_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     name: str
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     weak: bool
-    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ...) -> None: ...
+    paused: bool
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ..., paused: bool = ...) -> None: ...
 
 class TableOptions(_message.Message):
     __slots__ = ("retention_milliseconds", "split_bytes")
@@ -103,14 +105,20 @@ class DescribeTableResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class ChangeObserversRequest(_message.Message):
-    __slots__ = ("table", "add", "remove")
+    __slots__ = ("table", "add", "remove", "pause", "resume", "replace")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
     table: str
     add: _containers.RepeatedCompositeFieldContainer[Observer]
     remove: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ...) -> None: ...
+    pause: _containers.RepeatedScalarFieldContainer[str]
+    resume: _containers.RepeatedScalarFieldContainer[str]
+    replace: bool
+    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ..., pause: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ..., replace: bool = ...) -> None: ...
 
 class ChangeObserversResponse(_message.Message):
     __slots__ = ("table",)
@@ -205,6 +213,48 @@ class MoveTabletResponse(_message.Message):
     LOCATION_FIELD_NUMBER: _ClassVar[int]
     location: _errors_pb2.TabletLocation
     def __init__(self, location: _Optional[_Union[_errors_pb2.TabletLocation, _Mapping]] = ...) -> None: ...
+
+class DescribeCollectionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TableHistory(_message.Message):
+    __slots__ = ("table", "table_id", "retention_milliseconds", "safe_point", "collected_below", "history_bytes", "cells_collected", "bytes_collected")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    SAFE_POINT_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_BELOW_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CELLS_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    retention_milliseconds: int
+    safe_point: int
+    collected_below: int
+    history_bytes: int
+    cells_collected: int
+    bytes_collected: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., retention_milliseconds: _Optional[int] = ..., safe_point: _Optional[int] = ..., collected_below: _Optional[int] = ..., history_bytes: _Optional[int] = ..., cells_collected: _Optional[int] = ..., bytes_collected: _Optional[int] = ...) -> None: ...
+
+class DescribeCollectionResponse(_message.Message):
+    __slots__ = ("tables", "transactions_safe_point", "held_by", "held_by_session_id", "held_at", "error", "age_milliseconds")
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_SAFE_POINT_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_FIELD_NUMBER: _ClassVar[int]
+    HELD_BY_SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_AT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    AGE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[TableHistory]
+    transactions_safe_point: int
+    held_by: str
+    held_by_session_id: bytes
+    held_at: int
+    error: _errors_pb2.ErrorDetail
+    age_milliseconds: int
+    def __init__(self, tables: _Optional[_Iterable[_Union[TableHistory, _Mapping]]] = ..., transactions_safe_point: _Optional[int] = ..., held_by: _Optional[str] = ..., held_by_session_id: _Optional[bytes] = ..., held_at: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., age_milliseconds: _Optional[int] = ...) -> None: ...
 
 class TabletServerInfo(_message.Message):
     __slots__ = ("server_id", "address", "tablets", "serving", "draining", "silence_milliseconds")

@@ -52,6 +52,21 @@ class RetiredTablet(_message.Message):
     tablet_id: int
     def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ...) -> None: ...
 
+class SafePointsRecord(_message.Message):
+    __slots__ = ("tables", "transactions")
+    class OfTable(_message.Message):
+        __slots__ = ("table_id", "reads")
+        TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+        READS_FIELD_NUMBER: _ClassVar[int]
+        table_id: int
+        reads: int
+        def __init__(self, table_id: _Optional[int] = ..., reads: _Optional[int] = ...) -> None: ...
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[SafePointsRecord.OfTable]
+    transactions: int
+    def __init__(self, tables: _Optional[_Iterable[_Union[SafePointsRecord.OfTable, _Mapping]]] = ..., transactions: _Optional[int] = ...) -> None: ...
+
 class ServersRecord(_message.Message):
     __slots__ = ("servers",)
     SERVERS_FIELD_NUMBER: _ClassVar[int]

@@ -285,6 +285,97 @@ class ScanCellsResponse(_message.Message):
     error: _errors_pb2.ErrorDetail
     def __init__(self, cells: _Optional[_Iterable[_Union[_cells_pb2.Cell, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
+class NotificationScan(_message.Message):
+    __slots__ = ("target", "range", "observers", "locked_columns", "locks_before", "row_limit")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ROW_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    range: _cells_pb2.RowRange
+    observers: _containers.RepeatedScalarFieldContainer[bytes]
+    locked_columns: _containers.RepeatedScalarFieldContainer[bytes]
+    locks_before: int
+    row_limit: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., observers: _Optional[_Iterable[bytes]] = ..., locked_columns: _Optional[_Iterable[bytes]] = ..., locks_before: _Optional[int] = ..., row_limit: _Optional[int] = ...) -> None: ...
+
+class ScanNotificationsRequest(_message.Message):
+    __slots__ = ("scans",)
+    SCANS_FIELD_NUMBER: _ClassVar[int]
+    scans: _containers.RepeatedCompositeFieldContainer[NotificationScan]
+    def __init__(self, scans: _Optional[_Iterable[_Union[NotificationScan, _Mapping]]] = ...) -> None: ...
+
+class Notification(_message.Message):
+    __slots__ = ("row", "column", "observer", "timestamps")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    row: bytes
+    column: bytes
+    observer: bytes
+    timestamps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., observer: _Optional[bytes] = ..., timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NotificationScanResult(_message.Message):
+    __slots__ = ("notifications", "locks", "rest", "notifications_written", "error")
+    NOTIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    NOTIFICATIONS_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    notifications: _containers.RepeatedCompositeFieldContainer[Notification]
+    locks: _containers.RepeatedCompositeFieldContainer[_cells_pb2.Cell]
+    rest: _cells_pb2.RowRange
+    notifications_written: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, notifications: _Optional[_Iterable[_Union[Notification, _Mapping]]] = ..., locks: _Optional[_Iterable[_Union[_cells_pb2.Cell, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., notifications_written: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ScanNotificationsResponse(_message.Message):
+    __slots__ = ("scans",)
+    SCANS_FIELD_NUMBER: _ClassVar[int]
+    scans: _containers.RepeatedCompositeFieldContainer[NotificationScanResult]
+    def __init__(self, scans: _Optional[_Iterable[_Union[NotificationScanResult, _Mapping]]] = ...) -> None: ...
+
+class WatchNotificationsRequest(_message.Message):
+    __slots__ = ("watched", "listen_only")
+    class Watched(_message.Message):
+        __slots__ = ("table_id", "observers")
+        TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+        OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+        table_id: int
+        observers: _containers.RepeatedScalarFieldContainer[bytes]
+        def __init__(self, table_id: _Optional[int] = ..., observers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    WATCHED_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_ONLY_FIELD_NUMBER: _ClassVar[int]
+    watched: _containers.RepeatedCompositeFieldContainer[WatchNotificationsRequest.Watched]
+    listen_only: bool
+    def __init__(self, watched: _Optional[_Iterable[_Union[WatchNotificationsRequest.Watched, _Mapping]]] = ..., listen_only: bool = ...) -> None: ...
+
+class WatchedNotification(_message.Message):
+    __slots__ = ("table_id", "row", "column", "observer", "timestamp")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    row: bytes
+    column: bytes
+    observer: bytes
+    timestamp: int
+    def __init__(self, table_id: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., observer: _Optional[bytes] = ..., timestamp: _Optional[int] = ...) -> None: ...
+
+class WatchNotificationsResponse(_message.Message):
+    __slots__ = ("notifications", "left_out")
+    NOTIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    notifications: _containers.RepeatedCompositeFieldContainer[WatchedNotification]
+    left_out: int
+    def __init__(self, notifications: _Optional[_Iterable[_Union[WatchedNotification, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
 class TabletStatistics(_message.Message):
     __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes", "notifications_written", "locks_written")
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +476,100 @@ class ProposeSplitResponse(_message.Message):
     row: bytes
     def __init__(self, row: _Optional[bytes] = ...) -> None: ...
 
+class ProposePartsRequest(_message.Message):
+    __slots__ = ("target", "range", "part_bytes")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    range: _cells_pb2.RowRange
+    part_bytes: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., part_bytes: _Optional[int] = ...) -> None: ...
+
+class ProposePartsResponse(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LoadFence(_message.Message):
+    __slots__ = ("name", "run", "range", "commit_timestamp")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run: int
+    range: _cells_pb2.RowRange
+    commit_timestamp: int
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., commit_timestamp: _Optional[int] = ...) -> None: ...
+
+class FenceRequest(_message.Message):
+    __slots__ = ("target", "action", "fence")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACTION_UNSPECIFIED: _ClassVar[FenceRequest.Action]
+        ACTION_RAISE: _ClassVar[FenceRequest.Action]
+        ACTION_CLEAR: _ClassVar[FenceRequest.Action]
+        ACTION_FINISH: _ClassVar[FenceRequest.Action]
+        ACTION_LIFT: _ClassVar[FenceRequest.Action]
+        ACTION_LOOK: _ClassVar[FenceRequest.Action]
+    ACTION_UNSPECIFIED: FenceRequest.Action
+    ACTION_RAISE: FenceRequest.Action
+    ACTION_CLEAR: FenceRequest.Action
+    ACTION_FINISH: FenceRequest.Action
+    ACTION_LIFT: FenceRequest.Action
+    ACTION_LOOK: FenceRequest.Action
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    action: FenceRequest.Action
+    fence: LoadFence
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., action: _Optional[_Union[FenceRequest.Action, str]] = ..., fence: _Optional[_Union[LoadFence, _Mapping]] = ...) -> None: ...
+
+class FenceResponse(_message.Message):
+    __slots__ = ("fence", "obstacle", "remains")
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    OBSTACLE_FIELD_NUMBER: _ClassVar[int]
+    REMAINS_FIELD_NUMBER: _ClassVar[int]
+    fence: LoadFence
+    obstacle: _cells_pb2.Cell
+    remains: bool
+    def __init__(self, fence: _Optional[_Union[LoadFence, _Mapping]] = ..., obstacle: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ..., remains: bool = ...) -> None: ...
+
+class ObservedColumn(_message.Message):
+    __slots__ = ("column", "observers")
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    column: bytes
+    observers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, column: _Optional[bytes] = ..., observers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("target", "name", "start_timestamp", "commit_timestamp", "rows", "columns", "values", "observed")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    name: str
+    start_timestamp: int
+    commit_timestamp: int
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., name: _Optional[str] = ..., start_timestamp: _Optional[int] = ..., commit_timestamp: _Optional[int] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class OpenTabletRequest(_message.Message):
     __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +595,50 @@ class OpenTabletResponse(_message.Message):
     TABLET_FIELD_NUMBER: _ClassVar[int]
     tablet: TabletDescription
     def __init__(self, tablet: _Optional[_Union[TabletDescription, _Mapping]] = ...) -> None: ...
+
+class SafePoint(_message.Message):
+    __slots__ = ("tablet_id", "epoch", "reads", "transactions", "collect_below")
+    TABLET_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_BELOW_FIELD_NUMBER: _ClassVar[int]
+    tablet_id: int
+    epoch: int
+    reads: int
+    transactions: int
+    collect_below: int
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., reads: _Optional[int] = ..., transactions: _Optional[int] = ..., collect_below: _Optional[int] = ...) -> None: ...
+
+class RaiseSafePointsRequest(_message.Message):
+    __slots__ = ("safe_points",)
+    SAFE_POINTS_FIELD_NUMBER: _ClassVar[int]
+    safe_points: _containers.RepeatedCompositeFieldContainer[SafePoint]
+    def __init__(self, safe_points: _Optional[_Iterable[_Union[SafePoint, _Mapping]]] = ...) -> None: ...
+
+class RaisedSafePoint(_message.Message):
+    __slots__ = ("reads", "transactions", "collected_below", "history_bytes", "cells_collected", "bytes_collected", "error")
+    READS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONS_FIELD_NUMBER: _ClassVar[int]
+    COLLECTED_BELOW_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CELLS_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COLLECTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    reads: int
+    transactions: int
+    collected_below: int
+    history_bytes: int
+    cells_collected: int
+    bytes_collected: int
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, reads: _Optional[int] = ..., transactions: _Optional[int] = ..., collected_below: _Optional[int] = ..., history_bytes: _Optional[int] = ..., cells_collected: _Optional[int] = ..., bytes_collected: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class RaiseSafePointsResponse(_message.Message):
+    __slots__ = ("safe_points",)
+    SAFE_POINTS_FIELD_NUMBER: _ClassVar[int]
+    safe_points: _containers.RepeatedCompositeFieldContainer[RaisedSafePoint]
+    def __init__(self, safe_points: _Optional[_Iterable[_Union[RaisedSafePoint, _Mapping]]] = ...) -> None: ...
 
 class CloseTabletRequest(_message.Message):
     __slots__ = ("tablet_id", "epoch")

@@ -128,9 +128,8 @@ class Catalog:
 
     async def tables(self, deadline: float) -> list[TableInfo]:
         """All tables, by name."""
-        request = wire.ListTablesRequest()
-        response = await self._masters.call(methods.LIST_TABLES, request, deadline)
-        return [self._learn(table) for table in response.tables if not table.deleting]
+        found = await self.describe_all(deadline)
+        return [self._by_name[table.name] for table in found if not table.deleting]
 
     async def create(
         self,
@@ -150,6 +149,37 @@ class Catalog:
             methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
         )
         return self._learn(response.table)
+
+    async def describe(self, name: str, deadline: float) -> wire.Table:
+        """The table with its observers, as it is now. Raises `SchemaError` when there is none."""
+        request = wire.DescribeTableRequest(name=name)
+        response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
+        self._learn(response.table)
+        return response.table
+
+    async def describe_all(self, deadline: float) -> list[wire.Table]:
+        """All tables with their observers, by name, as they are now."""
+        request = wire.ListTablesRequest()
+        response = await self._masters.call(methods.LIST_TABLES, request, deadline)
+        for table in response.tables:
+            if not table.deleting:
+                self._learn(table)
+        return list(response.tables)
+
+    async def describe_collection(self, deadline: float) -> wire.DescribeCollectionResponse:
+        """How far back history goes, in all tables."""
+        request = wire.DescribeCollectionRequest()
+        return await self._masters.call(methods.DESCRIBE_COLLECTION, request, deadline)
+
+    async def change_observers(
+        self, request: wire.ChangeObserversRequest, deadline: float
+    ) -> wire.Table:
+        """Returns when every commit notifies those that were added."""
+        response = await self._masters.call(
+            methods.CHANGE_OBSERVERS, request, deadline, attempt_seconds_max=inf
+        )
+        self._learn(response.table)
+        return response.table
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
         request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
@@ -198,18 +228,31 @@ class Catalog:
 
     async def find(self, table_id: int, row: bytes) -> list[TabletLocation]:
         """Where the row is, and what lies behind it. Raises `SchemaError`."""
-        request = wire.LocateTabletsRequest(
-            table_id=table_id, range=RowRange(start=row), limit=_TABLETS_PER_PAGE
-        )
-        deadline = self._clock.monotonic_seconds() + _SEARCH_SECONDS
         try:
-            response = await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
+            response = await self._locate(table_id, row, even_deleting=False)
         except SchemaError:
             self.forget(table_id)
             raise
         schema = TableSchema.of(response.schema_version, response.observers)
         self._learn_schema(table_id, schema)
         return [_location(location) for location in response.locations]
+
+    async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        """As `find`, while anything of the table is left. Nothing of it is remembered."""
+        response = await self._locate(table_id, row, even_deleting=True)
+        return [_location(location) for location in response.locations]
+
+    async def _locate(
+        self, table_id: int, row: bytes, *, even_deleting: bool
+    ) -> wire.LocateTabletsResponse:
+        request = wire.LocateTabletsRequest(
+            table_id=table_id,
+            range=RowRange(start=row),
+            limit=_TABLETS_PER_PAGE,
+            even_deleting=even_deleting,
+        )
+        deadline = self._clock.monotonic_seconds() + _SEARCH_SECONDS
+        return await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
 
     async def all_tablets(self, table_id: int, deadline: float) -> list[TabletLocation]:
         """Every tablet of the table, as it is now."""

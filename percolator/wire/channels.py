@@ -1,14 +1,22 @@
-"""The real network: gRPC channels, one per address, shared by everybody in the event loop."""
+"""The real network: gRPC channels, one per address, shared by everybody in the event loop.
+
+When a call finds nobody, or is not known to whom it finds, the files of the credentials are looked
+at: if they have changed, later calls use channels of their own, with the new ones. A connection
+that stands is never closed for that: it was let in when it was made.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 
 from percolator import errors
+from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.status import from_rpc_error
+from percolator.wire.tls import CLUSTER_NAME
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -17,6 +25,9 @@ from percolator.world import (
     UnaryCall,
     UnaryMethod,
 )
+
+SERVER_METADATA = "percolator-server"
+"""The metadata of a call that a gateway is to pass on: to which server."""
 
 _MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Above the largest request a server accepts (16 MiB): its own limit answers more precisely."""
@@ -30,84 +41,211 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     # A restarted server is found again at once, not after a back-off of minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # This is also what connecting may take: with TLS, to a busy machine or a far one, a while.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Nor is a new channel held to the back-off of another one of this process.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Nor is a name that stands for another address by now believed for half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Retrying is decided where it is known whether it is safe: in the protocol, not here.
     ("grpc.enable_retries", 0),
 ]
 
 
+_OTHER_CREDENTIALS_MAY_HELP = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+
+_FORMER_SECONDS = 60.0
+"""For what was called over channels of former credentials; a stream is then begun again."""
+
+Metadata = tuple[tuple[str, str], ...] | None
+_Bind = Callable[[], tuple[Any, Metadata]]
+
+
 class GrpcNetwork:
     """A `percolator.world.Network` of gRPC channels. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: Credentials = PLAIN_TEXT) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        self._renewal = credentials.renewal
+        self._use(credentials)
+
+    def _use(self, credentials: Credentials) -> None:
+        self.credentials = credentials
+        self._tls: grpc.ChannelCredentials | None = None
+        if (tls := credentials.tls) is not None:
+            self._tls = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None:
+        """A call over one of the channels has failed: with other credentials, it may not."""
+        if self._renewal is None or error.code() not in _OTHER_CREDENTIALS_MAY_HELP:
+            return
+        found = self._renewal.current()
+        if found == self.credentials:
+            return
+        channels, self._channels = self._channels, {}
+        self._use(found)
+        for channel in channels.values():
+            closing = asyncio.create_task(channel.close(_FORMER_SECONDS))
+            self._former[closing] = channel
+            closing.add_done_callback(self._former.pop)
 
     def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+        self, address: str, method: UnaryMethod[RequestT, ResponseT], *, server: str = ""
     ) -> UnaryCall[RequestT, ResponseT]:
-        multicallable = self._channel(address).unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
-        where = f"{method.path} at {address}"
+        """With a `server`, the address is a gateway's, which passes the call on."""
+        where = _where(method.path, address, server)
+
+        def bind() -> tuple[Any, Metadata]:
+            multicallable = self.channel(address).unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            return multicallable, self._metadata_for(server)
+
+        bound = _Bound(self, bind)
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
+            used = self.credentials
+            multicallable, metadata = bound.now()
             try:
-                response: ResponseT | None = await multicallable(request, timeout=timeout)
+                response: ResponseT | None = await multicallable(
+                    request, timeout=timeout, metadata=metadata
+                )
             except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error, where) from None
+                meaning = self._meaning(error, where)
+                if isinstance(meaning, errors.Unauthenticated) and self.credentials is not used:
+                    # Nothing of it was executed, and by now there is another token.
+                    return await call(request, timeout)
+                raise meaning from None
             except grpc.aio.UsageError:
-                raise _closed(where) from None
+                raise self._closed_by(used, where) from None
             except asyncio.CancelledError:
-                if self._is_closed(address):
-                    raise errors.Unavailable("the channel was closed", where=where) from None
-                raise
+                if _by_its_caller():
+                    raise
+                raise _closed_meanwhile(where) from None
             return _understood(response, where)
 
         return call
 
     def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
+        self, address: str, method: StreamMethod[RequestT, ResponseT], *, server: str = ""
     ) -> StreamCall[RequestT, ResponseT]:
-        multicallable = self._channel(address).unary_stream(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
-        where = f"{method.path} at {address}"
+        where = _where(method.path, address, server)
+
+        def bind() -> tuple[Any, Metadata]:
+            multicallable = self.channel(address).unary_stream(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            return multicallable, self._metadata_for(server)
+
+        bound = _Bound(self, bind)
 
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+            used = self.credentials
+            multicallable, metadata = bound.now()
             try:
-                async for response in multicallable(request, timeout=timeout):
+                responses = multicallable(request, timeout=timeout, metadata=metadata)
+                async for response in responses:
                     yield _understood(response, where)
             except grpc.aio.AioRpcError as error:
-                raise from_rpc_error(error, where) from None
+                meaning = self._meaning(error, where)
+                if not isinstance(meaning, errors.Unauthenticated) or self.credentials is used:
+                    raise meaning from None
             except grpc.aio.UsageError:
-                raise _closed(where) from None
+                raise self._closed_by(used, where) from None
+            except asyncio.CancelledError:
+                if _by_its_caller():
+                    raise
+                raise _closed_meanwhile(where) from None
+            else:
+                return
+            # Refused before its first message, and by now there is another token.
+            async for response in call(request, timeout):
+                yield response
 
         return call
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        self._renewal = None
+        channels = [*self._channels.values(), *self._former.values()]
+        for closing in self._former:
+            closing.cancel()
+        self._channels = {}
+        await asyncio.gather(*(channel.close() for channel in channels))
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """For whoever passes on bytes that it does not read."""
         if not address:
             raise errors.InvalidArgument("address", "is empty; expected host:port")
         channel = self._channels.get(address)
         if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._open(address)
             self._channels[address] = channel
         return channel
 
-    def _is_closed(self, address: str) -> bool:
-        return address not in self._channels
+    def _open(self, address: str) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        named = [*_OPTIONS, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
+        return grpc.aio.secure_channel(address, self._tls, options=named)
+
+    def _metadata_for(self, server: str) -> Metadata:
+        metadata = self.credentials.metadata
+        if not server:
+            return metadata
+        return (*(metadata or ()), (SERVER_METADATA, server))
+
+    def _closed_by(self, used: Credentials, where: str) -> errors.PercolatorError:
+        """A channel is closed with its network, or because its credentials are former ones."""
+        return _closed(where) if self.credentials is used else _closed_meanwhile(where)
+
+    def _meaning(self, error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
+        self.failed(error)
+        return from_rpc_error(error, where)
+
+
+class _Bound:
+    """A procedure at an address, over the channel of the present credentials."""
+
+    __slots__ = ("_bind", "_bound", "_credentials", "_network")
+
+    def __init__(self, network: GrpcNetwork, bind: _Bind) -> None:
+        self._network = network
+        self._bind = bind
+        self._credentials = network.credentials
+        self._bound = bind()
+
+    def now(self) -> tuple[Any, Metadata]:
+        if self._credentials is not self._network.credentials:
+            self._credentials = self._network.credentials
+            self._bound = self._bind()
+        return self._bound
+
+
+def _where(path: str, address: str, server: str) -> str:
+    return f"{path} at {server} through {address}" if server else f"{path} at {address}"
 
 
 def _closed(where: str) -> errors.UsageError:
     return errors.UsageError("the network of this client is closed", where=where)
+
+
+def _by_its_caller() -> bool:
+    """Whether a call was cancelled by who waits for it: gRPC says the same of a closed channel.
+
+    Taken for the first, the second would end a task without a word that nobody has cancelled.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _closed_meanwhile(where: str) -> errors.Unavailable:
+    return errors.Unavailable("the channel was closed", where=where)
 
 
 def _understood(response: ResponseT | None, where: str) -> ResponseT:

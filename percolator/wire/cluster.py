@@ -8,7 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, ServiceKind
 from percolator.wire.addresses import parse_host_port
 from percolator.wire.methods import DESCRIBE
@@ -37,11 +43,21 @@ async def describe(
     network: Network, addresses: Sequence[str], timeout_seconds: float
 ) -> DescribeResponse:
     """Asks one address after another until one describes the cluster."""
+    return (await described_by(network, addresses, timeout_seconds))[1]
+
+
+async def described_by(
+    network: Network, addresses: Sequence[str], timeout_seconds: float
+) -> tuple[str, DescribeResponse]:
+    """As `describe`; and which address it was."""
     problems = []
     for address in addresses:
         try:
             call = network.unary(address, DESCRIBE)
-            return await call(DescribeRequest(), timeout_seconds / len(addresses))
+            return address, await call(DescribeRequest(), timeout_seconds / len(addresses))
+        except (Unauthenticated, PermissionDenied):
+            # The others would say the same; who asks has to be told what is wrong with him.
+            raise
         except PercolatorError as error:
             problems.append(f"{address}: {error.message}")
     raise Unavailable(f"no master or gateway answered: {'; '.join(problems)}", where="Describe")

@@ -2,8 +2,9 @@
 
 The rows of all concurrent transactions share its calls: one call costs as much as thirty rows, so
 one row per call would cap a machine at a tenth of what it can do. There is no timer: what is asked
-in one turn of the event loop leaves together, and what is asked while all calls are in flight forms
-the next one. So a lone caller waits for one round trip, and a crowd fills the batches.
+in one turn of the event loop leaves together. A further call beside others has to carry as many
+rows as they do, or all that a call may; what is fewer waits for one of them. So a lone caller waits
+for one round trip, few callers do not wait for each other, and a crowd fills the batches.
 
 Bounds: `server_calls_max` calls, of at most `batch_rows_max` rows or `batch_bytes_max` each;
 `server_rows_max` rows or `server_bytes_max` queued and in flight together: above, callers wait.
@@ -13,14 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from percolator.errors import (
+    DeadlineExceeded,
     ExecutionUnknown,
     NotExecuted,
     NotReady,
     Overloaded,
     PercolatorError,
+    TabletMoved,
     Unavailable,
 )
 from percolator.limits import Limits
@@ -29,6 +32,21 @@ from percolator.world import Network, Random
 
 RETRY_SECONDS_MIN = 0.02
 """At least so long is a tablet left alone that could not serve, whatever it says itself."""
+
+
+class _Call:
+    """One in flight."""
+
+    __slots__ = ("begun", "given_up", "rows", "size_bytes", "started", "task")
+
+    def __init__(self, rows: list[Row], size_bytes: int, started: float) -> None:
+        self.rows = rows
+        self.size_bytes = size_bytes
+        self.started = started
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        """A task that is cancelled before would end without having let go of anything."""
+        self.given_up: PercolatorError | None = None
 
 
 class Dispatcher:
@@ -45,6 +63,7 @@ class Dispatcher:
     ) -> None:
         """`on_problem` is told what this server did not answer, and takes back those rows whose
         caller still waits: they may be sent again, here or elsewhere."""
+        self.address = address
         self._random = random
         self._limits = limits
         self._on_problem = on_problem
@@ -52,7 +71,7 @@ class Dispatcher:
         self._mutations = MutationLane(address, network, versions)
         self._reads = ReadLane(address, network, versions)
         self._calls = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: set[_Call] = set()
         self._scheduled = False
         self._held: dict[int, list[Row]] = {}
         self._rows = 0
@@ -101,11 +120,10 @@ class Dispatcher:
         lane.queue.append(entry)
         self._send_soon()
 
-    def _release(self, entries: Sequence[Row]) -> None:
+    def _release(self, rows: int, size_bytes: int) -> None:
         """They have left, whatever has become of them."""
-        self._rows -= len(entries)
-        for entry in entries:
-            self._bytes -= entry.size_bytes
+        self._rows -= rows
+        self._bytes -= size_bytes
         if self._turns:
             self.wake()
 
@@ -129,28 +147,33 @@ class Dispatcher:
     def _send(self) -> None:
         """Fills calls as long as there are rows and calls to spare."""
         self._scheduled = False
-        calls_max = self._limits.server_calls_max
+        calls_max, batch_rows_max = self._limits.server_calls_max, self._limits.batch_rows_max
         for lane in (self._mutations, self._reads):
             # Neither kind may take all calls: mutations wait for a disk, which reads need not.
-            while lane.queue and self._calls < calls_max and lane.calls < calls_max - 1:
-                entries = self._take(lane)
+            while (
+                self._calls < calls_max
+                and lane.calls < calls_max - 1
+                and len(lane.queue) >= min(max(lane.rows_in_flight, 1), batch_rows_max)
+            ):
+                entries, size_bytes = self._take(lane)
                 if entries:
                     lane.calls += 1
+                    lane.rows_in_flight += len(entries)
                     self._calls += 1
-                    task = self._loop.create_task(self._call(lane, entries))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    call = _Call(entries, size_bytes, self._loop.time())
+                    self._in_flight.add(call)
+                    call.task = self._loop.create_task(self._call(lane, call))
 
-    def _take(self, lane: Lane) -> list[Row]:
-        """The rows of the next call. Drops those whose caller has gone."""
+    def _take(self, lane: Lane) -> tuple[list[Row], int]:
+        """The rows of the next call, and their bytes. Drops those whose caller has gone."""
         queue, limits = lane.queue, self._limits
         entries: list[Row] = []
-        gone: list[Row] = []
-        size_bytes = 0
+        size_bytes = gone = gone_bytes = 0
         while queue and len(entries) < limits.batch_rows_max:
             entry = queue[0]
             if entry.asked.future.done():
-                gone.append(queue.popleft())
+                gone += 1
+                gone_bytes += queue.popleft().size_bytes
                 continue
             if entries and (entry.alone or size_bytes + entry.size_bytes > limits.batch_bytes_max):
                 break
@@ -160,27 +183,34 @@ class Dispatcher:
             if entry.alone:
                 break
         if gone:
-            self._release(gone)
-        return entries
+            self._release(gone, gone_bytes)
+        return entries, size_bytes
 
-    async def _call(self, lane: Lane, entries: list[Row]) -> None:
+    async def _call(self, lane: Lane, call: _Call) -> None:
+        entries = call.rows
         self.calls_sent += 1
         self.rows_sent += len(entries)
+        call.begun = True
         problems: Sequence[Problem]
         try:
-            problems = await lane.call(entries, self._limits.attempt_seconds_max)
+            if call.given_up is None:
+                problems = await lane.call(entries, self._limits.attempt_seconds_max)
+            else:
+                problems = [(entries, call.given_up)]
         except PercolatorError as error:
             problems = [(entries, error)]
         except asyncio.CancelledError:
-            # The client is being closed: whoever still waits must not wait for ever.
-            for entry in entries:
-                entry.asked.fail(entry.index, Unavailable("the client was closed"))
-            raise
+            if call.given_up is None:
+                _closed(entries)
+                raise
+            problems = [(entries, call.given_up)]
         except Exception as error:  # noqa: BLE001 - else its rows would hold their places for ever
             problems = [(entries, ExecutionUnknown(f"the call broke: {error!r}"))]
+        self._in_flight.discard(call)
         lane.calls -= 1
+        lane.rows_in_flight -= len(entries)
         self._calls -= 1
-        self._release(entries)
+        self._release(len(entries), call.size_bytes)
         for failed, problem in problems:
             self._failed(failed, problem)
         if self._mutations.queue or self._reads.queue:
@@ -239,10 +269,55 @@ class Dispatcher:
             lane.queue.append(entry)
         self._send_soon()
 
+    # ------------------------------------------------------------------ silence
+
+    def silent_seconds(self) -> float:
+        """For how long the oldest call has had no answer."""
+        if not self._in_flight:
+            return 0.0
+        return self._loop.time() - min(call.started for call in self._in_flight)
+
+    def leave(self, is_elsewhere: Callable[[Row], bool]) -> None:
+        """Gives up what this server, which has fallen silent, need not be waited for any more.
+
+        Calls about tablets that others serve by now: what was sent in them may have been executed.
+        And rows that wait for such a tablet, which were not sent.
+        """
+        for call in self._in_flight:
+            if call.task is not None and any(map(is_elsewhere, call.rows)):
+                call.given_up = DeadlineExceeded(
+                    "no answer, and others serve its tablets by now", where=self.address
+                )
+                if call.begun:
+                    call.task.cancel()
+        queues = [self._mutations.queue, self._reads.queue, *self._held.values()]
+        for queue in queues:
+            leaving = [row for row in queue if is_elsewhere(row)]
+            if not leaving:
+                continue
+            staying = [row for row in queue if not is_elsewhere(row)]
+            queue.clear()
+            queue.extend(staying)
+            self._release(len(leaving), sum(row.size_bytes for row in leaving))
+            tablet = leaving[0].location
+            error = TabletMoved(
+                "it is served elsewhere by now", tablet_id=tablet.tablet_id, epoch=tablet.epoch
+            )
+            self._on_problem(leaving, error)
+
     async def close(self) -> None:
         """Gives up all calls in flight."""
-        tasks = list(self._tasks)
+        for call in self._in_flight:
+            if not call.begun:
+                _closed(call.rows)
+        tasks = [call.task for call in self._in_flight if call.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _closed(entries: Iterable[Row]) -> None:
+    """The client is being closed: whoever still waits must not wait for ever."""
+    for entry in entries:
+        entry.asked.fail(entry.index, Unavailable("the client was closed"))

@@ -48,6 +48,8 @@ class Lane(Protocol):
     queue: deque[Row]
     calls: int
     """In flight."""
+    rows_in_flight: int
+    """In them."""
 
     async def call(self, entries: list[Row], timeout_seconds: float) -> Sequence[Problem]:
         """Answers what it can. Raises when the whole call failed."""
@@ -60,6 +62,7 @@ class MutationLane:
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
         self.queue: deque[Row] = deque()
         self.calls = 0
+        self.rows_in_flight = 0
         self._mutate = network.unary(address, MUTATE)
         self._versions = versions
 
@@ -91,6 +94,7 @@ class ReadLane:
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
         self.queue: deque[Row] = deque()
         self.calls = 0
+        self.rows_in_flight = 0
         self._read = network.unary(address, READ)
         self._versions = versions
 

@@ -25,6 +25,9 @@ class LockServiceStub:
     end_session: UnaryCall[wire.EndSessionRequest, wire.EndSessionResponse]
     check_sessions: UnaryCall[wire.CheckSessionsRequest, wire.CheckSessionsResponse]
     list_sessions: UnaryCall[wire.ListSessionsRequest, wire.ListSessionsResponse]
+    try_lock: UnaryCall[wire.TryLockRequest, wire.TryLockResponse]
+    renew_locks: UnaryCall[wire.RenewLocksRequest, wire.RenewLocksResponse]
+    unlock: UnaryCall[wire.UnlockRequest, wire.UnlockResponse]
 
 
 Procedure = Callable[[LockServiceStub], UnaryCall[RequestT, ResponseT]]
@@ -36,7 +39,7 @@ class LockServiceCalls:
     def __init__(self, network: Network, addresses: Sequence[str]) -> None:
         refuse_lone_address(addresses)
         self._network = network
-        self._addresses = addresses
+        self.addresses = addresses
         self._turn = 0
         self._stubs: dict[str, LockServiceStub] = {}
 
@@ -63,7 +66,7 @@ class LockServiceCalls:
 
         The time-out is for all of them together.
         """
-        addresses = len(self._addresses)
+        addresses = len(self.addresses)
         for _ in range(addresses - 1):
             try:
                 return await self.call(procedure, request, timeout / addresses)
@@ -72,7 +75,7 @@ class LockServiceCalls:
         return await self.call(procedure, request, timeout / max(addresses, 1))
 
     def _stub(self) -> LockServiceStub:
-        addresses = self._addresses
+        addresses = self.addresses
         if not addresses:
             raise Unavailable("no address of a lock service is known")
         address = addresses[self._turn % len(addresses)]
@@ -90,4 +93,7 @@ class LockServiceCalls:
             end_session=self._network.unary(address, methods.END_SESSION),
             check_sessions=self._network.unary(address, methods.CHECK_SESSIONS),
             list_sessions=self._network.unary(address, methods.LIST_SESSIONS),
+            try_lock=self._network.unary(address, methods.TRY_LOCK),
+            renew_locks=self._network.unary(address, methods.RENEW_LOCKS),
+            unlock=self._network.unary(address, methods.UNLOCK),
         )

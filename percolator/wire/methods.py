@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1 import gateway_pb2 as gateway
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as master
 from percolator.v1 import oracle_pb2 as oracle
@@ -79,6 +80,16 @@ SCAN_CELLS = StreamMethod(
     tablets.ScanCellsRequest,
     tablets.ScanCellsResponse,
 )
+SCAN_NOTIFICATIONS = UnaryMethod(
+    "/percolator.v1.TabletServerService/ScanNotifications",
+    tablets.ScanNotificationsRequest,
+    tablets.ScanNotificationsResponse,
+)
+WATCH_NOTIFICATIONS = StreamMethod(
+    "/percolator.v1.TabletServerService/WatchNotifications",
+    tablets.WatchNotificationsRequest,
+    tablets.WatchNotificationsResponse,
+)
 DESCRIBE_TABLETS = UnaryMethod(
     "/percolator.v1.TabletServerService/DescribeTablets",
     tablets.DescribeTabletsRequest,
@@ -92,6 +103,17 @@ PROPOSE_SPLIT = UnaryMethod(
     tablets.ProposeSplitRequest,
     tablets.ProposeSplitResponse,
 )
+PROPOSE_PARTS = UnaryMethod(
+    "/percolator.v1.TabletServerService/ProposeParts",
+    tablets.ProposePartsRequest,
+    tablets.ProposePartsResponse,
+)
+FENCE = UnaryMethod(
+    "/percolator.v1.TabletServerService/Fence", tablets.FenceRequest, tablets.FenceResponse
+)
+LOAD = UnaryMethod(
+    "/percolator.v1.TabletServerService/Load", tablets.LoadRequest, tablets.LoadResponse
+)
 OPEN_TABLET = UnaryMethod(
     "/percolator.v1.TabletServerService/OpenTablet",
     tablets.OpenTabletRequest,
@@ -101,6 +123,11 @@ CLOSE_TABLET = UnaryMethod(
     "/percolator.v1.TabletServerService/CloseTablet",
     tablets.CloseTabletRequest,
     tablets.CloseTabletResponse,
+)
+RAISE_SAFE_POINTS = UnaryMethod(
+    "/percolator.v1.TabletServerService/RaiseSafePoints",
+    tablets.RaiseSafePointsRequest,
+    tablets.RaiseSafePointsResponse,
 )
 
 # Master
@@ -154,4 +181,24 @@ DRAIN_SERVER = UnaryMethod(
     "/percolator.v1.MasterService/DrainServer",
     master.DrainServerRequest,
     master.DrainServerResponse,
+)
+DESCRIBE_COLLECTION = UnaryMethod(
+    "/percolator.v1.MasterService/DescribeCollection",
+    master.DescribeCollectionRequest,
+    master.DescribeCollectionResponse,
+)
+
+# Gateway
+BEGIN = UnaryMethod(
+    "/percolator.v1.GatewayService/Begin", gateway.BeginRequest, gateway.BeginResponse
+)
+GET = UnaryMethod("/percolator.v1.GatewayService/Get", gateway.GetRequest, gateway.GetResponse)
+SCAN_TABLE = StreamMethod(
+    "/percolator.v1.GatewayService/ScanTable", gateway.ScanTableRequest, gateway.ScanTableResponse
+)
+COMMIT = UnaryMethod(
+    "/percolator.v1.GatewayService/Commit", gateway.CommitRequest, gateway.CommitResponse
+)
+RESOLVE = UnaryMethod(
+    "/percolator.v1.GatewayService/Resolve", gateway.ResolveRequest, gateway.ResolveResponse
 )

@@ -113,12 +113,47 @@ class RangePage(NamedTuple):
     """The page tells everything about [start, end); an empty end means to the last row."""
 
 
-class Cells(Protocol):
-    """All cells of all tables."""
+class CellPage(NamedTuple):
+    """As `RangePage`, for whoever moves many cells: parallel lists, and no object for each cell.
+
+    Entry i of every list is about one cell; the cells of a row stand together.
+    """
+
+    rows: list[bytes]
+    columns: list[bytes]
+    commit_timestamps: list[int]
+    values: list[bytes]
+    deletes: list[int]
+    """The entries that are deletions, when those were asked for."""
+    locks: list[Cell]
+    start: bytes
+    end: bytes
+
+    def by_row(self) -> RangePage:
+        """The same cells, each an object."""
+        rows: dict[bytes, dict[bytes, FoundCell]] = {}
+        deletes = set(self.deletes)
+        last: bytes | None = None
+        cells: dict[bytes, FoundCell] = {}
+        found = zip(self.rows, self.columns, self.commit_timestamps, self.values, strict=True)
+        for place, (row, column, commit, value) in enumerate(found):
+            if row != last:
+                cells = rows[row] = {}
+                last = row
+            cells[column] = FoundCell(commit, None if place in deletes else value)
+        return RangePage(rows, self.locks, self.start, self.end)
+
+
+class Mutations(Protocol):
+    """Cells that can be changed."""
 
     def mutate(self, steps: Sequence[Step], deadline: float) -> Awaitable[list[Answer]]:
         """Answers in the order of the steps. Never raises for what happened to one of them."""
         ...
+
+
+class Cells(Mutations, Protocol):
+    """All cells of all tables."""
 
     def read(self, questions: Sequence[RowQuestion], deadline: float) -> Awaitable[list[RowAnswer]]:
         """Answers in the order of the questions. Raises what made one of them impossible."""

@@ -8,6 +8,7 @@ the time that there is: what is left is for the one that took over from it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -28,11 +29,13 @@ from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
 from percolator.wire.lanes import SchemaVersions
 from percolator.wire.methods import SCAN
-from percolator.wire.questions import FoundCell, RangePage, RangeQuestion
+from percolator.wire.questions import CellPage, RangePage, RangeQuestion
 from percolator.wire.status import from_detail
 from percolator.wire.tablet_map import TabletMap
 from percolator.world import World
 
+ROWS_WANTED_MAX = 1 << 30
+"""What tablet servers are told; the callers count their own limits."""
 _RETRY_SECONDS_MIN = 0.02
 _RETRY_SECONDS_MAX = 1.0
 
@@ -52,7 +55,7 @@ class RangeScan:
         self._question = question
         self._start = question.start
         self._end = question.end
-        self._left = question.row_limit
+        self._left = min(question.row_limit, ROWS_WANTED_MAX)
         self._timeout_seconds = timeout_seconds
         self._tablets = tablets
         self._versions = versions
@@ -66,6 +69,13 @@ class RangeScan:
         return self._at_end
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
+        """With an object for each cell."""
+        async with aclosing(self.cell_pages()) as pages:
+            async for page in pages:
+                yield page.by_row()
+
+    async def cell_pages(self) -> AsyncGenerator[CellPage, None]:
+        """As they come."""
         patience = self._new_patience()
         while not self.ended():
             location: TabletLocation | None = None
@@ -74,7 +84,7 @@ class RangeScan:
                 left = patience[0] - self._world.clock.monotonic_seconds()
                 seconds = min(max(left, 0.001), self._limits.attempt_seconds_max)
                 async with aclosing(self._tablet_pages(location, seconds)) as pages:
-                    async for page in pages:
+                    while (page := await self._next_page(pages, location)) is not None:
                         yield page
                         patience = self._new_patience()
             except (NotExecuted, ExecutionUnknown) as error:
@@ -87,6 +97,27 @@ class RangeScan:
                     raise self._late(error) from error
                 if not isinstance(error, SchemaChanged):
                     await self._look_up(location, silent=isinstance(error, DeadlineExceeded))
+
+    async def _next_page(
+        self, pages: AsyncGenerator[CellPage, None], location: TabletLocation
+    ) -> CellPage | None:
+        """None at the end of the tablet. A silent server is left when another one serves it."""
+        coming: asyncio.Future[CellPage | None] = asyncio.ensure_future(anext(pages, None))
+        try:
+            while True:
+                await asyncio.wait({coming}, timeout=self._limits.silence_seconds)
+                if coming.done():
+                    return coming.result()
+                await self._look_up(location, silent=True)
+                # A page that came meanwhile has moved the position, perhaps to another tablet.
+                if not coming.done() and self._known() != location:
+                    raise DeadlineExceeded(
+                        "no page, and another server has the tablet by now", where=location.address
+                    )
+        finally:
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait({coming})
 
     def _new_patience(self) -> tuple[float, Backoff]:
         """Until when the next page has to come, and the pauses until then."""
@@ -125,7 +156,7 @@ class RangeScan:
 
     async def _tablet_pages(
         self, location: TabletLocation, timeout_seconds: float
-    ) -> AsyncGenerator[RangePage, None]:
+    ) -> AsyncGenerator[CellPage, None]:
         """Pages of one tablet. Moves the position with each, before it is handed out."""
         start = max(self._start, location.start)
         end = min(self._end or location.end, location.end or self._end)
@@ -162,23 +193,30 @@ class RangeScan:
 
     def _page(
         self, response: wire.ScanResponse, start: bytes, end: bytes, rest: RowRange | None
-    ) -> RangePage:
-        rows: dict[bytes, dict[bytes, FoundCell]] = {}
-        found = response.found
-        deletes = set(found.deletes)
-        last: bytes | None = None
-        cells: dict[bytes, FoundCell] = {}
-        columns = zip(found.rows, found.columns, found.commit_timestamps, found.values, strict=True)
-        for place, (row, column, commit, value) in enumerate(columns):
-            if row != last:
-                cells = rows[row] = {}
-                last = row
-            cells[column] = FoundCell(commit, None if place in deletes else value)
+    ) -> CellPage:
         if rest is not None:
+            if not _is_part(rest, start, end, reverse=self._question.reverse):
+                raise _malformed("what remains is not what it leaves of its range")
             start, end = (rest.end, end) if self._question.reverse else (start, rest.start)
-        return RangePage(rows, [blocking.lock for blocking in response.locks], start, end)
+        found = response.found
+        rows = list(found.rows)
+        cells = len(rows)
+        if not cells == len(found.columns) == len(found.commit_timestamps) == len(found.values):
+            raise _malformed("it has lists of several lengths")
+        if rows and not all(start <= row and (not end or row < end) for row in (rows[0], rows[-1])):
+            raise _malformed("it has rows outside of its range")
+        return CellPage(
+            rows,
+            list(found.columns),
+            list(found.commit_timestamps),
+            list(found.values),
+            list(found.deletes),
+            [blocking.lock for blocking in response.locks],
+            start,
+            end,
+        )
 
-    def _advance(self, page: RangePage, location: TabletLocation) -> None:
+    def _advance(self, page: CellPage, location: TabletLocation) -> None:
         if self._question.reverse:
             self._end = page.start
             self._at_end = page.start <= self._start or not page.start
@@ -186,7 +224,7 @@ class RangeScan:
             self._start = page.end
             self._at_end = not page.end or (bool(self._end) and page.end >= self._end)
         if self._left:
-            seen = len(page.rows.keys() | {cell.row for cell in page.locks})
+            seen = len(set(page.rows).union(cell.row for cell in page.locks))
             self._left = max(self._left - seen, 1)
 
     def _learn(self, location: TabletLocation | None, error: PercolatorError) -> None:
@@ -209,6 +247,17 @@ class RangeScan:
         late = DeadlineExceeded(f"no page came in time; at last: {error.message}")
         late.retry = Retry.SAFE
         return late
+
+
+def _malformed(why: str) -> ExecutionUnknown:
+    return ExecutionUnknown(f"a tablet server's page is malformed: {why}")
+
+
+def _is_part(rest: RowRange, start: bytes, end: bytes, *, reverse: bool) -> bool:
+    """Whether a page was taken off the range, at the right side: or a scan would never end."""
+    if reverse:
+        return rest.start == start and start < rest.end and (not end or rest.end < end)
+    return rest.end == end and start < rest.start and (not end or rest.start < end)
 
 
 def _last_row_below(end: bytes, row_bytes_max: int) -> bytes:

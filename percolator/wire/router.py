@@ -20,6 +20,8 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
     Unavailable,
+    UnknownServer,
+    UsageError,
 )
 from percolator.limits import Limits
 from percolator.wire.asked import Asked, Entry
@@ -29,6 +31,7 @@ from percolator.wire.dispatcher import RETRY_SECONDS_MIN, Dispatcher
 from percolator.wire.lanes import Row, SchemaVersions
 from percolator.wire.questions import (
     Answer,
+    CellPage,
     RangePage,
     RangeQuestion,
     RowAnswer,
@@ -42,6 +45,8 @@ from percolator.world import World
 _SWEEP_SECONDS = 0.05
 """How late a deadline may be noticed."""
 _RETRY_SECONDS_MAX = 1.0
+_STILL_SILENT_SECONDS = 0.5
+"""Between two questions to a master about a server that has fallen silent."""
 
 
 class Router:
@@ -56,6 +61,8 @@ class Router:
         self._dispatchers: dict[str, Dispatcher] = {}
         self._open: list[Asked | CellRead] = []
         self._sweeper: asyncio.TimerHandle | None = None
+        self._silent: set[str] = set()
+        """Addresses of servers about which a master is being asked."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -81,6 +88,9 @@ class Router:
         """One cell, for less than `read` takes: most reads are of one cell."""
         future: asyncio.Future[CellAnswer] = self._loop.create_future()
         read = CellRead(future, table_id, row, column, timestamp, deadline)
+        if self._closed:
+            read.fail(0, _database_closed())
+            return future
         self._watch(read)
         return future if self._submit(read) else self._place_cell_slowly(read)
 
@@ -91,17 +101,25 @@ class Router:
     def scan(
         self, question: RangeQuestion, timeout_seconds: float
     ) -> AsyncGenerator[RangePage, None]:
-        scan = RangeScan(
+        return self._range_scan(question, timeout_seconds).pages()
+
+    def scan_cells(
+        self, question: RangeQuestion, timeout_seconds: float
+    ) -> AsyncGenerator[CellPage, None]:
+        """As `scan`, for less: no object for each cell."""
+        return self._range_scan(question, timeout_seconds).cell_pages()
+
+    def _range_scan(self, question: RangeQuestion, timeout_seconds: float) -> RangeScan:
+        return RangeScan(
             question, timeout_seconds, self.tablets, self.schema_versions, self._world, self._limits
         )
-        return scan.pages()
 
     def _ask(self, rows: int, deadline: float, *, is_read: bool) -> Asked:
         asked = Asked(self._loop.create_future(), rows, deadline, is_read=is_read)
         if not rows:
             asked.future.set_result(asked.answers)
-            return asked
-        self._watch(asked)
+        elif not self._closed:
+            self._watch(asked)
         return asked
 
     def _watch(self, asked: Asked | CellRead) -> None:
@@ -123,10 +141,17 @@ class Router:
         self._sweeper = None
         if still_open:
             self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+            self._look_for_silence()
 
     # ------------------------------------------------------------------ placing
 
     def _place(self, asked: Asked) -> Awaitable[Any]:
+        if self._closed:
+            # Nobody looks at deadlines any more: a commit that asks again, or cleans up after
+            # itself, would wait for ever.
+            for entry in tuple(asked.entries):
+                asked.fail(entry.index, _database_closed())
+            return asked.future
         for index, entry in enumerate(asked.entries):
             if not self._submit(entry):
                 return self._place_slowly(asked, asked.entries[index:])
@@ -222,7 +247,7 @@ class Router:
         elif isinstance(error, TabletMoved) and error.locations:
             self.tablets.learn(error.locations)
         waiting = [entry for entry in entries if not entry.asked.is_answered(entry.index)]
-        lost = isinstance(error, TabletMoved | ExecutionUnknown)
+        lost = isinstance(error, TabletMoved | UnknownServer | ExecutionUnknown)
         if waiting or lost:
             silent = isinstance(error, DeadlineExceeded)
             self._start(self._send_again(entries, waiting, look_up=lost, silent=silent))
@@ -251,6 +276,32 @@ class Router:
             # The old map is all there is. It is asked again when that fails again.
             entry.asked.last_problem = error
 
+    # ------------------------------------------------------------------ silence
+
+    def _look_for_silence(self) -> None:
+        for dispatcher in self._dispatchers.values():
+            if (
+                dispatcher.silent_seconds() >= self._limits.silence_seconds
+                and dispatcher.address not in self._silent
+            ):
+                self._silent.add(dispatcher.address)
+                self._start(self._ask_about(dispatcher))
+
+    async def _ask_about(self, dispatcher: Dispatcher) -> None:
+        """Paused and cut off servers refuse nothing: only a master knows who took over."""
+        try:
+            await self.tablets.refresh_server(dispatcher.address)
+            dispatcher.leave(self._is_elsewhere)
+        except PercolatorError:
+            # No master answers either. The calls have deadlines of their own.
+            pass
+        finally:
+            await self._world.clock.sleep(_STILL_SILENT_SECONDS)
+            self._silent.discard(dispatcher.address)
+
+    def _is_elsewhere(self, row: Row) -> bool:
+        return self.tablets.locate(row.table_id, row.row) != row.location
+
     def _backoff(self) -> Backoff:
         return Backoff(self._world.clock, self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
 
@@ -275,6 +326,7 @@ class Router:
         if tasks:
             await asyncio.wait(tasks)
         for asked in self._open:
+            asked.last_problem = Unavailable("the client was closed")
             asked.expire()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -286,3 +338,7 @@ class Router:
     @property
     def rows_sent(self) -> int:
         return sum(dispatcher.rows_sent for dispatcher in self._dispatchers.values())
+
+
+def _database_closed() -> UsageError:
+    return UsageError("the database is closed")

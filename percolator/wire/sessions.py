@@ -7,6 +7,7 @@ Invariants:
 - `session_id` names a session only while it surely lives: less than its time to live has passed
   since the last renewal that succeeded was *sent*.
 - An id that expired is never used again; a new session has a new id, and the owner is told.
+- A pin that expired is over: nobody knows what was collected since.
 """
 
 from __future__ import annotations
@@ -84,9 +85,10 @@ class Sessions:
         self._settings = settings
         self._oldest_start = oldest_start
         self._on_expired = on_expired
-        self._calls = LockServiceCalls(world.network, addresses)
+        self.calls = LockServiceCalls(world.network, addresses)
+        """To the service that knows the session: for all that is done in its name."""
         self._questions = LivenessQuestions(
-            self._calls, timeout_seconds=settings.liveness_timeout_seconds
+            self.calls, timeout_seconds=settings.liveness_timeout_seconds
         )
         self._id: bytes | None = None
         self._alive_until = 0.0
@@ -111,6 +113,21 @@ class Sessions:
         await self._tried.wait()
         return self.session_id
 
+    def pin(
+        self,
+        at: int,
+        description: str,
+        *,
+        ttl_seconds: float,
+        on_lost: Callable[[bytes], None] = lambda _: None,
+    ) -> Sessions:
+        """A session that keeps what was readable at a timestamp from being collected.
+
+        It is opened by its own `current`, and lasts until its own `close`, or until it is lost.
+        """
+        settings = SessionSettings(description=description, ttl_seconds=ttl_seconds, pin_at=at)
+        return Sessions(self._world, self.calls.addresses, settings, on_expired=on_lost)
+
     async def liveness(self, session_ids: Sequence[bytes]) -> list[Liveness]:
         """Which of these sessions live, asked now. No answer means undecided."""
         if self._closed:
@@ -129,7 +146,7 @@ class Sessions:
         if session_id is None:
             return
         try:
-            await self._calls.call(
+            await self.calls.call(
                 lambda stub: stub.end_session,
                 wire.EndSessionRequest(session_id=session_id),
                 self._settings.renewal_seconds,
@@ -142,20 +159,25 @@ class Sessions:
         clock = self._world.clock
         while True:
             started = clock.monotonic_seconds()
+            had = self._id
             try:
-                await (self._open() if self._id is None else self._renew(self._id))
+                await (self._open() if had is None else self._renew(had))
             except PercolatorError as error:
                 self._report(error)
             else:
                 self.last_error = None
             self._tried.set()
+            lost = had is not None and self._id is None
+            if lost and self._settings.pin_at:
+                # Released by an operator, or history went on without it: not for us to take back.
+                return
             early = self._world.random.uniform(0.0, _JITTER)
             due = started + self._settings.renewal_seconds * (1.0 - early)
             await clock.sleep(max(due - clock.monotonic_seconds(), 0.0))
 
     async def _open(self) -> None:
         sent = self._world.clock.monotonic_seconds()
-        response = await self._calls.call_any(
+        response = await self.calls.call_any(
             lambda stub: stub.open_session,
             wire.OpenSessionRequest(info=self._info()),
             self._settings.renewal_seconds,
@@ -166,7 +188,7 @@ class Sessions:
     async def _renew(self, session_id: bytes) -> None:
         sent = self._world.clock.monotonic_seconds()
         try:
-            await self._calls.call_any(
+            await self.calls.call_any(
                 lambda stub: stub.renew_session,
                 wire.RenewSessionRequest(session_id=session_id, info=self._info()),
                 self._settings.renewal_seconds,
@@ -175,7 +197,8 @@ class Sessions:
             self._id = None
             # In a turn of its own: what the owner does there cannot stop the renewals.
             asyncio.get_running_loop().call_soon(self._on_expired, session_id)
-            await self._open()
+            if not self._settings.pin_at:
+                await self._open()
             return
         self._alive_until = sent + self._settings.ttl_seconds
 

@@ -42,6 +42,8 @@ large, which was made all the same; and a proxy in between, that some quota of i
 _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (errors.SessionExpired, grpc.StatusCode.NOT_FOUND),
     (errors.SchemaError, grpc.StatusCode.NOT_FOUND),
     (errors.SnapshotTooOld, grpc.StatusCode.OUT_OF_RANGE),
@@ -85,11 +87,17 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
         case errors.SnapshotTooOld():
             detail.snapshot_too_old.timestamp = error.timestamp
             detail.snapshot_too_old.safe_point = error.safe_point
+        case errors.Unauthenticated():
+            detail.unauthenticated.SetInParent()
+        case errors.PermissionDenied():
+            detail.permission_denied.SetInParent()
         case errors.StoreUnusable():
             detail.store_unusable.reason = _FAULT_TO_WIRE[error.fault]
         case errors.WrongCluster():
             detail.wrong_cluster.expected = error.expected
             detail.wrong_cluster.found = error.found
+        case errors.UnknownServer():
+            detail.unknown_server.server = error.server
         case errors.NotReady():
             detail.not_ready.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
         case errors.OutcomeUnknown():
@@ -221,6 +229,12 @@ def _not_ready(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     )
 
 
+def _unknown_server(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.UnknownServer(
+        detail.message, server=detail.unknown_server.server, where=detail.where
+    )
+
+
 def _session_expired(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     return errors.SessionExpired(
         detail.message, session_id=detail.session_expired.session_id, where=detail.where
@@ -301,6 +315,14 @@ def _schema_mismatch(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     )
 
 
+def _unauthenticated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.Unauthenticated(detail.message, where=detail.where)
+
+
+def _permission_denied(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    return errors.PermissionDenied(detail.message, where=detail.where)
+
+
 def _invariant_violated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     return errors.InvariantViolation(detail.message, where=detail.where)
 
@@ -309,6 +331,7 @@ _BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]]
     "invalid_argument": _invalid_argument,
     "overloaded": _overloaded,
     "not_ready": _not_ready,
+    "unknown_server": _unknown_server,
     "session_expired": _session_expired,
     "tablet_moved": _tablet_moved,
     "schema_changed": _schema_changed,
@@ -316,6 +339,8 @@ _BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]]
     "store_unusable": _store_unusable,
     "wrong_cluster": _wrong_cluster,
     "outcome_unknown": _outcome_unknown,
+    "unauthenticated": _unauthenticated,
+    "permission_denied": _permission_denied,
     "invariant_violated": _invariant_violated,
     "conflict": _conflict,
     "schema_mismatch": _schema_mismatch,

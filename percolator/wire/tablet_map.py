@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from percolator.errors import TabletLocation
+from percolator.errors import SchemaError, TabletLocation
 
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
 """Asks whoever assigns tablets (a master) where a row of a table is served. May answer with more of
@@ -112,7 +112,14 @@ class TabletMap:
             for location in reversed(table.locations)
             if location.address == address
         }
-        await asyncio.gather(*(self.refresh(table_id, row) for table_id, row in served.items()))
+        await asyncio.gather(*(self._refresh_if_any(*table) for table in served.items()))
+
+    async def _refresh_if_any(self, table_id: int, row: bytes) -> None:
+        try:
+            await self.refresh(table_id, row)
+        except SchemaError:
+            # Who came here may want another table. Who wants this one looks for it, and is told.
+            self.forget(table_id)
 
     async def _search(self, table_id: int, row: bytes) -> None:
         if self._find is not None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 
 from percolator import errors
@@ -35,6 +35,10 @@ WAITERS_MAX = 100_000
 ATTEMPT_SECONDS_MAX = 2.0
 """A silent oracle (paused, cut off) is given up after this, and the next address is asked. One that
 waits for its disk says so before: its settings hold it to less."""
+
+SUSPECT_SECONDS_MAX = 0.5
+"""So long is an oracle waited for that was silent when it was asked last, while there are others:
+it may be paused for long, and each round that looks for its successor comes by."""
 
 REQUESTS_BEFORE_GROWTH = 100
 """An oracle that refused a request as too large is asked for twice as much after so many answers:
@@ -115,7 +119,9 @@ class TimestampSource:
         *,
         timeout_seconds: float = 10.0,
         count_max: int = TIMESTAMPS_PER_REQUEST_MAX,
+        on_trouble: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_trouble` is called when an oracle did not answer: there may be another one by now."""
         refuse_lone_address(addresses)
         if not addresses:
             raise errors.InvalidArgument("addresses", "is empty; expected the oracle's host:port")
@@ -126,7 +132,10 @@ class TimestampSource:
         self._random = world.random
         self._network = world.network
         self._addresses = addresses
+        self._on_trouble = on_trouble
         self._turn = 0
+        self._suspects: set[str] = set()
+        """Addresses that were silent when they were asked last."""
         self._calls: dict[str, UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = {}
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
@@ -206,12 +215,16 @@ class TimestampSource:
                 self._waiting = _Batch()
                 if batch.count > self._request_count_max:
                     self._waiting = batch.split(self._request_count_max)
+                address = self._addresses[self._turn % len(self._addresses)]
                 try:
-                    response = await self._preferred()(
-                        GetTimestampsRequest(count=batch.count), ATTEMPT_SECONDS_MAX
+                    response = await self._call(address)(
+                        GetTimestampsRequest(count=batch.count), self._patience(address)
                     )
                 except _WORTH_ANOTHER_TRY as error:
                     tries_in_vain += 1
+                    if isinstance(error, errors.DeadlineExceeded):
+                        self._suspects.add(address)
+                    self._on_trouble()
                     self._last_failure = str(error)
                     self._put_back(batch)
                     await self._turn_to_the_next(tries_in_vain, error)
@@ -225,6 +238,7 @@ class TimestampSource:
                         batch.fail(error)
                 else:
                     tries_in_vain = 0
+                    self._suspects.clear()
                     self._distribute(batch, response)
         except asyncio.CancelledError:
             # By a stranger: they wait for the next dispatcher, or for their deadlines.
@@ -238,9 +252,12 @@ class TimestampSource:
             self._in_flight = _Batch()
             self._dispatcher = None
 
-    def _preferred(self) -> UnaryCall[GetTimestampsRequest, GetTimestampsResponse]:
-        """The oracle to ask: the one that answered last, as long as it is among the addresses."""
-        address = self._addresses[self._turn % len(self._addresses)]
+    def _patience(self, address: str) -> float:
+        if address in self._suspects and len(self._addresses) > 1:
+            return SUSPECT_SECONDS_MAX
+        return ATTEMPT_SECONDS_MAX
+
+    def _call(self, address: str) -> UnaryCall[GetTimestampsRequest, GetTimestampsResponse]:
         call = self._calls.get(address)
         if call is None:
             # An address that is no longer among them is not called again.

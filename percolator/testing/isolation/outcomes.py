@@ -5,7 +5,7 @@ store knows, or it never happened. Both are allowed; what is not allowed is that
 it one way and some the other, which the replay finds once the answer is fixed.
 
 A transaction that wrote nothing commits nothing: whatever its client reported as its commit
-timestamp was never handed out for it.
+timestamp was never handed out for it. (A run of an observer always writes: its acknowledgement.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def settled(history: History, resolve: Resolver | None) -> History:
 
 
 def _settled(record: TransactionRecord, resolve: Resolver | None) -> TransactionRecord:
-    if not record.locked():
+    if not record.locked() and not record.observer:
         ended = Outcome.ABORTED if record.outcome is Outcome.UNKNOWN else record.outcome
         if ended is record.outcome and not record.commit_ts:
             return record

@@ -6,8 +6,9 @@ storage. They may come in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from percolator.errors import InvariantViolation
@@ -56,7 +57,15 @@ class Commit(NamedTuple):
 class StoredCells:
     """The content of a store at rest. Whatever cannot be decoded is reported while reading."""
 
-    def __init__(self, tables: Iterable[StoredTable], report: Report) -> None:
+    def __init__(
+        self,
+        tables: Iterable[StoredTable],
+        report: Report,
+        collected: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """`collected` has the commit timestamps of transactions, by their start timestamps, of
+        which a record was seen to be collected."""
+        self._collected = collected
         self.locks: dict[CellKey, LockRecord] = {}
         self.commits: dict[CellKey, list[Commit]] = {}
         """By cell, ascending by commit timestamp."""
@@ -86,7 +95,7 @@ class StoredCells:
         One record on any of its cells is enough: a secondary is never committed on its own.
         """
         commits = self.commits_of.get(record.start_ts)
-        return commits[0].commit_ts if commits else None
+        return commits[0].commit_ts if commits else self._collected.get(record.start_ts)
 
     def primary(self, lock: LockRecord) -> CellKey | None:
         """The cell that decides about a lock, or None when its table does not exist."""

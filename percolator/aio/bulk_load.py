@@ -1,0 +1,324 @@
+"""Loading many rows into an empty range without transactions (percolator/tablet/bulk_load.py).
+
+    begin     closes the range on all of its tablets, and only then takes the commit timestamp
+    resume    goes on with a run whose process is no more, and with all that it has loaded
+    load      puts rows, from as many processes as there are; again, if need be
+    finish    notes on all tablets that the load is complete (`complete`), then opens them one by
+              one (`open`)
+    abandon   deletes what was loaded, and opens the range; or finishes a load that was complete
+
+A load that was noted as complete on one tablet is complete: whoever comes across it later opens the
+rest. One that was not can only be cleared. So whatever is interrupted where, a load ends as a whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from percolator import codecs
+from percolator.aio.database import Database
+from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, UsageError
+from percolator.schema import Table
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.tablet_walk import TabletWalk
+
+PATIENCE_SECONDS = 60.0
+CALL_SECONDS = 10.0
+REQUEST_ROWS_MAX = 8_192
+REQUEST_BYTES_MAX = 1 << 20
+ATTEMPTS_MAX = 1_000
+"""At beginning: each settles a lock, or clears what another run has left."""
+
+_RAISE, _CLEAR = wire.FenceRequest.ACTION_RAISE, wire.FenceRequest.ACTION_CLEAR
+_FINISH, _LIFT = wire.FenceRequest.ACTION_FINISH, wire.FenceRequest.ACTION_LIFT
+_LOOK = wire.FenceRequest.ACTION_LOOK
+
+LoadedCell = tuple[bytes, bytes, bytes]
+"""Row, column and value."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What all processes of one load have to know. Made of plain values: it is pickled."""
+
+    table: str
+    name: str
+    start: bytes
+    end: bytes
+    """Rows from start (included) to end (excluded; empty: to the last row)."""
+    notify: bool
+    """Whether observers are notified of what is loaded."""
+
+
+class LoadComplete(UsageError):
+    """A load that was to be begun, or gone on with, turned out to be complete: it is open now."""
+
+
+class NotEmpty(UsageError):
+    """There are rows where rows were to be loaded."""
+
+    def __init__(self, table: str, obstacle: cells_pb2.Cell) -> None:
+        super().__init__(
+            f"table {table!r} is not empty where rows are to be loaded: there is row "
+            f"{obstacle.row!r}, or it was deleted lately"
+        )
+        self.commit_timestamp = obstacle.timestamp
+        """Of the first of them, its newest version."""
+
+
+class LoadTimestamps(NamedTuple):
+    """Of everything that one run loads."""
+
+    start: int
+    """Also names the run: a later one takes over."""
+    commit: int
+
+
+@dataclass
+class _Found:
+    """What was met where the fence was to be raised."""
+
+    complete: wire.LoadFence | None = None
+    """A fence of the load that is complete."""
+    obstacle: cells_pb2.Cell | None = None
+    """Of somebody else: there, nothing is closed."""
+    remains: bool = False
+    """An earlier run has left rows."""
+
+
+class BulkLoad:
+    """One run of one load, as one process sees it."""
+
+    def __init__(self, database: Database, plan: LoadPlan) -> None:
+        self._database = database
+        self._plan = plan
+        self._engine = database.engine
+        self._walk = TabletWalk(self._engine.world, self._engine.tablets, PATIENCE_SECONDS)
+        self._table_id = 0
+
+    # ------------------------------------------------------------------ beginning
+
+    async def begin(self) -> LoadTimestamps:
+        """Takes a load of the same name over, if one was left behind.
+
+        Raises `NotEmpty`, and `LoadComplete` when that load is complete.
+        """
+        await self._know_table()
+        table, timestamps = self._plan.table, self._engine.around.timestamps
+        for _ in range(ATTEMPTS_MAX):
+            run = await timestamps.get()
+            found = await self._raise(run)
+            if found.complete is not None:
+                await self._open(run, found.complete)
+                raise self._was_complete()
+            if found.obstacle is not None:
+                await self._open_again(run)
+                if found.obstacle.space != cells_pb2.SPACE_LOCK:
+                    raise NotEmpty(table, found.obstacle)
+                await self._settle(found.obstacle)
+            elif found.remains:
+                # And then another run: a copy of this request may come late, and would delete
+                # what this one had loaded meanwhile.
+                await self._each(_CLEAR, run)
+            else:
+                return LoadTimestamps(run, await timestamps.get())
+        raise UsageError(f"others keep locking, or loading, rows of table {table!r}")
+
+    async def resume(self, timestamps: LoadTimestamps) -> bool:
+        """Whether the range is still closed for this run, so that what it has loaded is there.
+
+        Not so when another run has taken over, or cleared it. Raises `LoadComplete`.
+        """
+        await self._know_table()
+        complete: wire.LoadFence | None = None
+
+        def look(response: wire.FenceResponse) -> None:
+            nonlocal complete
+            if response.fence.commit_timestamp:
+                complete = response.fence
+
+        try:
+            await self._each(_LOOK, timestamps.start, look=look)
+        except InvalidArgument as error:
+            if error.field != "run":
+                raise
+            if complete is None:
+                return False
+        if complete is not None:
+            await self._open(timestamps.start, complete)
+            raise self._was_complete()
+        return True
+
+    def _was_complete(self) -> LoadComplete:
+        return LoadComplete(f"the load {self._plan.name!r} was complete, and is open now")
+
+    async def _raise(self, run: int) -> _Found:
+        """Takes the range over, as far as it is closed, and closes the rest."""
+        found = _Found()
+
+        def look(response: wire.FenceResponse) -> None:
+            if response.fence.commit_timestamp:
+                found.complete = response.fence
+            elif response.HasField("obstacle"):
+                if response.HasField("fence"):
+                    found.remains = True
+                else:
+                    found.obstacle = response.obstacle
+
+        await self._each(_RAISE, run, look=look)
+        return found
+
+    async def _open_again(self, run: int) -> None:
+        """Nothing of the load is left after that."""
+        await self._each(_CLEAR, run, missing_ok=True)
+        await self._each(_LIFT, run, missing_ok=True)
+
+    async def _settle(self, lock: cells_pb2.Cell) -> None:
+        """Reading a row settles the locks in it that are left behind."""
+        table = Table(self._plan.table, key=codecs.raw)
+        async with self._database.snapshot() as snapshot:
+            await snapshot.get_many(table, [lock.row])
+
+    # ------------------------------------------------------------------ loading
+
+    async def load(self, cells: Sequence[LoadedCell], timestamps: LoadTimestamps) -> None:
+        """Puts cells that are in the order of their rows, each address once."""
+        await self._know_table()
+        done = 0
+
+        async def ask(location: TabletLocation) -> None:
+            nonlocal done
+            stop = _stop(cells, done, location.end)
+            await self._load_into(location, cells[done:stop], timestamps)
+            done = stop
+
+        while done < len(cells):
+            await self._walk.one(self._table_id, cells[done][0], ask)
+
+    async def _load_into(
+        self, location: TabletLocation, cells: Sequence[LoadedCell], timestamps: LoadTimestamps
+    ) -> None:
+        plan = self._plan
+        rows, columns, values = zip(*cells, strict=True)
+        request = wire.LoadRequest(
+            target=self._target(location),
+            name=plan.name,
+            start_timestamp=timestamps.start,
+            commit_timestamp=timestamps.commit,
+            rows=rows,
+            columns=columns,
+            values=values,
+        )
+        if plan.notify:
+            deadline = self._engine.now() + CALL_SECONDS
+            schema = await self._engine.around.schema(self._table_id, deadline)
+            request.target.schema_version = schema.version
+            for column in set(columns):
+                observers = schema.observers.get(column, ())
+                if observers:
+                    request.observed.add(column=column, observers=observers)
+        call = self._engine.world.network.unary(location.address, methods.LOAD)
+        try:
+            await call(request, CALL_SECONDS)
+        except SchemaChanged:
+            await self._engine.catalog.refresh(self._table_id, self._engine.now() + CALL_SECONDS)
+            raise
+
+    # ------------------------------------------------------------------ the end
+
+    async def finish(self, timestamps: LoadTimestamps) -> None:
+        """Everything is loaded: from here on the load is complete, whatever happens."""
+        await self.complete(timestamps)
+        await self.open(timestamps)
+
+    async def complete(self, timestamps: LoadTimestamps) -> None:
+        """Notes that everything is loaded. Nobody sees it yet."""
+        await self._know_table()
+        await self._each(_FINISH, timestamps.start, commit=timestamps.commit)
+
+    async def open(self, timestamps: LoadTimestamps) -> None:
+        """Of what is complete. Where it is open already, nothing happens."""
+        await self._know_table()
+        await self._each(_LIFT, timestamps.start, missing_ok=True)
+
+    async def _open(self, run: int, complete: wire.LoadFence) -> None:
+        """The rest of finishing, of a load that another run has left, open in some places already.
+
+        `run` has taken over those tablets that did not know yet that it is complete.
+        """
+        await self._each(_FINISH, run, commit=complete.commit_timestamp, missing_ok=True)
+        await self._each(_LIFT, run, missing_ok=True)
+        await self._each(_LIFT, complete.run, missing_ok=True)
+
+    async def abandon(self) -> bool:
+        """Returns whether the load was complete after all; then its rows are there."""
+        await self._know_table()
+        run = await self._engine.around.timestamps.get()
+        complete = (await self._raise(run)).complete
+        if complete is not None:
+            await self._open(run, complete)
+            return True
+        await self._open_again(run)
+        return False
+
+    # ------------------------------------------------------------------ shared
+
+    async def _know_table(self) -> None:
+        if not self._table_id:
+            deadline = self._engine.now() + CALL_SECONDS
+            self._table_id = (await self._engine.catalog.table(self._plan.table, deadline)).table_id
+
+    async def _each(
+        self,
+        action: wire.FenceRequest.Action,
+        run: int,
+        *,
+        commit: int = 0,
+        missing_ok: bool = False,
+        look: Callable[[wire.FenceResponse], None] | None = None,
+    ) -> None:
+        """`missing_ok`: a tablet without a fence of this run has nothing to do."""
+        plan = self._plan
+        fence = wire.LoadFence(
+            name=plan.name,
+            run=run,
+            range=cells_pb2.RowRange(start=plan.start, end=plan.end),
+            commit_timestamp=commit,
+        )
+
+        async def ask(location: TabletLocation) -> None:
+            call = self._engine.world.network.unary(location.address, methods.FENCE)
+            request = wire.FenceRequest(target=self._target(location), action=action, fence=fence)
+            while True:
+                try:
+                    response = await call(request, CALL_SECONDS)
+                except InvalidArgument as error:
+                    if missing_ok and error.field == "run":
+                        return
+                    raise
+                if not response.remains:
+                    break
+            if look is not None:
+                look(response)
+
+        await self._walk.each(self._table_id, plan.start, plan.end, ask)
+
+    @staticmethod
+    def _target(location: TabletLocation) -> wire.TabletTarget:
+        return wire.TabletTarget(tablet_id=location.tablet_id, epoch=location.epoch)
+
+
+def _stop(cells: Sequence[LoadedCell], start: int, end_row: bytes) -> int:
+    """Behind the last cell of the next request to the tablet that ends at this row."""
+    size = 0
+    for index in range(start, min(len(cells), start + REQUEST_ROWS_MAX)):
+        row, column, value = cells[index]
+        size += len(row) + len(column) + len(value)
+        if (end_row and row >= end_row) or (size > REQUEST_BYTES_MAX and index > start):
+            return index
+    return min(len(cells), start + REQUEST_ROWS_MAX)

@@ -1,0 +1,273 @@
+"""Makes tables of an export again, whole or not at all.
+
+All files are checked before anything is touched. Rows are loaded behind a fence (bulk load), which
+no reader sees through; the tables are opened when all of them are there. An import that was
+interrupted leaves its tables closed: the same import goes on where it was, `--abandon` opens them,
+empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadPlan, LoadTimestamps, NotEmpty
+from percolator.aio.database import Database
+from percolator.backup import layout
+from percolator.backup.cells_file import cells_of
+from percolator.backup.import_log import ImportLog, open_log
+from percolator.backup.layout import DamagedExport, Export, ExportedTable, Part
+from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from percolator.v1.master_pb2 import ChangeObserversRequest, Observer, TableOptions
+
+PARTS_AT_A_TIME = 4
+_CALL_SECONDS = 60.0
+_log = logging.getLogger("percolator.backup")
+
+Progress = Callable[[int, int], None]
+"""Cells done, cells in all."""
+
+
+def verify(directory: Path, progress: Progress = lambda _done, _all: None) -> Export:
+    """Looks at every byte of an export. Raises `DamagedExport`, naming the file."""
+    export = layout.read_manifest(directory)
+    layout.check_names(directory, export)
+    done = 0
+    for table in export.tables:
+        _check_ranges(directory, table)
+        for part in table.parts:
+            layout.check_part(directory, part)
+            for cells in cells_of(directory, part):
+                done += len(cells)
+                progress(done, export.cells)
+    return export
+
+
+async def import_tables(
+    database: Database,
+    directory: Path,
+    *,
+    tables: Sequence[str] = (),
+    progress: Progress = lambda _done, _all: None,
+) -> Export:
+    """Returns when all tables are there. Raises `UsageError` for one that is not empty."""
+    export = await _checked(directory, tables)
+    with open_log(directory) as log:
+        await _Importing(database, directory, export, log, progress).run()
+    return export
+
+
+async def abandon(database: Database, directory: Path, *, tables: Sequence[str] = ()) -> list[str]:
+    """Opens what an interrupted import has left closed. Returns the tables that were whole."""
+    export = chosen(layout.read_manifest(directory), tables)
+    known = set(await database.tables())
+    whole = []
+    with open_log(directory) as log:
+        for table in export.tables:
+            if table.name not in known:
+                continue
+            if await BulkLoad(database, _load_plan(export, table)).abandon():
+                whole.append(table.name)
+                await _register(database, table)
+        if not tables:
+            log.remove()
+    return whole
+
+
+async def _checked(directory: Path, tables: Sequence[str]) -> Export:
+    whole = layout.read_manifest(directory)
+    layout.check_names(directory, whole)
+    export = chosen(whole, tables)
+    for table in export.tables:
+        _check_ranges(directory, table)
+    for part in export.parts:
+        await asyncio.to_thread(layout.check_part, directory, part)
+    return export
+
+
+def chosen(export: Export, tables: Sequence[str]) -> Export:
+    """Only these tables of it."""
+    names = {table.name for table in export.tables}
+    for name in tables:
+        if name not in names:
+            raise InvalidArgument("tables", f"{name!r} is not in the export")
+    kept = tuple(table for table in export.tables if not tables or table.name in tables)
+    return Export(export.at, kept)
+
+
+@dataclass
+class _Load:
+    """Of one table."""
+
+    table: ExportedTable
+    load: BulkLoad
+    timestamps: LoadTimestamps | None = None
+    """None until it is closed, and when it turned out to be open already, and whole."""
+
+
+class _Importing:
+    """One run of an import, which may go on with one before it."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        export: Export,
+        log: ImportLog,
+        progress: Progress,
+    ) -> None:
+        self._database = database
+        self._directory = directory
+        self._log = log
+        self._progress = progress
+        self._loads = [
+            _Load(table, BulkLoad(database, _load_plan(export, table))) for table in export.tables
+        ]
+        self._cells = 0
+        self._cells_in_all = export.cells
+        self._limit = asyncio.Semaphore(PARTS_AT_A_TIME)
+
+    async def run(self) -> None:
+        touched: list[_Load] = []
+        try:
+            for one in self._loads:
+                await self._make(one.table)
+                # Before it begins: that may fail when some tablets are closed already.
+                touched.append(one)
+                await self._close(one)
+            for one in self._loads:
+                await self._load(one)
+        except BaseException as error:
+            if _is_final(error):
+                await self._undo(touched)
+            elif touched:
+                _log.warning(
+                    "the import was interrupted: its tables stay closed until the same import has "
+                    "gone on to its end, or is abandoned"
+                )
+            raise
+        await self._open_all()
+
+    async def _make(self, table: ExportedTable) -> None:
+        """The table, with its splits; one that is there already keeps its own."""
+        deadline = self._database.engine.now() + _CALL_SECONDS
+        options = TableOptions(
+            retention_milliseconds=table.retention_milliseconds, split_bytes=table.split_bytes
+        )
+        await self._database.engine.catalog.create(
+            table.name, table.splits, options, exist_ok=True, deadline=deadline
+        )
+
+    async def _close(self, one: _Load) -> None:
+        """Goes on with what an earlier run has loaded, if it is all still there."""
+        name, noted = one.table.name, self._log.tables.get(one.table.name)
+        try:
+            if noted is not None and await one.load.resume(noted.timestamps):
+                one.timestamps = noted.timestamps
+                return
+            one.timestamps = await one.load.begin()
+        except LoadComplete:
+            return
+        except NotEmpty as error:
+            # By that run itself: nobody is shown a row of it before all of them are there.
+            if noted is not None and error.commit_timestamp == noted.timestamps.commit:
+                return
+            raise
+        self._log.begun(name, one.timestamps)
+
+    async def _load(self, one: _Load) -> None:
+        if one.timestamps is None:
+            self._tell(one.table.cells)
+            return
+        done = self._log.tables[one.table.name].parts
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in one.table.parts:
+                    if part.file in done:
+                        self._tell(part.cells)
+                    else:
+                        group.create_task(self._load_part(one, part, one.timestamps))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    async def _load_part(self, one: _Load, part: Part, timestamps: LoadTimestamps) -> None:
+        async with self._limit:
+            batches = cells_of(self._directory, part)
+            while (cells := await asyncio.to_thread(next, batches, None)) is not None:
+                await one.load.load(cells, timestamps)
+                self._tell(len(cells))
+            self._log.loaded(one.table.name, part.file)
+
+    def _tell(self, cells: int) -> None:
+        self._cells += cells
+        self._progress(self._cells, self._cells_in_all)
+
+    async def _undo(self, touched: Sequence[_Load]) -> None:
+        """Nothing is seen of it. Tables that were made stay, empty."""
+        for one in touched:
+            try:
+                await one.load.abandon()
+            except PercolatorError as problem:
+                _log.warning("table %r may have stayed closed: %s", one.table.name, problem)
+        self._log.remove()
+
+    async def _open_all(self) -> None:
+        """None before all are complete: from there on, the next run finds what is left to open."""
+        for one in self._loads:
+            if one.timestamps is not None:
+                await one.load.complete(one.timestamps)
+        for one in self._loads:
+            if one.timestamps is not None:
+                await one.load.open(one.timestamps)
+        for one in self._loads:
+            await _register(self._database, one.table)
+        self._log.remove()
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether it would stop the next try, too: then nothing is left closed for that. Not so when
+    another import of the same export has taken over: it is at work."""
+    if isinstance(error, InvalidArgument):
+        return error.field != "run"
+    return isinstance(error, DamagedExport | SchemaError | UsageError)
+
+
+async def _register(database: Database, table: ExportedTable) -> None:
+    """Last: until then nothing notifies them, and what was imported never does."""
+    if not table.observers:
+        return
+    observers = [
+        Observer(
+            name=one.name,
+            columns=[bytes.fromhex(column) for column in one.columns],
+            weak=one.weak,
+            paused=one.paused,
+        )
+        for one in table.observers
+    ]
+    catalog = database.engine.catalog
+    added = ChangeObserversRequest(table=table.name, add=observers)
+    await catalog.change_observers(added, database.engine.now() + _CALL_SECONDS)
+    paused = [one.name for one in table.observers if one.paused]
+    if paused:
+        pausing = ChangeObserversRequest(table=table.name, pause=paused)
+        await catalog.change_observers(pausing, database.engine.now() + _CALL_SECONDS)
+
+
+def _load_plan(export: Export, table: ExportedTable) -> LoadPlan:
+    """Of the same name whenever it is tried: a later run takes over from the one before."""
+    return LoadPlan(table.name, f"import-{export.at}", start=b"", end=b"", notify=False)
+
+
+def _check_ranges(directory: Path, table: ExportedTable) -> None:
+    """That the parts are the whole table: each begins where the one before it ends."""
+    begin = ""
+    for part in table.parts:
+        if part.start != begin:
+            raise DamagedExport(f"{directory / layout.MANIFEST}: {part.file} does not follow")
+        begin = part.end
+    if begin or not table.parts:
+        raise DamagedExport(f"{directory / layout.MANIFEST}: the last part of {table.name} lacks")

@@ -1,0 +1,147 @@
+"""`percolator export` and `percolator import`: copies of tables as Parquet files, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from percolator.aio.pin import PIN_TTL_SECONDS
+from percolator.cli.cells import At, moment_of
+from percolator.cli.connection import connection, errors_console, fail, plain
+from percolator.errors import PercolatorError, UsageError
+from percolator.timestamps import Timestamp
+
+if TYPE_CHECKING:
+    from percolator.backup.layout import Export
+
+Tables = Annotated[
+    list[str] | None, typer.Option("--table", help="Only this one; repeatable [default: all].")
+]
+
+
+def export(
+    context: typer.Context,
+    arguments: Annotated[list[str], typer.Argument(metavar="DIR | verify DIR", show_default=False)],
+    at: At = "",
+    table: Tables = None,
+    pin_ttl: Annotated[
+        float, typer.Option(help="Seconds that its pin outlives this process.", min=0.1, max=3600)
+    ] = PIN_TTL_SECONDS,
+) -> None:
+    """Copy tables into a directory, as they are at one moment; or verify such a copy.
+
+    The cluster goes on meanwhile. An export that was interrupted is gone on with by the same
+    command. The files are Parquet: other programs read them, too. A directory that is called
+    "verify" is written ./verify.
+    """
+    here = connection(context)
+    _require_arrow()
+    from percolator.backup import exporting, importing
+
+    if len(arguments) == 2 and arguments[0] == "verify":
+        if at or table:
+            fail(UsageError("verify looks at all of an export: it takes no other options"))
+        with _bar("cells verified") as tell:
+            try:
+                found = importing.verify(Path(arguments[1]), tell)
+            except PercolatorError as error:
+                fail(error)
+        here.show(_as_data(found), _as_text("whole", found))
+        return
+    if len(arguments) != 1:
+        fail(UsageError("expected one directory, or: verify DIR"))
+    directory, moment = Path(arguments[0]), moment_of(at)
+    with _bar("tablets exported") as tell:
+
+        def note(cells: int, done: int, in_all: int) -> None:
+            tell(done, in_all, f"{cells:,} cells; tablets")
+
+        made = here.run_with_database(
+            lambda database: exporting.export(
+                database,
+                directory,
+                at=moment,
+                tables=table or (),
+                progress=note,
+                pin_ttl_seconds=pin_ttl,
+            )
+        )
+    here.show(_as_data(made), _as_text("exported", made))
+
+
+def import_export(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)],
+    table: Tables = None,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="Open what an interrupted import left closed, empty.")
+    ] = False,
+) -> None:
+    """Make the tables of an export again: new ones, or such that are there and empty.
+
+    Nobody sees a part of a table. What is imported has the commit timestamps of the import, and
+    notifies no observer. After an interruption the tables stay closed: the same command goes on,
+    as import.log in the directory says.
+    """
+    here = connection(context)
+    _require_arrow()
+    from percolator.backup import importing
+
+    if abandon:
+        whole = here.run_with_database(
+            lambda database: importing.abandon(database, directory, tables=table or ())
+        )
+        here.show({"whole": whole}, plain(f"opened; whole: {', '.join(whole) or 'none'}"))
+        return
+    with _bar("cells imported") as tell:
+        made = here.run_with_database(
+            lambda database: importing.import_tables(
+                database, directory, tables=table or (), progress=tell
+            )
+        )
+    here.show(_as_data(made), _as_text("imported", made))
+
+
+def _require_arrow() -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        fail(UsageError("exports are Parquet files: pip install 'percolator-store[export]'"))
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[..., None]]:
+    """On standard error, and only for people."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=errors_console, transient=True
+    ) as progress:
+        task = progress.add_task(what, total=None)
+
+        def tell(done: int, in_all: int, text: str = what) -> None:
+            progress.update(task, completed=done, total=in_all, description=text)
+
+        yield tell
+
+
+def _as_data(export: Export) -> dict[str, object]:
+    return {
+        "timestamp": export.at,
+        "time": Timestamp(export.at).to_datetime().isoformat(),
+        "cells": export.cells,
+        "bytes": sum(part.bytes for part in export.parts),
+        "tables": {table.name: table.cells for table in export.tables},
+    }
+
+
+def _as_text(what: str, export: Export) -> object:
+    size = sum(part.bytes for part in export.parts)
+    return plain(
+        f"{what}: {export.cells:,} cells of {len(export.tables)} tables in {len(export.parts)} "
+        f"files, {size:,} bytes, as of {Timestamp(export.at).describe()}"
+    )

@@ -1,0 +1,111 @@
+"""`percolator history`: the versions of a row that are still there, the newest first."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table as Screen
+
+from percolator import aio
+from percolator.cli.cells import As, RowName, TableName
+from percolator.cli.connection import connection, fail, plain
+from percolator.cli.masters import row_bytes, row_text
+from percolator.cli.stored import stored_cells
+from percolator.cli.values import ValueType, value_data, value_text
+from percolator.errors import InvalidArgument
+from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.timestamps import Timestamp
+from percolator.v1.cells_pb2 import Cell, Space
+
+Version = tuple[bytes, int, WriteRecord, bytes | None]
+"""Column, commit timestamp, record, value."""
+
+
+def history(
+    context: typer.Context,
+    table: TableName,
+    row: RowName,
+    column: Annotated[str, typer.Argument(help="Only this column.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(help="At most so many versions.", min=1)] = 1_000,
+    kind: As = ValueType.TEXT,
+) -> None:
+    """Show the committed versions of a row, the newest first. Exit code 1 when there are none.
+
+    Versions older than the table's history may be gone, whole or in part: `gc status` shows since
+    when all are there.
+    """
+    here = connection(context)
+    try:
+        key, wanted = row_bytes("row", row), row_bytes("column", column)
+    except InvalidArgument as error:
+        fail(error)
+
+    async def read(database: aio.Database) -> list[Version]:
+        deadline = database.engine.now() + here.timeout_seconds
+        info = await database.engine.catalog.table(table, deadline)
+        # In this order: a value is there before its record is, and stays as long.
+        spaces = [Space.SPACE_WRITE, Space.SPACE_DATA]
+        cells = stored_cells(database, info, spaces, key, key + b"\0", here.timeout_seconds)
+        return _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
+
+    found = here.run_with_database(read)[:limit]
+    screen = Screen("column", "committed", "kind", "value", box=None)
+    data = []
+    for name, committed, record, value in found:
+        moment = Timestamp(committed)
+        screen.add_row(
+            plain(row_text(name)),
+            moment.describe(),
+            _KINDS[record.kind],
+            plain("" if value is None else value_text(value, kind)),
+        )
+        data.append(
+            {
+                "column": row_text(name),
+                "commit_timestamp": committed,
+                "committed": moment.to_datetime().isoformat(),
+                "start_timestamp": record.start_timestamp,
+                "kind": _KINDS[record.kind],
+                "value": None if value is None else value_data(value, kind),
+            }
+        )
+    here.show(data, screen if found else "no versions")
+    if not found:
+        raise typer.Exit(1)
+
+
+_KINDS = {
+    RecordKind.PUT: "put",
+    RecordKind.PUT_IN_DATA: "put",
+    RecordKind.DELETE: "delete",
+    RecordKind.LOCK_ONLY: "lock",
+}
+
+
+def _is_shown(column: bytes, wanted: bytes) -> bool:
+    """Columns that are reserved, only when they are named: as in all other reads."""
+    return column == wanted if wanted else not column.startswith(b"\0")
+
+
+def _versions(cells: list[Cell]) -> list[Version]:
+    data = {
+        (cell.column, cell.timestamp): cell.value
+        for cell in cells
+        if cell.space == Space.SPACE_DATA
+    }
+    found: list[Version] = []
+    for cell in cells:
+        if cell.space != Space.SPACE_WRITE:
+            continue
+        record = WriteRecord.decode(cell.value)
+        value: bytes | None = None
+        if record.kind == RecordKind.PUT:
+            value = record.value
+        elif record.kind == RecordKind.PUT_IN_DATA:
+            value = data.get((cell.column, record.start_timestamp))
+            if value is None:
+                continue  # collected between the two looks
+        found.append((cell.column, cell.timestamp, record, value))
+    found.sort(key=lambda version: (version[0], -version[1]))
+    return found

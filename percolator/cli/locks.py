@@ -1,0 +1,125 @@
+"""`percolator locks`: who holds what, since when, and whether he is alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.table import Table as Screen
+from rich.text import Text
+
+from percolator import aio
+from percolator.cli.cells import TableName
+from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
+from percolator.cli.masters import row_bytes, row_text
+from percolator.cli.sessions import list_sessions
+from percolator.cli.stored import stored_cells
+from percolator.errors import InvalidArgument
+from percolator.protocol.records import LockRecord
+from percolator.timestamps import Timestamp
+from percolator.v1.cells_pb2 import Space
+from percolator.v1.lockservice_pb2 import Session
+
+
+@dataclass(frozen=True)
+class Held:
+    """One locked cell."""
+
+    row: bytes
+    column: bytes
+    lock: LockRecord
+    age_seconds: float
+    """By the oracle's time, since the transaction began."""
+
+
+def locks(
+    context: typer.Context,
+    table: TableName,
+    row: Annotated[str | None, typer.Argument(help="Only of this row.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many locks.", min=1)] = 1_000,
+) -> None:
+    """Show the locks of a table or of a row: their owners, since when, and whether they live."""
+    here = connection(context)
+    try:
+        start = row_bytes("row", row) if row is not None else b""
+    except InvalidArgument as error:
+        fail(error)
+    end = start + b"\0" if row is not None else b""
+    held = here.run_with_database(
+        lambda database: _held(here, database, table, start, end, limit + 1)
+    )
+    if len(held) > limit:
+        tell_of_limit(limit, "locks")
+        del held[limit:]
+    sessions = {}
+    if held:
+        sessions = {one.session_id: one for one in here.run(lambda net: list_sessions(here, net))}
+    here.show([_as_data(one, sessions) for one in held], _as_text(held, sessions))
+
+
+async def _held(
+    here: Connection, database: aio.Database, table: str, start: bytes, end: bytes, limit: int
+) -> list[Held]:
+    engine = database.engine
+    info = await engine.catalog.table(table, engine.now() + here.timeout_seconds)
+    now = await database.timestamp(timeout=here.timeout_seconds)
+    found: list[Held] = []
+    cells = stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
+    async for cell in cells:
+        lock = LockRecord.decode(cell.value)
+        began = Timestamp(lock.start_timestamp)
+        age = (now.physical_milliseconds - began.physical_milliseconds) / 1000
+        found.append(Held(cell.row, cell.column, lock, max(age, 0.0)))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _state(one: Held, sessions: dict[bytes, Session]) -> str:
+    """What others will do about the lock."""
+    if one.lock.session:
+        return "alive" if one.lock.session in sessions else "gone"
+    left = one.lock.ttl_milliseconds / 1000 - one.age_seconds
+    return "expired" if left <= 0 else "unknown"
+
+
+def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
+    session = sessions.get(one.lock.session)
+    return {
+        "row": row_text(one.row),
+        "column": row_text(one.column),
+        "kind": one.lock.kind.name.lower(),
+        "start_timestamp": one.lock.start_timestamp,
+        "age_seconds": round(one.age_seconds, 3),
+        "ttl_seconds": one.lock.ttl_milliseconds / 1000,
+        "session": one.lock.session.hex() or None,
+        "owner": session.info.description if session else None,
+        "state": _state(one, sessions),
+        "primary": {
+            "table_id": one.lock.primary.table_id,
+            "row": row_text(one.lock.primary.row),
+            "column": row_text(one.lock.primary.column),
+        },
+    }
+
+
+def _as_text(held: list[Held], sessions: dict[bytes, Session]) -> Screen | str:
+    if not held:
+        return "no locks"
+    screen = Screen("row", "column", "kind", "held for", "by", "", "primary", box=None)
+    for one in held:
+        session = sessions.get(one.lock.session)
+        state = _state(one, sessions)
+        owner = session.info.description if session else one.lock.session.hex() or "no session"
+        is_primary = (one.lock.primary.row, one.lock.primary.column) == (one.row, one.column)
+        screen.add_row(
+            plain(row_text(one.row)),
+            plain(row_text(one.column)),
+            one.lock.kind.name.lower(),
+            f"{one.age_seconds:.1f} s",
+            plain(owner),
+            Text(state, style="" if state == "alive" else "red"),
+            "this cell" if is_primary else plain(str(one.lock.primary)),
+        )
+    return screen

@@ -1,0 +1,197 @@
+"""`percolator notifications`: what waits for observers, and what is notified at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.table import Table as Screen
+from rich.text import Text
+
+from percolator import aio
+from percolator.aio.engine import Engine
+from percolator.aio.observing import observers_client
+from percolator.cli.connection import Connection, connection, console, plain
+from percolator.cli.masters import row_text
+from percolator.errors import SchemaError
+from percolator.observers.survey import survey
+from percolator.timestamps import Timestamp
+from percolator.wire.notification_watch import watch_work
+from percolator.wire.notifications import WorkQuestion
+
+Count = tuple[str, str]
+"""A table and an observer."""
+
+
+class Shown(NamedTuple):
+    """One cell, and whom it notifies."""
+
+    table: str
+    observer: str
+    column: str
+    row: str
+    timestamps: tuple[int, ...]
+    """Newest first."""
+
+    def as_data(self) -> dict[str, object]:
+        return {**self._asdict(), "timestamps": list(self.timestamps)}
+
+    def as_text(self) -> list[Text | str]:
+        oldest = Timestamp(self.timestamps[-1]).to_datetime()
+        return [
+            plain(self.table),
+            plain(self.observer),
+            plain(self.column),
+            plain(self.row),
+            oldest.isoformat(" ", "milliseconds"),
+        ]
+
+
+def notifications(
+    context: typer.Context,
+    table: Annotated[str, typer.Option(help="Only of this table.")] = "",
+    observer: Annotated[str, typer.Option(help="Only of this observer.")] = "",
+    limit: Annotated[int, typer.Option(help="List at most so many cells.", min=1)] = 100,
+    count: Annotated[
+        bool, typer.Option("--count", help="Count all, by observer, instead of listing some.")
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Show what is notified from now on, until interrupted."),
+    ] = False,
+) -> None:
+    """List what waits for observers, the least rows first."""
+    here = connection(context)
+    if follow:
+        here.run_with_database(lambda database: _follow(here, database.engine, table, observer))
+    elif count:
+        _show_counts(here, here.run_with_database(lambda db: _count(db, table, observer)))
+    else:
+        _show(here, here.run_with_database(lambda db: _list(db, table, observer, limit)), limit)
+
+
+# -------------------------------------------------------------------------- waiting
+
+
+async def _waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Shown]:
+    client = observers_client(engine)
+    wanted = (observer.encode(),) if observer else ()
+    for one in await client.catalog.describe_all(client.deadline()):
+        if one.deleting or (table and one.name != table):
+            continue
+        async with aclosing(survey(client, WorkQuestion(one.table_id, observers=wanted))) as found:
+            async for answer in found:
+                for waiting in answer.waiting:
+                    yield Shown(
+                        one.name,
+                        _text(waiting.observer),
+                        _text(waiting.column),
+                        row_text(waiting.row),
+                        waiting.timestamps,
+                    )
+
+
+async def _list(database: aio.Database, table: str, observer: str, limit: int) -> list[Shown]:
+    """One more than the limit says that there are more."""
+    await _require(database.engine, table)
+    listed: list[Shown] = []
+    async for one in _waiting(database.engine, table, observer):
+        listed.append(one)
+        if len(listed) > limit:
+            break
+    return listed
+
+
+async def _count(database: aio.Database, table: str, observer: str) -> Counter[Count]:
+    await _require(database.engine, table)
+    counts: Counter[Count] = Counter()
+    async for one in _waiting(database.engine, table, observer):
+        counts[one.table, one.observer] += 1
+    return counts
+
+
+async def _require(engine: Engine, table: str) -> None:
+    if table:
+        await engine.catalog.describe(table, engine.now() + engine.limits.call_seconds)
+
+
+def _show(here: Connection, listed: list[Shown], limit: int) -> None:
+    screen = Screen("table", "observer", "column", "row", "since", box=None)
+    for one in listed[:limit]:
+        screen.add_row(*one.as_text())
+    here.show([one.as_data() for one in listed[:limit]], screen if listed else "no notifications")
+    if len(listed) > limit and not here.as_json:
+        console.print(f"there are more than these {limit}")
+
+
+def _show_counts(here: Connection, counts: Counter[Count]) -> None:
+    screen = Screen("table", "observer", "cells", box=None)
+    for (table, observer), cells in sorted(counts.items()):
+        screen.add_row(plain(table), plain(observer), f"{cells:,}")
+    here.show(
+        [
+            {"table": table, "observer": observer, "cells": cells}
+            for (table, observer), cells in sorted(counts.items())
+        ],
+        screen if counts else "no notifications",
+    )
+
+
+# -------------------------------------------------------------------------- following
+
+
+async def _follow(here: Connection, engine: Engine, table: str, observer: str) -> None:
+    """Takes no work away from anybody who watches to do it."""
+    deadline = engine.now() + engine.limits.call_seconds
+    names: dict[int, str] = {}
+    watched: dict[int, list[bytes]] = {}
+    for one in await engine.catalog.describe_all(deadline):
+        wanted = [o.name for o in one.observers if not observer or o.name == observer]
+        if one.deleting or not wanted or (table and one.name != table):
+            continue
+        names[one.table_id] = one.name
+        watched[one.table_id] = [name.encode() for name in wanted]
+    if not watched:
+        raise SchemaError("there is no such observer" if table or observer else "no observers")
+    find = engine.catalog.all_tablets
+    stream = watch_work(engine.world, engine.tablets, find, watched, listen_only=True)
+    async with aclosing(stream) as hints:
+        async for told in hints:
+            for hint in told.notifications:
+                shown = Shown(
+                    names[hint.table_id],
+                    _text(hint.observer),
+                    _text(hint.column),
+                    row_text(hint.row),
+                    (hint.timestamp,),
+                )
+                _print(here, shown)
+            if told.left_out:
+                _print_left_out(here, told.left_out)
+            await asyncio.sleep(0)
+
+
+def _print(here: Connection, shown: Shown) -> None:
+    """A line each: whoever reads them does not wait for the last."""
+    if here.as_json:
+        typer.echo(json.dumps(shown.as_data()))
+        return
+    moment = Timestamp(shown.timestamps[0]).to_datetime().isoformat(" ", "milliseconds")
+    line = f"{moment}  {shown.table}  {shown.observer}  {shown.column}  {shown.row}"
+    console.print(plain(line), soft_wrap=True)
+
+
+def _print_left_out(here: Connection, left_out: int) -> None:
+    if here.as_json:
+        typer.echo(json.dumps({"left_out": left_out}))
+    else:
+        console.print(f"({left_out} more were not told: they came too quickly)")
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")

@@ -1,0 +1,189 @@
+"""`percolator pins`: holding history for a while, and letting go of what others hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from percolator import aio
+from percolator.aio.pin import PIN_TTL_SECONDS
+from percolator.cli.cells import At, moment_of
+from percolator.cli.connection import Connection, connection, errors_console, fail, plain
+from percolator.cli.sessions import as_data, list_sessions
+from percolator.codecs import raw
+from percolator.errors import InvalidArgument, Unavailable
+from percolator.schema import Table as Schema
+from percolator.timestamps import Timestamp
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.v1.lockservice_pb2 import EndSessionRequest, Session
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of
+from percolator.wire.liveness import SESSION_ID_BYTES
+from percolator.wire.lock_service import LockServiceCalls
+
+_CHECK_SECONDS = 1.0
+_KILLED = 143
+"""As a shell says it of a process that SIGTERM has ended."""
+
+app = typer.Typer(no_args_is_help=True, help="Pins: history that is kept for somebody.")
+
+
+@app.command("list")
+def list_pins(context: typer.Context) -> None:
+    """List the pins, the one that holds most history first."""
+    here = connection(context)
+    pins = here.run(lambda network: _pins(here, network))
+    here.show([as_data(pin) for pin in pins], _as_table(pins))
+
+
+@app.command("create")
+def create(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command to run meanwhile, behind --.")
+    ] = None,
+    at: At = "",
+    seconds: Annotated[
+        str, typer.Option("--for", help="How long: 90s, 15m, 2h [default: until interrupted].")
+    ] = "",
+    description: Annotated[str, typer.Option(help="What for: others see it.")] = "",
+    ttl: Annotated[
+        float, typer.Option(help="Seconds that it outlives this process.", min=0.1, max=3600)
+    ] = PIN_TTL_SECONDS,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(help="A table that is to be read; repeatable [default: all of them]."),
+    ] = None,
+) -> None:
+    """Keep history from a moment on [default: now], for as long as this command runs.
+
+    It renews the pin, prints it, and lets go of it at the end: after --for, at an interrupt, or
+    when the command behind -- has ended, whose exit code is then this one's. That command finds
+    the timestamp in PERCOLATOR_PIN_AT.
+    """
+    here = connection(context)
+    moment, lasting = moment_of(at), _seconds(seconds)
+    what = description or f"percolator pins create on {socket.gethostname()}"
+    tables = [Schema(name, key=raw) for name in table or ()]
+
+    async def hold(database: aio.Database) -> int:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with database.pin(moment, tables=tables, description=what, ttl=ttl) as pin:
+            here.show(
+                {"session_id": pin.session_id.hex(), "timestamp": pin.at},
+                plain(f"pin {pin.session_id.hex()} at {pin.at.describe()}"),
+            )
+            if command:
+                return await _run(command, pin, stop)
+            await _wait(pin, stop, lasting)
+        return 0
+
+    raise typer.Exit(here.run_with_database(hold))
+
+
+@app.command("release")
+def release(
+    context: typer.Context,
+    session_id: Annotated[str, typer.Argument(help="As `pins list` shows it.", show_default=False)],
+) -> None:
+    """End a pin. Whoever held it is told; what he still reads of the past may be gone."""
+    here = connection(context)
+    try:
+        wanted = bytes.fromhex(session_id)
+    except ValueError:
+        wanted = b""
+    if len(wanted) != SESSION_ID_BYTES:
+        fail(InvalidArgument("session_id", f"expected {2 * SESSION_ID_BYTES} hexadecimal digits"))
+
+    async def end(network: GrpcNetwork) -> None:
+        pins = await _pins(here, network)
+        if wanted not in {pin.session_id for pin in pins}:
+            raise InvalidArgument("session_id", f"there is no pin {session_id}")
+        cluster, reached = await here.reach(network)
+        addresses = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
+        if not addresses:
+            raise Unavailable("no lock service is registered with the cluster")
+        calls = LockServiceCalls(reached, addresses)
+        request = EndSessionRequest(session_id=wanted)
+        await calls.call_any(lambda stub: stub.end_session, request, here.timeout_seconds)
+
+    here.run(end)
+    here.show({"released": session_id}, plain(f"released {session_id}"))
+
+
+async def _pins(here: Connection, network: GrpcNetwork) -> list[Session]:
+    listed = [one for one in await list_sessions(here, network) if one.info.pin]
+    return sorted(listed, key=lambda one: one.info.oldest_start_timestamp)
+
+
+async def _wait(pin: aio.Pin, stop: asyncio.Event, seconds: float | None) -> None:
+    """Raises `SessionExpired` when the pin is lost before."""
+    loop = asyncio.get_running_loop()
+    end = None if seconds is None else loop.time() + seconds
+    while not stop.is_set() and (end is None or loop.time() < end):
+        left = _CHECK_SECONDS if end is None else min(_CHECK_SECONDS, end - loop.time())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), left)
+        pin.check()
+
+
+async def _run(command: list[str], pin: aio.Pin, stop: asyncio.Event) -> int:
+    """The exit code of the command. It goes on when the pin is lost, and that is said."""
+    process = await asyncio.create_subprocess_exec(
+        "/usr/bin/env", f"PERCOLATOR_PIN_AT={int(pin.at)}", *command
+    )
+    ended = asyncio.create_task(process.wait())
+    stopped = asyncio.create_task(stop.wait())
+    lost = False
+    while not ended.done() and not stopped.done():
+        await asyncio.wait(
+            [ended, stopped], timeout=_CHECK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if pin.is_lost and not lost:
+            lost = True
+            errors_console.print(plain("the pin is lost: history may be collected"))
+    if not ended.done():
+        process.terminate()
+    stopped.cancel()
+    code = await ended
+    return code if code >= 0 else _KILLED
+
+
+def _seconds(text: str) -> float | None:
+    """From "90", "90s", "15m", "2h" or "1d"."""
+    if not text:
+        return None
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    unit = units.get(text[-1])
+    try:
+        seconds = float(text if unit is None else text[:-1]) * (unit or 1)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        fail(InvalidArgument("--for", f"expected a time such as 90s, 15m or 2h, found {text!r}"))
+    return seconds
+
+
+def _as_table(pins: list[Session]) -> Table | str:
+    if not pins:
+        return "no pins"
+    table = Table(
+        Column("pin", no_wrap=True), "at", "who", "age", "ends, if not renewed, in", box=None
+    )
+    for pin in pins:
+        table.add_row(
+            pin.session_id.hex(),
+            Timestamp(pin.info.oldest_start_timestamp).describe(),
+            plain(pin.info.description),
+            f"{pin.age_milliseconds / 1000:.1f} s",
+            f"{pin.remaining_milliseconds / 1000:.1f} s",
+        )
+    return table

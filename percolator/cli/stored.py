@@ -1,0 +1,116 @@
+"""Cells as they are stored, locks and markers included: what `--raw` and `locks` look at."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+
+from percolator.aio.database import Database
+from percolator.errors import TabletLocation
+from percolator.protocol.records import LockRecord, WriteRecord
+from percolator.v1.cells_pb2 import Cell, Space
+from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
+from percolator.wire import methods
+from percolator.wire.catalog import TableInfo
+from percolator.wire.status import from_detail
+
+SPACES = {
+    Space.SPACE_LOCK: "lock",
+    Space.SPACE_WRITE: "write",
+    Space.SPACE_DATA: "data",
+    Space.SPACE_ROLLBACK: "rollback",
+    Space.SPACE_NOTIFY: "notify",
+}
+
+
+async def stored_cells(
+    database: Database,
+    table: TableInfo,
+    spaces: Sequence[Space],
+    start: bytes = b"",
+    end: bytes = b"",
+    timeout_seconds: float = 10.0,
+) -> AsyncIterator[Cell]:
+    """Tablet by tablet, and in each of them space by space. Of one moment only within a page."""
+    engine = database.engine
+    deadline = engine.now() + timeout_seconds
+    for tablet in await engine.catalog.all_tablets(table.table_id, deadline):
+        low, high = _common(tablet, start, end)
+        if high and low >= high:
+            continue
+        target = TabletTarget(
+            tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=table.schema.version
+        )
+        scan = engine.world.network.stream(tablet.address, methods.SCAN_CELLS)
+        for space in spaces:
+            request = ScanCellsRequest(target=target, space=space)
+            request.range.start, request.range.end = low, high
+            async for page in scan(request, timeout_seconds):
+                if page.HasField("error"):
+                    raise from_detail(page.error)
+                for cell in page.cells:
+                    yield cell
+
+
+async def first_cells(
+    database: Database,
+    table: TableInfo,
+    spaces: Sequence[Space],
+    start: bytes,
+    end: bytes,
+    columns: Collection[bytes],
+    limit: int,
+    timeout_seconds: float,
+) -> list[Cell]:
+    """The first ones by row and column, whatever space they lie in."""
+    found: list[Cell] = []
+    for space in spaces:
+        # As many of each space: the first ones of all are among them.
+        here: list[Cell] = []
+        async for cell in stored_cells(database, table, [space], start, end, timeout_seconds):
+            if not columns or cell.column in columns:
+                here.append(cell)
+            if len(here) >= limit:
+                break
+        found += here
+    found.sort(key=lambda cell: (cell.row, cell.column, cell.space, -cell.timestamp))
+    return found[:limit]
+
+
+def described(cell: Cell) -> dict[str, object]:
+    """What the record in a cell says, without the value that it may hold."""
+    if cell.space == Space.SPACE_LOCK:
+        lock = LockRecord.decode(cell.value)
+        return {
+            "kind": lock.kind.name.lower(),
+            "start_timestamp": lock.start_timestamp,
+            "min_commit_timestamp": lock.min_commit_timestamp,
+            "ttl_seconds": lock.ttl_milliseconds / 1000,
+            "session": lock.session.hex() or None,
+            "primary": str(lock.primary),
+        }
+    if cell.space == Space.SPACE_WRITE:
+        write = WriteRecord.decode(cell.value)
+        return {
+            "kind": write.kind.name.lower(),
+            "commit_timestamp": cell.timestamp,
+            "start_timestamp": write.start_timestamp,
+        }
+    about: dict[str, object] = {"timestamp": cell.timestamp}
+    if cell.qualifier:
+        about["observer"] = cell.qualifier.decode(errors="backslashreplace")
+    return about
+
+
+def value_of(cell: Cell) -> bytes | None:
+    """The user's value in the record; None where there is none."""
+    if cell.space == Space.SPACE_LOCK:
+        return LockRecord.decode(cell.value).value or None
+    if cell.space == Space.SPACE_WRITE:
+        return WriteRecord.decode(cell.value).value or None
+    return cell.value if cell.space == Space.SPACE_DATA else None
+
+
+def _common(tablet: TabletLocation, start: bytes, end: bytes) -> tuple[bytes, bytes]:
+    low = max(tablet.start, start)
+    ends = [one for one in (tablet.end, end) if one]
+    return low, min(ends) if ends else b""

@@ -1,0 +1,55 @@
+"""`percolator tokens`: making the secrets by which clients prove their role."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from percolator.cli.connection import connection, fail
+from percolator.errors import InvalidArgument
+from percolator.wire.tokens import ROLES, new_token, token_entry
+
+
+class TokenRole(StrEnum):
+    """As people write it."""
+
+    CLIENT = "client"
+    ADMIN = "admin"
+
+
+app = typer.Typer(no_args_is_help=True, help="Make tokens for clients.")
+
+
+@app.command()
+def new(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose it is.", show_default=False)],
+    file: Annotated[Path, typer.Option(help="Where the token goes; must not exist yet.")],
+    role: Annotated[TokenRole, typer.Option(help="What it allows.")] = TokenRole.CLIENT,
+) -> None:
+    """Write a new token to a file, and print the entry for the servers' file of tokens.
+
+    The token itself is printed nowhere.
+    """
+    try:
+        token = new_token()
+        entry = token_entry(name, ROLES[role.value], token)
+        _write_secret(file, token)
+    except InvalidArgument as error:
+        fail(error)
+    shown = Text(entry.rstrip())
+    connection(context).show({"name": name, "role": role.value, "entry": entry}, shown)
+
+
+def _write_secret(path: Path, token: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise InvalidArgument("--file", f"{path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")

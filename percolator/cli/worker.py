@@ -1,0 +1,67 @@
+"""`percolator worker`: runs observers, with nothing but the library."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import Annotated
+
+import typer
+
+from percolator import aio
+from percolator.cli.connection import connection, errors_console, fail, plain
+from percolator.errors import InvalidArgument
+from percolator.observers.loading import load
+from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
+
+
+def worker(
+    context: typer.Context,
+    observers: Annotated[
+        list[str],
+        typer.Option(help="module:name of a list of observers; may be repeated."),
+    ],
+    concurrency: Annotated[
+        int, typer.Option(help="Runs at one time.", min=1)
+    ] = WorkerLimits.concurrency_max,
+    threads: Annotated[
+        int, typer.Option(help="Threads for blocking observers.", min=1)
+    ] = WorkerLimits.threads_max,
+    drain_seconds: Annotated[
+        float, typer.Option(help="For what runs when it is told to stop.", min=0.001)
+    ] = DRAIN_SECONDS,
+) -> None:
+    """Run observers until Ctrl-C or SIGTERM.
+
+    What runs then is finished; a second signal ends the program at once. Nothing is lost by either.
+    """
+    here = connection(context)
+    try:
+        chosen = [one for reference in observers for one in load(reference)]
+    except InvalidArgument as error:
+        fail(error)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
+
+    async def run(database: aio.Database) -> bool:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: signal.Signals) -> None:
+            loop.remove_signal_handler(number)  # the second one does what it always does
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number)
+        running = database.run_observers(chosen, limits=limits, drain_seconds=drain_seconds)
+        await running.start()
+        names = ", ".join(f"{one.name} of {one.table.name}" for one in chosen)
+        errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
+        await stop.wait()
+        errors_console.print("stopping", highlight=False)
+        return await running.stop()
+
+    if not here.run_with_database(run):
+        errors_console.print("some runs were given up; they are run again", highlight=False)
+        raise typer.Exit(1)

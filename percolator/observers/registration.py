@@ -1,0 +1,119 @@
+"""Telling the cluster which observers there are, and learning which of them are to be run.
+
+A worker that starts adds its observers to the schema of their tables; from the moment that this
+returns, every commit notifies them. It never removes one, and never changes one that is there: two
+workers with different code run what each of them has, but under one name there is one definition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from percolator.errors import InvalidArgument, PercolatorError, SchemaError
+from percolator.observers.client import Client
+from percolator.observers.definition import Observer
+from percolator.observers.watched import Watched
+from percolator.v1 import master_pb2 as wire
+
+_log = logging.getLogger(__name__)
+
+_REFRESH_SECONDS = 2.0
+"""How soon a pause, a resumption or a removal is noticed."""
+
+
+async def register(client: Client, observers: Sequence[Observer]) -> list[Watched]:
+    """Raises `SchemaError` for a table that does not exist, and `InvalidArgument` for a name that
+    means something else."""
+    watched: list[Watched] = []
+    for table, own in _by_table(observers).items():
+        described = await client.describe(table)
+        missing = _missing(described, own)
+        if missing:
+            request = wire.ChangeObserversRequest(table=table, add=missing)
+            described = await client.catalog.change_observers(request, client.deadline())
+            _missing(described, own)  # another worker may have been first, with another one
+        watched += [Watched(observer, described.table_id) for observer in own]
+        _note(described, [one for one in watched if one.table_id == described.table_id])
+    return watched
+
+
+def _by_table(observers: Sequence[Observer]) -> Mapping[str, list[Observer]]:
+    found: dict[str, list[Observer]] = {}
+    for observer in observers:
+        found.setdefault(observer.table.name, []).append(observer)
+    return found
+
+
+def _missing(table: wire.Table, observers: Sequence[Observer]) -> list[wire.Observer]:
+    known = {one.name: one for one in table.observers}
+    missing = []
+    for observer in observers:
+        columns = sorted(column.name for column in observer.columns)
+        there = known.get(observer.name)
+        if there is None:
+            missing.append(wire.Observer(name=observer.name, columns=columns, weak=observer.weak))
+        elif sorted(there.columns) != columns or there.weak != observer.weak:
+            raise InvalidArgument(
+                "observers",
+                f"table {table.name!r} has another observer {observer.name!r}: it is registered "
+                f"for {_described(there.columns, weak=there.weak)}, and this program means "
+                f"{_described(columns, weak=observer.weak)}; remove it, or choose another name",
+            )
+    return missing
+
+
+def _described(columns: Sequence[bytes], *, weak: bool) -> str:
+    names = ", ".join(column.decode(errors="backslashreplace") for column in sorted(columns))
+    return f"{names}{' (weak)' if weak else ''}"
+
+
+def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
+    """Keeps which of them are to be run. Whether one has come to be run that was not before."""
+    known = {one.name: one for one in table.observers}
+    resumed = False
+    for one in watched:
+        # Under a name that was dropped and given again there is another table.
+        there = known.get(one.observer.name) if one.table_id == table.table_id else None
+        is_active = there is not None and not there.paused
+        if is_active != one.is_active:
+            state = "is run" if is_active else "is paused" if there else "was removed: is not run"
+            _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
+        resumed = resumed or (is_active and not one.is_active)
+        one.is_active = is_active
+    return resumed
+
+
+class Registrations:
+    """Keeps an eye on what becomes of the observers of one worker."""
+
+    def __init__(self, client: Client, watched: Sequence[Watched]) -> None:
+        self._client = client
+        self.watched = watched
+        self.changed = asyncio.Event()
+        """Set when an observer was resumed, paused or removed."""
+
+    @property
+    def active(self) -> list[Watched]:
+        return [one for one in self.watched if one.is_active]
+
+    async def keep_forever(self) -> None:
+        while True:
+            await self._client.world.clock.sleep(_REFRESH_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks once. While no master answers, everything stays as it is."""
+        for table in sorted({one.observer.table.name for one in self.watched}):
+            before = [one.is_active for one in self.watched]
+            own = [one for one in self.watched if one.observer.table.name == table]
+            try:
+                _note(await self._client.describe(table), own)
+            except SchemaError:
+                for one in own:  # the table was dropped, and every notification with it
+                    one.is_active = False
+            except PercolatorError as error:
+                _log.debug("whether observers of %s are paused is not known: %s", table, error)
+            if before != [one.is_active for one in self.watched]:
+                self.changed.set()

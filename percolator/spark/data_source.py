@@ -1,0 +1,66 @@
+"""The data source `percolator`. Importing it is cheap: Spark does that in every session.
+
+Spark makes one of these for every `load()` and every `save()`, in processes of its own on the
+driver, and hands pickled copies to everybody else. So whatever a read has to keep the same in all
+its jobs, its snapshot above all, is settled before the first pickling.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+_PUSHING_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The program in which Spark plans a read with filters."""
+
+
+class PercolatorDataSource(DataSource):
+    """See `percolator.spark.options` for what `options` may hold."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "percolator"
+
+    def __init__(self, options: dict[str, str]) -> None:
+        from percolator.spark.options import check_names
+
+        super().__init__(options)
+        check_names(options)
+        self._snapshot_timestamp = 0
+
+    def schema(self) -> StructType:
+        from percolator.spark.options import ReadOptions
+        from percolator.spark.shapes import shape_of
+
+        options = ReadOptions.parse(self.options)
+        return shape_of(options.catalog).schema(options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from percolator.spark.options import ReadOptions
+        from percolator.spark.reader import FilteringTableReader, TableReader
+
+        # Spark refuses a reader that takes filters while they are turned off, and plans reads
+        # with filters in another program than reads without.
+        reader = FilteringTableReader if _PUSHING_FILTERS in sys.modules else TableReader
+        return reader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from percolator.spark.options import WriteOptions
+        from percolator.spark.writing import writer_of
+
+        return writer_of(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only a read is pickled as a whole: from here on its snapshot is the same for all."""
+        if not self._snapshot_timestamp:
+            from percolator.spark.options import ReadOptions
+            from percolator.spark.pins import pinned_timestamp
+
+            self._snapshot_timestamp = pinned_timestamp(ReadOptions.parse(self.options))
+        return self.__dict__.copy()

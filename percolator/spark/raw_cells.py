@@ -1,0 +1,108 @@
+"""Raw cells: a row of the DataFrame for each cell, with the bytes as they are stored."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from percolator import codecs
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.schema import Column, Table
+from percolator.spark.shapes import (
+    BINARY,
+    Cell,
+    check_no_others,
+    column_of,
+    field_named,
+    refuse_nulls,
+    type_name,
+)
+from percolator.wire.questions import CellPage
+
+ROW, COLUMN, VALUE, COMMITTED = "row", "column", "value", "commit_timestamp"
+_ANY_TABLE = Table("any")
+
+
+class RawCells:
+    """`Shape` without a catalogue."""
+
+    key_codec = codecs.raw
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        return (ROW,)
+
+    def schema(self, columns: tuple[str, ...] | None) -> StructType:
+        return StructType(
+            [
+                StructField(ROW, BinaryType(), nullable=False),
+                StructField(COLUMN, BinaryType(), nullable=False),
+                StructField(VALUE, BinaryType(), nullable=False),
+                StructField(COMMITTED, LongType(), nullable=False),
+            ]
+        )
+
+    def check_read(self, schema: StructType) -> None:
+        full = self.schema(None)
+        check_no_others(schema, full.names, "raw cells (no catalog was given)")
+        for field in schema.fields:
+            known = field_named(full, field.name)
+            if known is not None and field.dataType != known.dataType:
+                raise SchemaError(
+                    f"field {field.name!r} is {type_name(field.dataType)}; of raw cells it is "
+                    f"{type_name(known.dataType)}"
+                )
+
+    def stored(
+        self, schema: StructType, columns: tuple[str, ...] | None
+    ) -> tuple[bytes, ...] | None:
+        if columns is None:
+            return None
+        return tuple(Column(_ANY_TABLE, name, codecs.raw).name for name in columns)
+
+    def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+        lists = {
+            ROW: page.rows,
+            COLUMN: page.columns,
+            VALUE: page.values,
+            COMMITTED: page.commit_timestamps,
+        }
+        arrays = [pa.array(lists[field.name.lower()], field.type) for field in target]
+        return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+    def check_write(
+        self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
+    ) -> None:
+        if columns is not None:
+            raise InvalidArgument("columns", "raw cells name their column themselves")
+        needed = (ROW, COLUMN) if deletes else (ROW, COLUMN, VALUE)
+        # What a read of raw cells gives can be written as it is.
+        check_no_others(schema, (*needed, VALUE, COMMITTED), "raw cells (no catalog was given)")
+        for name in needed:
+            field = field_named(schema, name)
+            if field is None:
+                raise SchemaError(f"field {name!r} is missing; without a catalog, cells are raw")
+            if field.dataType != BINARY:
+                raise SchemaError(
+                    f"field {name!r} is {type_name(field.dataType)}; of raw cells it is binary"
+                )
+
+    def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
+        values = column_of(batch, VALUE)
+        if nulls == "refuse":
+            refuse_nulls(values, VALUE, "; option nulls says what that means: skip or delete")
+        found = list(zip(*self._addresses(batch), values.to_pylist(), strict=True))
+        return [cell for cell in found if cell[2] is not None] if nulls == "skip" else found
+
+    def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
+        return [(row, column, None) for row, column in zip(*self._addresses(batch), strict=True)]
+
+    @staticmethod
+    def _addresses(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
+        rows, columns = column_of(batch, ROW), column_of(batch, COLUMN)
+        refuse_nulls(rows, ROW, "")
+        refuse_nulls(columns, COLUMN, "")
+        names: list[bytes] = columns.to_pylist()
+        for name in set(names):
+            Column(_ANY_TABLE, name, codecs.raw)  # raises what is wrong with the name
+        return rows.to_pylist(), names

@@ -1,0 +1,354 @@
+"""Bulk load: rows are put into an empty range without transactions, behind a fence.
+
+What each rule prevents:
+
+* The fence is raised between two group commits, and only over rows without cells and locks: behind
+  it is nobody who could commit there, and no cell that a load would lie above or below.
+* It is durable before it is answered. The loader takes its timestamps after that, so that whoever
+  has read the range as it was has a snapshot below the load.
+* What is read or judged while it stands is refused, not read around: a snapshot above the load must
+  not see a part of it.
+* Runs are numbered by the oracle, and a later one takes over for good. Whoever loads has taken a
+  run of its own after the range was cleared: a request to clear it that comes late deletes nothing.
+* A load that is not complete is cleared before the fence goes, or a part of it would stay for ever.
+* When the fence goes, the tablet knows in the same write that it has commits up to the load's: else
+  a transaction that began before it would pass the judge (recent_writes.py).
+* Rollback markers stay where they are: they keep late transactions out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from percolator.errors import InvalidArgument
+from percolator.protocol.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
+from percolator.tablet import keys, opening
+from percolator.tablet.keys import (
+    LOAD_FLOOR_KEY,
+    NEWEST_KEY,
+    STATISTICS_KEY,
+    ColumnEncoder,
+    D,
+    L,
+    N,
+    W,
+    component,
+    inverted,
+)
+from percolator.tablet.load_fences import LoadFence
+from percolator.tablet.recent_writes import NEWEST
+from percolator.tablet.state import TabletState
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+
+NAME_BYTES_MAX = 255
+CLEARED_PER_WRITE = 4_096
+WRITES_PER_CALL = 16
+INLINE_BYTES_MAX = 1_024
+"""As the client's `value_inline_bytes_max`: longer values are stored apart."""
+
+_CLEARED_SPACES = (W, D, N)
+
+
+async def fence(
+    state: TabletState, turn: asyncio.Lock, request: pb.FenceRequest
+) -> pb.FenceResponse:
+    """`turn` is held while something is written: `GroupCommit.between_batches`.
+
+    Raises `InvalidArgument`, `StoreUnusable`, `TabletMoved`.
+    """
+    asked = _asked(request.fence)
+    action = _ACTIONS.get(request.action)
+    if action is None:
+        raise InvalidArgument("action", f"{request.action} is none")
+    async with turn:
+        state.require_open()
+        response = await action(state, asked)
+        state.require_ownership()
+        present = state.load_fences.get(asked.name)
+        if present is not None:
+            response.fence.CopyFrom(present.message())
+        return response
+
+
+async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+    fences, identity = state.load_fences, state.identity
+    present = fences.get(asked.name)
+    if asked.run <= fences.floor or (present is not None and asked.run < present.run):
+        raise _taken_over(asked)
+    if present is None:
+        if not asked.overlaps(identity.start, identity.end):
+            raise InvalidArgument("fence.range", "does not overlap the tablet")
+        for other in fences:
+            if other.overlaps(asked.start, asked.end):
+                raise InvalidArgument(
+                    "fence.range", f"some of it is closed for another load, {other.name!r}"
+                )
+        obstacle = _first_cell(state, asked)
+        if obstacle is not None:
+            return pb.FenceResponse(obstacle=obstacle)
+    elif (present.start, present.end) != (asked.start, asked.end):
+        raise InvalidArgument(
+            "fence.range", f"the load {asked.name!r} was begun for {present.start!r} to "
+            f"{present.end!r}"
+        )  # fmt: skip
+    elif present.commit_timestamp:
+        return pb.FenceResponse()
+    if present is None or present.run != asked.run:
+        await _put(state, replace(asked, commit_timestamp=0))
+    return pb.FenceResponse(obstacle=_first_cell(state, asked))
+
+
+async def _clear(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+    present = _of_run(state, asked)
+    if present.commit_timestamp:
+        raise InvalidArgument("action", f"the load {present.name!r} is complete: it is not cleared")
+    entries = _entries(state, present, _CLEARED_SPACES)
+    for _ in range(WRITES_PER_CALL):
+        # One walk for all writes: each new one would begin with everything that is deleted.
+        if not await _delete(state, list(islice(entries, CLEARED_PER_WRITE))):
+            return pb.FenceResponse(remains=False)
+    return pb.FenceResponse(remains=True)
+
+
+async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> bool:
+    """Whether there was anything to delete."""
+    if not entries:
+        return False
+    batch = state.storage.batch()
+    counted = [(key, value) for key, value in entries if not key.startswith(N)]
+    for key, _ in entries:
+        batch.delete(key)
+    state.counters.cells -= len(counted)
+    state.counters.bytes -= sum(len(key) + len(value) for key, value in counted)
+    batch.put(STATISTICS_KEY, opening.counts_record(state))
+    await _write(state, batch)
+    for key, _ in entries:
+        if key.startswith(N):
+            state.index.remove(key[1:])
+    return True
+
+
+async def _finish(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+    present = _of_run(state, asked)
+    if not asked.commit_timestamp:
+        raise InvalidArgument("fence.commit_timestamp", "missing")
+    state.guard.admit(asked.commit_timestamp, "fence.commit_timestamp")
+    if not present.commit_timestamp:
+        await _put(state, replace(present, commit_timestamp=asked.commit_timestamp))
+    return pb.FenceResponse()
+
+
+async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+    present = state.load_fences.get(asked.name)
+    if present is None:
+        return pb.FenceResponse()  # it was lifted before
+    commit = present.commit_timestamp
+    _of_run(state, asked)
+    if not commit:
+        obstacle = _first_cell(state, present)
+        if obstacle is not None:
+            return pb.FenceResponse(obstacle=obstacle)
+    recent = state.recent
+    newest = max(commit, recent.newest_commit), recent.newest_marker
+    batch = state.storage.batch()
+    floor = max(state.load_fences.floor, present.run)
+    batch.delete(present.key)
+    batch.put(LOAD_FLOOR_KEY, floor.to_bytes(8, "big"))
+    batch.put(NEWEST_KEY, NEWEST.pack(*newest))
+    batch.put(STATISTICS_KEY, opening.counts_record(state))
+    await _write(state, batch)
+    if commit:
+        # What is remembered of single cells may not be true of those that were loaded.
+        recent.forget(commit)
+    state.load_fences.remove(present.name)
+    state.load_fences.floor = floor
+    return pb.FenceResponse()
+
+
+async def _look(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+    _of_run(state, asked)
+    return pb.FenceResponse()
+
+
+_ACTIONS = {
+    pb.FenceRequest.ACTION_RAISE: _raise,
+    pb.FenceRequest.ACTION_CLEAR: _clear,
+    pb.FenceRequest.ACTION_FINISH: _finish,
+    pb.FenceRequest.ACTION_LIFT: _lift,
+    pb.FenceRequest.ACTION_LOOK: _look,
+}
+
+
+async def load(
+    state: TabletState, turn: asyncio.Lock, request: pb.LoadRequest, columns: ColumnEncoder
+) -> None:
+    """Puts cells behind the fence. Raises as `fence` does, and `SchemaChanged`."""
+    if not len(request.rows) == len(request.columns) == len(request.values):
+        raise InvalidArgument("rows", "rows, columns and values differ in number")
+    start, commit = request.start_timestamp, request.commit_timestamp
+    if not 0 < start < commit:
+        raise InvalidArgument("commit_timestamp", f"expected {start} < {commit}, and both above 0")
+    state.guard.admit(commit, "commit_timestamp")
+    async with turn:
+        if request.target.schema_version:
+            # Judged under this version, or an observer that is new would miss some.
+            state.require_target(request.target)
+        else:
+            state.require_tablet(request.target)
+        present = _of_run(state, LoadFence(request.name, start, b"", b""))
+        if present.commit_timestamp:
+            raise InvalidArgument("name", f"the load {present.name!r} is complete")
+        behind = _Loading(state, present, request, columns)
+        await behind.fill()
+        await _write(state, behind.batch)
+        behind.publish()
+        state.require_ownership()
+
+
+class _Loading:
+    """The cells of one request."""
+
+    def __init__(
+        self,
+        state: TabletState,
+        present: LoadFence,
+        request: pb.LoadRequest,
+        columns: ColumnEncoder,
+    ) -> None:
+        self.batch = state.storage.batch()
+        self._state = state
+        self._request = request
+        self._start, self._end = _rows_of(state, present)
+        self._columns = columns
+        self._observers = {one.column: tuple(one.observers) for one in request.observed}
+        self._notifications: list[bytes] = []
+        self._cells = 0
+        self._bytes = 0
+
+    async def fill(self) -> None:
+        request, limits = self._request, self._state.limits
+        put, columns, observers = self.batch.put, self._columns, self._observers
+        first, end = self._start, self._end
+        commit, start = inverted(request.commit_timestamp), inverted(request.start_timestamp)
+        inline = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT)
+        apart = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT_IN_DATA)
+        cells = zip(request.rows, request.columns, request.values, strict=True)
+        for index, (row, column, value) in enumerate(cells):
+            if row < first or (end and row >= end):
+                raise InvalidArgument(f"rows[{index}]", "not behind the fence in this tablet")
+            if len(row) > limits.row_bytes_max or len(value) > limits.value_bytes_max:
+                raise InvalidArgument(f"rows[{index}]", "the row or its value is too long")
+            if not 1 <= len(column) <= limits.column_bytes_max:
+                raise InvalidArgument(f"columns[{index}]", "is empty or too long")
+            cell = component(row) + columns[column]
+            self._bytes += len(cell) + 18 + len(value)
+            if len(value) <= INLINE_BYTES_MAX:
+                put(W + cell + commit, inline + value)
+            else:
+                put(W + cell + commit, apart)
+                put(D + cell + start, value)
+                self._cells += 1
+                self._bytes += len(cell) + 9
+            for observer in observers.get(column, ()):
+                notification = cell + component(observer) + commit
+                put(N + notification, b"")
+                self._notifications.append(notification)
+            if index % limits.slice_rows == limits.slice_rows - 1:
+                await asyncio.sleep(0)
+                self._state.require_open()
+        self._cells += len(request.rows)
+
+    def publish(self) -> None:
+        """Once it is durable. A cell that is loaded a second time is counted twice until then."""
+        state, counters = self._state, self._state.counters
+        for notification in self._notifications:
+            state.index.put(notification)
+        counters.notifications_written += len(self._notifications)
+        counters.cells += self._cells
+        counters.bytes += self._bytes
+        counters.batches_synced += 1
+
+
+# ---------------------------------------------------------------------------- shared
+
+
+def _asked(fence: pb.LoadFence) -> LoadFence:
+    if not 1 <= len(fence.name.encode()) <= NAME_BYTES_MAX:
+        raise InvalidArgument("fence.name", f"expected 1 to {NAME_BYTES_MAX} bytes")
+    if not fence.run:
+        raise InvalidArgument("fence.run", "missing")
+    start, end = fence.range.start, fence.range.end
+    if end and start >= end:
+        raise InvalidArgument("fence.range", "the end is not above the start")
+    return LoadFence(fence.name, fence.run, start, end, fence.commit_timestamp)
+
+
+def _of_run(state: TabletState, asked: LoadFence) -> LoadFence:
+    """The fence of the run that asks; nobody else may touch what is behind it."""
+    present = state.load_fences.get(asked.name)
+    if present is None or present.run != asked.run:
+        raise _taken_over(asked)
+    return present
+
+
+def _taken_over(asked: LoadFence) -> InvalidArgument:
+    return InvalidArgument(
+        "run",
+        f"the load {asked.name!r} has no fence of run {asked.run} here: it was lifted, or another "
+        "run has taken the load over",
+    )
+
+
+async def _put(state: TabletState, fence: LoadFence) -> None:
+    batch = state.storage.batch()
+    batch.put(fence.key, fence.record())
+    await _write(state, batch)
+    state.load_fences.put(fence)
+
+
+async def _write(state: TabletState, batch: Any) -> None:  # noqa: ANN401 - the storage's own type
+    try:
+        await state.storage.write(batch)
+    except state.storage.failures as error:
+        raise state.storage_failed(error) from error
+
+
+def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:
+    """A cell or a lock in the range. The mirror knows the locks, without walking over dead ones."""
+    start, end = _rows_of(state, fence)
+    for locked, record in state.mirror.between(*keys.cell_bounds(start, end)):
+        return _cell(L + locked, record)
+    for key, value in _entries(state, fence, (W, D)):
+        return _cell(key, value)
+    return None
+
+
+def _cell(key: bytes, value: bytes) -> cells_pb2.Cell:
+    found = keys.decode(key)
+    return cells_pb2.Cell(
+        space=keys.SPACE_OF_PREFIX[key[:1]],  # type: ignore[arg-type]
+        row=found.row,
+        column=found.column,
+        timestamp=found.timestamp,
+        value=value[:INLINE_BYTES_MAX],
+    )
+
+
+def _entries(
+    state: TabletState, fence: LoadFence, spaces: tuple[bytes, ...]
+) -> Iterator[tuple[bytes, bytes]]:
+    """What is stored behind the fence in this tablet."""
+    start, end = _rows_of(state, fence)
+    for space in spaces:
+        yield from state.storage.iterate(*keys.space_bounds(space, start, end))
+
+
+def _rows_of(state: TabletState, fence: LoadFence) -> tuple[bytes, bytes]:
+    """The rows behind the fence that are in this tablet."""
+    ends = [end for end in (fence.end, state.identity.end) if end]
+    return max(fence.start, state.identity.start), min(ends) if ends else b""

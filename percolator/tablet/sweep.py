@@ -1,0 +1,110 @@
+"""Deletes many stored cells in the background, while the tablet serves on.
+
+Whoever sweeps walks over the store in short slices, names what is to go, and takes a breath after
+each: then the time that sweeping may take is made up for by a pause, and what was named is deleted
+in one synced write, in the turn of the group commit, so that nothing is judged meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from percolator.tablet import opening
+from percolator.tablet.dead_letters import may_be_put_aside
+from percolator.tablet.keys import STATISTICS_KEY, D, N, R, W, after_component
+from percolator.tablet.state import TabletState
+
+DELETIONS_PER_WRITE = 2_048
+SLICE_SECONDS = 0.002
+SLICE_ENTRIES = 256
+_COUNTED = (W, D, R)
+"""Spaces whose cells are in the tablet's counts."""
+
+
+class Sweep:
+    """One pass over a tablet."""
+
+    def __init__(self, state: TabletState, turn: asyncio.Lock) -> None:
+        """`turn` is held while something is written: `GroupCommit.between_batches`."""
+        self._state = state
+        self._turn = turn
+        self._named: list[tuple[bytes, int, bytes | None]] = []
+        self._slice_began = state.clock.monotonic_seconds()
+        self.deleted = 0
+        self.deleted_bytes = 0
+        self.spared = 0
+        """Named, but not deleted: somebody was still to be notified of them."""
+
+    def delete(self, key: bytes, size: int, unless_awaited: bytes | None = None) -> None:
+        """Names a stored cell that has to go; `size` is that of its key and value.
+
+        Not if, at that moment, an observer is still to see the newest record of the cell
+        `unless_awaited`: there is a notification of it, or a dead letter.
+        """
+        self._named.append((key, size, unless_awaited))
+
+    def slice_over(self, entries: int) -> bool:
+        """Whether it is time to take a breath, after so many entries. The clock is looked at for
+        each: a single one may have had a value of megabytes to be read."""
+        if entries >= SLICE_ENTRIES:
+            return True
+        return self._state.clock.monotonic_seconds() - self._slice_began >= SLICE_SECONDS
+
+    async def breathe(self) -> None:
+        """Between two slices. Raises what the tablet was closed for, if it was."""
+        if len(self._named) >= DELETIONS_PER_WRITE:
+            await self.write()
+        clock, share = self._state.clock, self._state.limits.sweep_share
+        spent = clock.monotonic_seconds() - self._slice_began
+        await clock.sleep(spent * (1 / share - 1))
+        self._state.require_open()
+        self._slice_began = clock.monotonic_seconds()
+
+    async def write(self) -> None:
+        """Deletes what was named. Raises `StoreUnusable`, `TabletMoved`."""
+        state = self._state
+        async with self._turn:
+            state.require_open()
+            named, self._named = self._named, []
+            going = []
+            for number, (key, size, cell) in enumerate(named, 1):
+                if not self._is_awaited(cell):
+                    going.append((key, size))
+                if number % SLICE_ENTRIES == 0:
+                    await asyncio.sleep(0)
+            self.spared += len(named) - len(going)
+            if not going:
+                return
+            batch = state.storage.batch()
+            for key, _ in going:
+                batch.delete(key)
+            counted = [size for key, size in going if key.startswith(_COUNTED)]
+            state.counters.cells -= len(counted)
+            state.counters.bytes -= sum(counted)
+            # In the same write: else a crash would leave counts of what is gone.
+            batch.put(STATISTICS_KEY, opening.counts_record(state))
+            try:
+                await state.storage.write(batch)
+            except state.storage.failures as error:
+                raise state.storage_failed(error) from error
+            state.require_ownership()
+        self.deleted += len(counted)
+        self.deleted_bytes += sum(counted)
+        state.tombstones.add([key for key, _ in going], sum(size for _, size in going))
+
+    def _is_awaited(self, cell: bytes | None) -> bool:
+        if cell is None:
+            return False
+        state = self._state
+        return self._is_notified(cell) or may_be_put_aside(state.mirror, state.storage, cell)
+
+    def _is_notified(self, cell: bytes) -> bool:
+        index = self._state.index
+        if index.complete:
+            return next(index.between(cell, after_component(cell)), None) is not None
+        cursor = self._state.storage.cursor()
+        try:
+            cursor.seek(N + cell)
+            return cursor.key().startswith(N + cell)
+        finally:
+            cursor.close()

@@ -1,0 +1,93 @@
+"""Calls through a gateway: for clients that can dial it and none of the servers behind it.
+
+Each call goes to a gateway with the metadata `percolator-server: ADDRESS`, the address at which the
+cluster's own parts know the server. The gateway passes the bytes on unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from percolator.errors import DeadlineExceeded, Unavailable, UsageError
+from percolator.v1.cluster_pb2 import ROUTE_THROUGH, DescribeResponse
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import (
+    Network,
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+    World,
+)
+
+
+def routed(network: Network, addresses: Sequence[str], cluster: DescribeResponse) -> Network:
+    """The network that reaches the servers of a cluster which these addresses have described."""
+    if cluster.route != ROUTE_THROUGH:
+        return network
+    if not isinstance(network, GrpcNetwork):
+        raise UsageError("only a network of gRPC channels leads through a gateway")
+    return ThroughNetwork(network, addresses)
+
+
+def routed_world(world: World, addresses: Sequence[str], cluster: DescribeResponse) -> World:
+    """The same world, whose network reaches the servers of the cluster."""
+    return replace(world, network=routed(world.network, addresses, cluster))
+
+
+class ThroughNetwork:
+    """A `percolator.world.Network` behind one of several gateways."""
+
+    def __init__(self, network: GrpcNetwork, gateways: Sequence[str]) -> None:
+        self._network = network
+        self._gateways = list(gateways)
+        self._turn = 0
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        if address in self._gateways:
+            return self._network.unary(address, method)
+        calls = [self._network.unary(one, method, server=address) for one in self._gateways]
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            turn = self._turn
+            try:
+                return await calls[turn % len(calls)](request, timeout)
+            except (Unavailable, DeadlineExceeded):
+                self._go_elsewhere(turn)
+                raise
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        if address in self._gateways:
+            return self._network.stream(address, method)
+        calls = [self._network.stream(one, method, server=address) for one in self._gateways]
+
+        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+            turn = self._turn
+            try:
+                async for response in calls[turn % len(calls)](request, timeout):
+                    yield response
+            except (Unavailable, DeadlineExceeded):
+                self._go_elsewhere(turn)
+                raise
+
+        return call
+
+    def _go_elsewhere(self, turn: int) -> None:
+        """It may be the gateway that is gone, or the server behind it: nobody can tell.
+
+        Of all calls that failed together, one moves on.
+        """
+        if turn == self._turn:
+            self._turn += 1
+
+    async def close(self) -> None:
+        await self._network.close()
