@@ -5,3 +5,6 @@ import os
 # gRPC writes lines of its own about connections that end, in the middle of logs that are JSON. It
 # looks at this once, when it is first imported: so it is set before any program's imports.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+# pydantic would look through every installed distribution for plugins, at each start.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

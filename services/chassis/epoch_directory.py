@@ -204,6 +204,9 @@ class _Takeover:
             except FileNotFoundError:
                 # Sealed already: it is the next owner's source, and complete.
                 raise self._moved("sealed by a later claimant") from None
+            # Durably, before anything in it goes: a power cut may keep what happened in the
+            # directory and forget its new name, and an empty epoch would be live again.
+            await self._files.fsync_directory(self._tablet)
             await remove_tree(self._files, withdrawn)
             raise
 

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Protocol, Self, TypeVar
 
+from percolator.errors import StoreFault
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -144,12 +146,36 @@ async def replace_durably(files: Files, path: Path, data: bytes) -> None:
     await files.fsync_directory(path.parent)
 
 
+async def make_durable_directory(files: Files, path: Path) -> None:
+    """A directory that is there, also after a power cut; its parent exists."""
+    try:
+        await files.make_directory(path)
+    except FileExistsError:
+        return
+    await files.fsync_directory(path.parent)
+
+
+_FAULTS = {
+    errno.ENOSPC: StoreFault.DISK_FULL,
+    errno.EDQUOT: StoreFault.DISK_FULL,
+    errno.EROFS: StoreFault.READ_ONLY,
+    errno.EACCES: StoreFault.READ_ONLY,
+    errno.EPERM: StoreFault.READ_ONLY,
+}
+
+
+def fault_of(error: OSError) -> StoreFault:
+    """What an error of the operating system means for a store."""
+    return _FAULTS.get(error.errno or 0, StoreFault.INPUT_OUTPUT)
+
+
 class RealFiles:
     """The operating system's files."""
 
-    def __init__(self) -> None:
-        # One thread: two fsyncs of one disk at once gain nothing, and the order stays.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
+    def __init__(self, threads: int = 1) -> None:
+        # One thread: the order in which things were asked for stays. Several are for whoever does
+        # many things at once that do not depend on each other.
+        self._thread = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="files")
         self.fsyncs = 0
 
     async def make_directory(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World
 from services.chassis.files import Files
-from services.chassis.rpc import Exposed
+from services.chassis.rpc import Exposed, Relay
 from services.chassis.service_settings import ServiceSettings
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
@@ -35,6 +35,8 @@ class Host(Generic[SettingsT]):
     """How this process is announced to its cluster."""
     log: structlog.stdlib.BoundLogger
     metrics_registry: CollectorRegistry
+    relay: Relay | None = None
+    """Set by a service that passes calls on to others."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a background task has failed: the process is about to drain and exit."""
     _drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)

@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Generic
 
@@ -35,8 +36,10 @@ from percolator.errors import (
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.credentials import PLAIN_TEXT
 from percolator.world import MachineClock, World, machine_random
 from services.chassis import descriptors, logs, metrics, standard_streams
+from services.chassis.collector import collect_seldom
 from services.chassis.files import RealFiles
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
@@ -44,6 +47,8 @@ from services.chassis.ready_file import ReadyFile
 from services.chassis.refusal import may_pass, one_line
 from services.chassis.rpc import Gate
 from services.chassis.server import CannotListen, Server, listening_metrics
+from services.chassis.server_tls import ServerTls
+from services.chassis.tokens import Tokens
 from services.chassis.version import version
 
 EXIT_OK = 0
@@ -139,19 +144,27 @@ class _Process(Generic[SettingsT]):
         self._ready_file.remove()
         stack.callback(self._retract_ready_file)
         registry = metrics.process_registry(settings.service)
-        network = GrpcNetwork()
+        tls = ServerTls(settings.tls) if settings.tls is not None else None
+        if tls is not None:
+            metrics.tell_expiry(registry, tls.expires_seconds)
+        tokens = Tokens(Path(settings.tokens)) if settings.tokens else None
+        network = GrpcNetwork(tls.as_caller() if tls is not None else PLAIN_TEXT)
         stack.push_async_callback(network.close)
         world = World(MachineClock(), network, machine_random())
-        server = Server(settings, self._gate, registry, world.clock)
+        server = Server(settings, self._gate, registry, world.clock, tls, tokens)
         bound = await server.start()
         stack.push_async_callback(server.stop, 0.0)
-        metrics_bound = stack.enter_context(listening_metrics(registry, settings))
+        metrics_bound = stack.enter_context(listening_metrics(registry, settings, tls))
 
         membership = Membership(world, settings.masters)
         await membership.find_cluster()
         announced = self._announced(world, bound, metrics_bound)
         host = self._host(stack, world, membership.cluster_id, announced, registry)
-        server.expose(await stack.enter_async_context(self._build(host)))
+        if tokens is not None:
+            host.background("follow the tokens", tokens.follow(world.clock))
+        exposed = await stack.enter_async_context(self._build(host))
+        collect_seldom()
+        server.expose(exposed, host.relay)
         if settings.masters:
             registration = Registration(world, membership, announced, self._belonging(server))
             await registration.until_accepted()

@@ -23,8 +23,11 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Not rich's tracebacks, the default where rich is there: they show local variables, and so
+    # tokens, keys and stored values.
+    plain = structlog.dev.plain_traceback
     renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
         if human
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -14,6 +14,7 @@ import itertools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from percolator.world import Random
 
@@ -140,17 +141,19 @@ class MemoryDisk:
 
     def find(self, path: Path) -> File | Directory:
         """What has this name now."""
-        if not path.is_absolute():
+        parts = path.parts
+        if not parts or parts[0] != "/":
             raise fault(errno.EINVAL, path)
-        node: File | Directory = self.root
-        for name in path.parts[1:]:
-            if isinstance(node, File):
-                raise fault(errno.ENOTDIR, path)
-            found = node.names.get(name)
-            if found is None:
-                raise fault(errno.ENOENT, path)
-            node = found
-        return node
+        node: Any = self.root
+        try:
+            for name in parts[1:]:
+                node = node.names[name]
+        except KeyError:
+            raise fault(errno.ENOENT, path) from None
+        except AttributeError:  # a file has no names in it
+            raise fault(errno.ENOTDIR, path) from None
+        found: File | Directory = node
+        return found
 
     def find_file(self, path: Path) -> File:
         node = self.find(path)

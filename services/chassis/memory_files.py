@@ -60,7 +60,7 @@ class Faults:
 
     def strike(self, operation: str, path: Path) -> bool:
         """Counts one call. True: the process dies now. Raises what the call fails with."""
-        if self.calls == self._kill_at:
+        if self._kill_at is not None and self.calls == self._kill_at:
             return True
         self.operations.append(operation)
         for failure in self._failures:
@@ -153,9 +153,10 @@ class MemoryFiles:
 
     def _status(self, path: Path) -> FileStatus:
         node = self.disk.find(path)
-        is_directory = isinstance(node, Directory)
-        size = 0 if isinstance(node, Directory) else len(node.content)
-        return FileStatus(node.number, device=1, is_directory=is_directory, size_bytes=size)
+        if isinstance(node, Directory):
+            return FileStatus(node.number, device=1, is_directory=True, size_bytes=0)
+        size = len(node.content)
+        return FileStatus(node.number, device=1, is_directory=False, size_bytes=size)
 
     async def list(self, path: Path) -> list[str]:
         await self.step("list", path)
@@ -201,11 +202,15 @@ class MemoryFiles:
 
     async def step(self, operation: str, path: Path) -> None:
         """One system call is about to happen, unless it fails or the process is dead."""
+        if not self.survives(operation, path):
+            await asyncio.get_running_loop().create_future()
+
+    def survives(self, operation: str, path: Path) -> bool:
+        """Whether the process gets beyond this call. Raises what the call fails with."""
         self.fsyncs += operation.startswith("fsync")
         if self._alive() and self.faults.strike(operation, path):
             self.kill()
-        if not self._alive():
-            await asyncio.get_running_loop().create_future()
+        return self._alive()
 
     def _alive(self) -> bool:
         if self._generation != self.disk.generation:

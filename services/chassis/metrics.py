@@ -1,4 +1,4 @@
-"""Prometheus metrics: of calls, of the process and its event loop, and their HTTP endpoint.
+"""Prometheus metrics: of calls, of the process and its event loop.
 
 Counting a call costs a few additions on plain integers, on the event loop's thread; what
 Prometheus wants is made of them when it asks.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,7 +17,6 @@ from prometheus_client import (
     Info,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
 )
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -28,7 +26,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from percolator.wire.addresses import HostPort
 from percolator.world import Clock
 from services.chassis.version import version
 
@@ -50,7 +47,8 @@ class MethodMetrics:
         self.service = service
         self.method = method
         self.in_flight = 0
-        self.by_code: dict[str, int] = {"OK": 0}
+        # INTERNAL from the start on: a counter that appears with its first event has not increased.
+        self.by_code: dict[str, int] = {"OK": 0, "INTERNAL": 0}
         self.seconds = 0.0
         self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
 
@@ -113,19 +111,13 @@ def process_registry(service: str) -> CollectorRegistry:
     return registry
 
 
-@contextmanager
-def served(registry: CollectorRegistry, listen: HostPort | None) -> Iterator[HostPort | None]:
-    """Serves the metrics over HTTP from a thread of its own, and tells the bound address."""
-    if listen is None:
-        yield None
-        return
-    server, thread = start_http_server(listen.port, addr=listen.host, registry=registry)
-    try:
-        yield listen.with_port(server.server_port)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def tell_expiry(registry: CollectorRegistry, expires_seconds: Callable[[], float]) -> None:
+    """The one thing that makes a cluster stop at a time that is known long before."""
+    Gauge(
+        "percolator_tls_certificate_expires_seconds",
+        "When this server's certificate expires, in seconds since 1970; absent without TLS.",
+        registry=registry,
+    ).set_function(expires_seconds)
 
 
 async def watch_event_loop(registry: CollectorRegistry, clock: Clock) -> None:

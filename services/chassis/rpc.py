@@ -11,12 +11,12 @@ into a task of the service's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -34,6 +34,7 @@ from percolator.errors import (
 from percolator.wire.methods import method_name
 from percolator.wire.status import status_code
 from percolator.world import Clock
+from services.chassis.access import Access, Check
 from services.chassis.metrics import MethodMetrics, RpcMetrics
 from services.chassis.trailers import failure
 
@@ -71,6 +72,24 @@ class Exposed:
                     f"{type(self.handler).__name__} has no {method_name(method.name)}(), "
                     f"which {self.descriptor.full_name} needs"
                 )
+
+
+class Relay(Protocol):
+    """Passes calls on that are meant for other servers, unread."""
+
+    @property
+    def services(self) -> Sequence[str]:
+        """Full names of the services that it answers for, beside those of this process."""
+        ...
+
+    def handler(
+        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check | None
+    ) -> grpc.RpcMethodHandler | None:
+        """None for a call that is meant for this process.
+
+        The handler it gives holds the call against the gate and the check.
+        """
+        ...
 
 
 class Gate:
@@ -120,17 +139,25 @@ class Gate:
 class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Answers the calls to the services that were exposed; until then, says to come back."""
 
-    def __init__(self, gate: Gate, metrics: RpcMetrics, clock: Clock) -> None:
+    def __init__(
+        self, gate: Gate, metrics: RpcMetrics, clock: Clock, access: Access | None = None
+    ) -> None:
         self._gate = gate
+        self._access = access
         self._metrics = metrics
         self._clock = clock
         self._methods: dict[str, grpc.RpcMethodHandler] = {}
+        self._relay: Relay | None = None
         self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
             _refuse_starting
         )
 
-    def expose(self, services: list[Exposed]) -> None:
-        """Once: from now on these are answered, and every other method does not exist."""
+    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+        """Once: from now on these are answered, and every other method does not exist.
+
+        But for what the relay takes.
+        """
+        self._relay = relay
         for exposed in services:
             for method in exposed.descriptor.methods:
                 path = f"/{exposed.descriptor.full_name}/{method.name}"
@@ -144,6 +171,11 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Called by gRPC for every call."""
         path: str = details.method
+        if self._relay is not None:
+            check = self._access.check_of(path) if self._access else None
+            passed_on = self._relay.handler(details, self._gate, check)
+            if passed_on is not None:
+                return passed_on
         handler = self._methods.get(path)
         if handler is None and path.startswith(_OWN_PACKAGE):
             return self._starting
@@ -159,6 +191,7 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
             parse=GetMessageClass(method.input_type).FromString,
             handle=getattr(exposed.handler, method_name(method.name)),
             gate=self._gate,
+            check=self._access.check_of(path) if self._access else None,
             metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
             now=self._clock.monotonic_seconds,
         )
@@ -191,6 +224,7 @@ class _Call:
     parse: Callable[[bytes], Message]
     handle: Callable[[Message], Any]
     gate: Gate
+    check: Check | None
     metrics: MethodMetrics
     now: Callable[[], float]
 
@@ -202,6 +236,8 @@ class _Call:
         try:
             self.gate.enter()
             admitted = True
+            if self.check is not None:
+                self.check(context)
             _remaining.set(context.time_remaining)
             answer: Awaitable[Message] = self.handle(self._decode(raw))
             encoded = (await answer).SerializeToString()
@@ -226,6 +262,8 @@ class _Call:
         try:
             self.gate.enter()
             admitted = True
+            if self.check is not None:
+                self.check(context)
             _remaining.set(context.time_remaining)
             # Closed at once when the caller goes away, not whenever it is collected.
             async with aclosing(self.handle(self._decode(raw))) as messages:

@@ -14,16 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
 from percolator.wire.addresses import HostPort
 from percolator.world import Clock
-from services.chassis import metrics
+from services.chassis import metrics, metrics_endpoint
+from services.chassis.access import Access
 from services.chassis.health import Health
-from services.chassis.rpc import Exposed, Gate, RpcEdge
+from services.chassis.rpc import Exposed, Gate, Relay, RpcEdge
+from services.chassis.server_tls import ServerTls
 from services.chassis.service_settings import ServiceSettings
+from services.chassis.tokens import Tokens
 
 _REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
@@ -32,21 +35,39 @@ class CannotListen(Exception):
     """An address cannot be listened on; the text says which setting, which address and why."""
 
 
+_PENDING_CALLS_MAX = 100_000
+"""Received, and not looked at yet. Each is looked at in some ten microseconds."""
+
+
 class Server:
     """The gRPC server of one process."""
 
     def __init__(
-        self, settings: ServiceSettings, gate: Gate, registry: CollectorRegistry, clock: Clock
+        self,
+        settings: ServiceSettings,
+        gate: Gate,
+        registry: CollectorRegistry,
+        clock: Clock,
+        tls: ServerTls | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
+        """Without TLS nobody can be recognised, and everybody may call everything."""
         self._listen = settings.listen_address
+        self._tls = tls
         calls = metrics.RpcMetrics()
         registry.register(calls)
-        self._edge = RpcEdge(gate, calls, clock)
+        access = Access(tokens) if tls is not None else None
+        self._edge = RpcEdge(gate, calls, clock, access)
         self.health = Health()
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.request_bytes_max),
                 ("grpc.max_send_message_length", -1),  # answers have limits of their own
+                # gRPC drops calls that wait to be looked at, some above 1,000 and all above 3,000,
+                # and says that they were cancelled. The gate refuses in words, and says when to
+                # come back.
+                ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
                 # Otherwise a second process could take the same port, and half of the calls.
                 ("grpc.so_reuseport", 0),
                 # Clients look for dead connections every 10 s (percolator/wire/channels.py).
@@ -54,26 +75,32 @@ class Server:
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )
-        self._server.add_generic_rpc_handlers((self._edge,))
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        self._server.add_generic_rpc_handlers((self._edge, self.health.handler()))
 
     async def start(self) -> HostPort:
         """Listens; returns the address with the port that was taken."""
         check_free(self._listen, "listen")
         try:
-            port = self._server.add_insecure_port(str(self._listen))
+            port = self._take_port()
         except RuntimeError as error:
             raise CannotListen(f"listen {self._listen}: {error}") from None
         await self._server.start()
         return self._listen.with_port(port)
 
-    def expose(self, services: list[Exposed]) -> None:
-        """The service is built: from now on its calls are answered."""
+    def _take_port(self) -> int:
+        address = str(self._listen)
+        if self._tls is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, self._tls.grpc_credentials()))
+
+    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+        """The service is built: from now on its calls are answered, and the relay's passed on."""
         names = [exposed.descriptor.full_name for exposed in services]
         self.health.add(names)
-        listed = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        passed_on = relay.services if relay is not None else ()
+        listed = [*names, *passed_on, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._edge.mount(_REFLECTION_PATH, _reflection_handler(listed))
-        self._edge.expose(services)
+        self._edge.expose(services, relay)
 
     async def stop(self, grace_seconds: float) -> None:
         """Hangs up; calls still in progress after the grace are cancelled."""
@@ -92,13 +119,14 @@ def _reflection_handler(names: list[str]) -> grpc.RpcMethodHandler:
 
 @contextmanager
 def listening_metrics(
-    registry: CollectorRegistry, settings: ServiceSettings
+    registry: CollectorRegistry, settings: ServiceSettings, tls: ServerTls | None
 ) -> Iterator[HostPort | None]:
     """Serves the metrics; tells the address with the port that was taken, or None."""
     listen = settings.metrics_address
     if listen is not None:
         check_free(listen, "metrics_listen")
-    with metrics.served(registry, listen) as bound:
+    context = tls.http_context if tls is not None else None
+    with metrics_endpoint.served(registry, listen, context) as bound:
         yield bound
 
 

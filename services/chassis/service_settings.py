@@ -22,6 +22,7 @@ from pydantic import (
 
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
+from percolator.wire.tls import Tls
 
 AUTO = "auto"
 """The value of an address that is derived from another one."""
@@ -68,7 +69,6 @@ class ServiceSettings(BaseModel):
         extra="forbid",
         validate_default=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
     service: ClassVar[str]
@@ -88,9 +88,23 @@ class ServiceSettings(BaseModel):
     """host:port of the Prometheus metrics; port 0 is any free one; empty is none. auto: the port
     of `listen` + 1000."""
 
+    tls_ca: str = ""
+    """PEM file: the authority that the certificates of servers and clients have to be from. With
+    it, tls_certificate and tls_key, every connection is mutual TLS, metrics included."""
+
+    tls_certificate: str = ""
+    """PEM file: this server's certificate, under the name percolator.cluster that all share."""
+
+    tls_key: str = ""
+    """PEM file: the private key of that certificate, without a password."""
+
+    tokens: str = ""
+    """TOML file: what clients prove their role by. Empty: whoever has a certificate of the
+    authority may do everything that clients and operators do."""
+
     insecure: bool = False
-    """Allow an address that other machines can reach, although calls are neither encrypted nor
-    authenticated."""
+    """Allow an address that other machines can reach, although without TLS calls are neither
+    encrypted nor authenticated."""
 
     drain_seconds: Seconds = 20.0
     """At shutdown: how long calls in progress may take before they are cut off."""
@@ -123,12 +137,34 @@ class ServiceSettings(BaseModel):
 
     @model_validator(mode="after")
     def _only_loopback_is_safe(self) -> ServiceSettings:
-        if not self.insecure and not self.listen_address.is_loopback():
-            raise ValueError(
-                f"listen: {self.listen} can be reached from other machines, and calls are neither "
-                "encrypted nor authenticated; listen on loopback, or give --insecure"
-            )
+        files = {name: getattr(self, name) for name in ("tls_ca", "tls_certificate", "tls_key")}
+        given = [name for name, value in files.items() if value]
+        if given and len(given) < len(files):
+            missing = next(name for name, value in files.items() if not value)
+            raise ValueError(f"{missing}: is empty, although {given[0]} is given")
+        if self.tokens and not given:
+            raise ValueError("tokens: needs TLS: they would travel in plain text")
+        if not given and not self.insecure:
+            self._require_loopback("listen", self.listen_address)
+            if self.metrics_address is not None:
+                self._require_loopback("metrics_listen", self.metrics_address)
         return self
+
+    @staticmethod
+    def _require_loopback(field: str, address: HostPort) -> None:
+        if not address.is_loopback():
+            raise ValueError(
+                f"{field}: {address} can be reached from other machines, and without TLS calls are "
+                "neither encrypted nor authenticated; listen on loopback, give --tls-ca, "
+                "--tls-certificate and --tls-key, or --insecure"
+            )
+
+    @property
+    def tls(self) -> Tls | None:
+        """The files of this server; None when it speaks plain text."""
+        if not self.tls_ca:
+            return None
+        return Tls(self.tls_ca, self.tls_certificate, self.tls_key)
 
     @property
     def listen_address(self) -> HostPort:

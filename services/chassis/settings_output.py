@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 import typing
+from functools import cache
+from itertools import pairwise
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -70,11 +75,26 @@ def _default(info: FieldInfo) -> str:
 
 def _description(kind: type[ServiceSettings], name: str) -> str:
     """As the field says, or the one it replaces: a new default needs no new text."""
-    for owner in kind.__mro__:
-        fields: dict[str, FieldInfo] = getattr(owner, "__pydantic_fields__", {})
-        if name in fields and fields[name].description:
-            return str(fields[name].description)
-    return ""
+    owners = (owner for owner in kind.__mro__ if issubclass(owner, ServiceSettings))
+    return next((text for owner in owners if (text := _docstrings(owner).get(name))), "")
+
+
+@cache
+def _docstrings(owner: type[ServiceSettings]) -> dict[str, str]:
+    """What stands below each field of a class, in its source.
+
+    Only who asks for help pays for reading it: `use_attribute_docstrings` is a tenth of each start.
+    """
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    found: dict[str, str] = {}
+    for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _toml(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.local.cluster import START_SECONDS, LocalCluster, make_directory, read_state, running
+from services.local.cluster import (
+    START_SECONDS,
+    LocalCluster,
+    delete,
+    make_directory,
+    read_state,
+    require_stopped,
+    running,
+)
 from services.local.process import LocalClusterError
 
 app = typer.Typer(
@@ -38,18 +45,45 @@ def up(
     context: typer.Context,
     data: DataOption = DEFAULT_DATA,
     tablet_servers: Annotated[int, typer.Option(help="How many tablet servers.", min=0)] = 3,
+    gateways: Annotated[int, typer.Option(help="How many gateways.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="How many workers.", min=0)] = 0,
+    observers: Annotated[
+        list[str] | None, typer.Option(help="What workers run: module:name; may be repeated.")
+    ] = None,
     port: Annotated[
-        int, typer.Option(help="Port of the master; 0 takes a free one.", min=0, max=65535)
+        int,
+        typer.Option(
+            help="Port of the master, the first gateway's is 10 more; 0 takes free ones.",
+            min=0,
+            max=65_500,
+        ),
     ] = 7100,
+    certificates: Annotated[
+        Path | None, typer.Option(help="Directory of `make certs`: everything is mutual TLS.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
 ) -> None:
     """Start a cluster."""
     if context.invoked_subcommand is not None:
         return
     if detach:
-        _detach(data, tablet_servers, port)
+        arguments = ["--tablet-servers", str(tablet_servers), "--gateways", str(gateways)]
+        arguments += ["--workers", str(workers), "--port", str(port)]
+        arguments += [f"--observers={reference}" for reference in observers or ()]
+        if certificates is not None:
+            arguments += ["--certificates", str(certificates)]
+        _detach(data, arguments)
         return
-    cluster = LocalCluster(data, tablet_servers=tablet_servers, port=port, progress=_say)
+    cluster = LocalCluster(
+        data,
+        tablet_servers=tablet_servers,
+        gateways=gateways,
+        workers=workers,
+        observers=observers or (),
+        port=port,
+        certificates=certificates,
+        progress=_say,
+    )
     # Registered before anything starts: Ctrl-C while starting must stop what was started.
     leave = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -95,26 +129,18 @@ def destroy(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a stopped cluster with all its data."""
-    if running(data) is not None:
-        _fail(LocalClusterError(f"a cluster is running on {data}: stop it first"))
-    if not (data / "store").is_dir() or not (data / "run").is_dir():
-        _fail(LocalClusterError(f"{data} does not hold a local cluster"))
+    require_stopped(data)
     if not yes:
         typer.confirm(f"Delete everything below {data}?", abort=True)
-    for part in ("store", "logs", "run"):
-        try:
-            shutil.rmtree(data / part)
-        except OSError as error:
-            _fail(LocalClusterError(f"--data: cannot delete {data / part}: {error}"))
+    delete(data)
 
 
-def _detach(data: Path, tablet_servers: int, port: int) -> None:
+def _detach(data: Path, arguments: list[str]) -> None:
     if running(data) is not None:
         _fail(LocalClusterError(f"--data: a cluster is running on {data} already"))
     logs = data / "logs"
     make_directory(logs)
-    command = [sys.executable, "-m", "services.local", "--data", str(data)]
-    command += ["--tablet-servers", str(tablet_servers), "--port", str(port)]
+    command = [sys.executable, "-m", "services.local", "--data", str(data), *arguments]
     with (logs / "launcher.log").open("wb") as log:
         launcher = subprocess.Popen(  # noqa: S603 (the command is made above)
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -135,7 +161,9 @@ def _show(cluster: LocalCluster) -> None:
     table = Table("service", "process", "address", "log", box=None)
     for process in cluster.processes.values():
         log = Text(str(process.log), overflow="fold")
-        table.add_row(process.name, str(process.pid), process.address, log)
+        # A worker whose tables are not there yet has none.
+        address = process.address if process.ready else "waiting"
+        table.add_row(process.name, str(process.pid), address, log)
     err.print(table)
     # Alone on standard output, for scripts.
     typer.echo(cluster.address)

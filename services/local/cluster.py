@@ -12,8 +12,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -22,6 +23,9 @@ from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 30.0
+
+_GATEWAY_PORT_STEP = 10
+"""With its usual port, 7100, the master's first gateway has its own, 7110."""
 
 _LOCK_ATTEMPTS = 20
 _LOCK_RETRY_SECONDS = 0.02
@@ -39,20 +43,39 @@ class LocalCluster:
         port: int = 0,
         masters: int = 1,
         oracles: int = 1,
+        gateways: int = 0,
+        workers: int = 0,
+        observers: Sequence[str] = (),
         links: bool = False,
+        tablet_server: Sequence[str] = ("services.tabletserver",),
+        certificates: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """All masters and oracles but one are standbys. Links between everybody can be cut."""
+        """All masters and oracles but one are standbys. Links between everybody can be cut.
+
+        With a directory of `make certs`, everything is mutual TLS, and clients need tokens. Workers
+        run the lists of observers that `observers` names, as soon as their tables are there.
+        """
         if tablet_servers < 0:
             raise LocalClusterError(f"tablet servers: expected 0 or more, got {tablet_servers}")
         if links and port:
             raise LocalClusterError("a master behind a link has the port of its link")
+        if gateways < 0:
+            raise LocalClusterError(f"gateways: expected 0 or more, got {gateways}")
+        if workers < 0 or bool(workers) != bool(observers):
+            raise LocalClusterError("workers and observers: expected both of them, or neither")
         self.data = data.absolute()
         self._port = port
         self._tablet_servers = tablet_servers
         self._masters = masters
         self._oracles = oracles
+        self._gateways = gateways
+        self._workers = workers
+        self._observers = observers
         self._linked = links
+        self._tablet_server = tablet_server
+        """The module, and arguments besides those that every one needs."""
+        self._security = [] if certificates is None else _security(certificates / "cluster")
         self.links: dict[str, Link] = {}
         """By the name of the process that everybody reaches through it."""
         self._progress = progress
@@ -63,6 +86,11 @@ class LocalCluster:
     def address(self) -> str:
         """Of the master, or those of all masters: what clients need."""
         return ",".join(process.address for process in self._named("master"))
+
+    @property
+    def gateway_address(self) -> str:
+        """Of all gateways: what clients need that reach nothing else."""
+        return ",".join(process.address for process in self._named("gateway"))
 
     def start(self) -> None:
         """Starts everything and returns when everything serves; on failure nothing is left."""
@@ -82,11 +110,14 @@ class LocalCluster:
         codes: dict[str, int] = {}
         problems: list[str] = []
         masters = self._named("master")
-        rest = [process for process in self.processes.values() if process not in masters]
+        callers = [*self._named("gateway"), *self._named("worker")]
+        others = (*masters, *callers)
+        rest = [process for process in self.processes.values() if process not in others]
         for link in self.links.values():
             link.mend()
-        # The masters last: the others talk to them while they drain.
-        for together in (rest, masters):
+        # The masters last: the others talk to them while they drain. Gateways and workers talk to
+        # all.
+        for together in (callers, rest, masters):
             for process in together:
                 self._progress(f"stopping {process.name}")
                 process.ask_to_stop()
@@ -105,15 +136,24 @@ class LocalCluster:
             raise LocalClusterError("; ".join(problems))
         return codes
 
-    def restart(self, name: str) -> None:
-        """Starts a process that was killed or stopped, on its old ports.
+    def logs(self) -> dict[str, str]:
+        """What each process has written, in all its lives, by the name of its file."""
+        return {
+            process.log.name: process.log.read_text(errors="replace")
+            for process in self.processes.values()
+        }
 
-        One of several oracles is not waited for: it serves when the other ones have gone.
-        """
+    def restart(self, name: str) -> None:
+        """Starts a process that was killed or stopped, on its old ports."""
         process = self.processes[name]
         process.start()
-        if self._oracles == 1 or process not in self._named("oracle"):
-            process.wait_ready(START_SECONDS)
+        process.wait_ready(START_SECONDS)
+        self._write_state()
+
+    def wait_workers(self) -> None:
+        """Returns when every worker runs its observers: their tables have to be there."""
+        for worker in self._named("worker"):
+            worker.wait_ready(START_SECONDS)
         self._write_state()
 
     def __enter__(self) -> Self:
@@ -149,6 +189,7 @@ class LocalCluster:
 
     def _start_all(self) -> None:
         store = str(self.data / "store")
+        module, *arguments = self._tablet_server
         masters = [
             self._add(name, "services.master", ["--store", store])
             for name in _numbered("master", self._masters)
@@ -159,25 +200,44 @@ class LocalCluster:
         known = ["--masters", self.address]
         found = ["--store", store, *known]
         standby = ["--standby"] if self._oracles > 1 else []
-        oracle, *standbys = [
+        rest = [
             self._add(name, "services.oracle", [*found, *standby])
             for name in _numbered("oracle", self._oracles)
         ]
-        rest = [oracle, self._add("lockservice", "services.lockservice", known)]
+        rest.append(self._add("lockservice", "services.lockservice", known))
         rest += [
-            self._add(f"tabletserver-{number}", "services.tabletserver", found)
+            self._add(f"tabletserver-{number}", module, [*found, *arguments])
             for number in range(1, self._tablet_servers + 1)
         ]
         self._launch(rest)
-        for process in standbys:
-            process.start()
+        self._launch(self._added_gateways(known))
+        # Not waited for: they may be for tables that nobody has created yet.
+        for worker in self._added_workers(known):
+            worker.start()
         self._write_state()
+
+    def _added_gateways(self, known: list[str]) -> list[ServiceProcess]:
+        gateways = [
+            self._add(name, "services.gateway", known)
+            for name in _numbered("gateway", self._gateways)
+        ]
+        if gateways and self._port:
+            gateways[0].listen_on(f"127.0.0.1:{self._port + _GATEWAY_PORT_STEP}")
+        return gateways
+
+    def _added_workers(self, known: list[str]) -> list[ServiceProcess]:
+        arguments = [*known, "--observers", ",".join(self._observers)]
+        return [
+            self._add(name, "services.worker", arguments)
+            for name in _numbered("worker", self._workers)
+        ]
 
     def _add(self, name: str, module: str, arguments: list[str]) -> ServiceProcess:
         link = Link() if self._linked else None
         if link is not None:
             self.links[name] = link
             arguments = [*arguments, "--advertise", link.address]
+        arguments = [*arguments, *self._security]
         process = ServiceProcess(name, module, arguments, logs=self.data / "logs", run=self._run)
         if link is not None:
             process.listen_on(link.behind)
@@ -213,6 +273,13 @@ class LocalCluster:
         temporary.rename(self._run / "local.json")
 
 
+def _security(directory: Path) -> list[str]:
+    """The flags of a server whose certificate and tokens are there."""
+    names = {"tls-ca": "ca.pem", "tls-certificate": "certificate.pem", "tls-key": "key.pem"}
+    names["tokens"] = "tokens.toml"
+    return [f"--{flag}={directory.absolute() / name}" for flag, name in names.items()]
+
+
 def _numbered(kind: str, count: int) -> list[str]:
     """The first one goes without a number."""
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
@@ -244,6 +311,24 @@ def read_state(data: Path) -> dict[str, object]:
     except (OSError, ValueError) as error:
         raise LocalClusterError(f"--data: cannot read {state_file}: {error}") from None
     return state
+
+
+def require_stopped(data: Path) -> None:
+    """Raises `LocalClusterError` unless a cluster's data is there, and nobody runs on it."""
+    if running(data) is not None:
+        raise LocalClusterError(f"a cluster is running on {data}: stop it first")
+    if not (data / "store").is_dir() or not (data / "run").is_dir():
+        raise LocalClusterError(f"{data} does not hold a local cluster")
+
+
+def delete(data: Path) -> None:
+    """All that a stopped cluster has left, and nothing else."""
+    require_stopped(data)
+    for part in ("store", "logs", "run"):
+        try:
+            shutil.rmtree(data / part)
+        except OSError as error:
+            raise LocalClusterError(f"--data: cannot delete {data / part}: {error}") from None
 
 
 def make_directory(path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,11 +47,16 @@ class Link:
         """How often something had to wait because the link was cut."""
         return self._requests.held_back + self._answers.held_back
 
-    def cut(self, *, answers_only: bool = False) -> None:
-        """Holds everything back; or only what the server sends, which goes on being asked."""
-        self._answers.close(self._loop)
+    def cut(
+        self, *, answers_only: bool = False, whose: Callable[[int], bool] = lambda port: True
+    ) -> None:
+        """Holds everything back; or only what the server sends, which goes on being asked.
+
+        `whose` says, by the port from which somebody dialled, whether he is cut off.
+        """
+        self._answers.close(self._loop, whose)
         if not answers_only:
-            self._requests.close(self._loop)
+            self._requests.close(self._loop, whose)
 
     def mend(self) -> None:
         """Lets everything through again, first what was held back."""
@@ -90,12 +95,13 @@ class Link:
             writer.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._requests.passed()
+        port: int = writer.get_extra_info("peername")[1]
+        await self._requests.passed(port)
         server_reader, server_writer = await asyncio.open_connection(_BEHIND, self.port)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(_pass(reader, server_writer, self._requests))
-                both.create_task(_pass(server_reader, writer, self._answers))
+                both.create_task(_pass(reader, server_writer, self._requests, port))
+                both.create_task(_pass(server_reader, writer, self._answers, port))
         except* OSError as problems:
             raise problems.exceptions[0] from None
         finally:
@@ -108,25 +114,29 @@ class _Gate:
     def __init__(self) -> None:
         self._opened = asyncio.Event()
         self._opened.set()
+        self._whose: Callable[[int], bool] = lambda port: True
         self.held_back = 0
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(self._opened.set)
 
-    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+    def close(self, loop: asyncio.AbstractEventLoop, whose: Callable[[int], bool]) -> None:
+        self._whose = whose
         loop.call_soon_threadsafe(self._opened.clear)
 
-    async def passed(self) -> None:
-        if not self._opened.is_set():
+    async def passed(self, port: int) -> None:
+        if not self._opened.is_set() and self._whose(port):
             self.held_back += 1
             await self._opened.wait()
 
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: _Gate) -> None:
+async def _pass(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: _Gate, port: int
+) -> None:
     """One direction. Its end, too, is news that a cut link does not tell."""
     while data := await reader.read(_CHUNK_BYTES):
-        await gate.passed()
+        await gate.passed(port)
         writer.write(data)
         await writer.drain()
-    await gate.passed()
+    await gate.passed(port)
     raise ConnectionResetError("the other side has gone")

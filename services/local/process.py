@@ -79,13 +79,21 @@ class ServiceProcess:
         """Starts it; on the ports of its last life, so that whoever knew it finds it again."""
         if self._process is not None and self._process.poll() is None:
             raise LocalClusterError(f"{self.name} is running already, as process {self.pid}")
-        command = [sys.executable, "-m", self._module, *self._arguments]
+        command = [sys.executable, "-m", self._module]
         command += ["--listen", self._listen, "--metrics-listen", self._metrics_listen]
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]
+        # Last: what is asked for wins.
+        command += self._arguments
         with self.log.open("ab") as log:
             # The pipe to stdin closes when this launcher dies, however it dies: no orphans.
+            # In a group of its own, Ctrl-C in a terminal does not reach it: it would be told to
+            # stop twice, by the terminal and by the launcher, and not drain.
             self._process = subprocess.Popen(  # noqa: S603 (the command is made above)
-                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
             )
 
     def wait_ready(self, seconds: float) -> Ready:

@@ -63,6 +63,8 @@ class LockServiceHandler:
         return wire.ListSessionsResponse(
             sessions=map(self.describe, sessions),
             next_page_token=self._token(sessions[-1].number) if more else b"",
+            settling=self.sessions.settling,
+            ttl_milliseconds_max=self._limits.ttl_milliseconds_max,
         )
 
     async def try_lock(self, request: wire.TryLockRequest) -> wire.TryLockResponse:

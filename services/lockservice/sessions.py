@@ -149,6 +149,11 @@ class Sessions:
             found.append(session)
         return found, False
 
+    @property
+    def settling(self) -> bool:
+        """Whether sessions of the previous incarnation may still report."""
+        return self._is_in_grace()
+
     def age_milliseconds(self, session: Session) -> int:
         return milliseconds_between(session.opened_tick, self._time.tick())
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Collection
 
 import structlog
 
@@ -27,6 +26,7 @@ from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire import methods
 from percolator.world import World
+from services.master.closing import Closing, Start
 from services.master.cluster_map import ClusterMap, Tablet
 from services.master.map_store import MapStore
 from services.master.server_watch import ServerWatch, WatchedServer
@@ -38,11 +38,10 @@ _ORDERS_PER_SERVER = 8
 _RETRY_SECONDS_MIN = 0.1
 _RETRY_SECONDS_MAX = 10.0
 _POLL_SECONDS = 0.02
+_BROKEN_AFTER_FAILURES = 5
+"""In a row, within about three seconds."""
 
 _log = structlog.get_logger("percolator.master")
-
-Start = Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[Any]]
-"""Runs work that nobody waits for, for as long as this master leads."""
 
 
 class Assignment:
@@ -67,14 +66,16 @@ class Assignment:
         self._gathered_at: float | None = None
         """None while there is no server."""
         self._news = asyncio.Event()
-        self._ordered: set[int] = set()
-        self._closing: set[tuple[str, int, int]] = set()
+        self._ordered: set[tuple[int, int]] = set()
+        """(tablet, epoch) whose order is on its way. One to a server that is silent may take long,
+        and is over when the tablet is given to another one."""
         self._used_up: set[tuple[int, int]] = set()
         """(tablet, epoch) that cannot be opened any more."""
         self._retries: dict[int, tuple[int, float]] = {}
         """Per tablet: failed orders in a row, and when the next one may go out."""
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._held: set[int] = set()
+        self.closing = Closing(world, store, watch, start, self._held)
         self.errors: dict[int, PercolatorError] = {}
         """Why a tablet is not served, by id."""
 
@@ -94,10 +95,20 @@ class Assignment:
             and not reported.HasField("error")
         )
 
+    def is_broken(self, tablet: Tablet) -> bool:
+        """Its orders fail again and again: nobody knows when it will be served."""
+        return self._retries.get(tablet.tablet_id, (0, 0.0))[0] >= _BROKEN_AFTER_FAILURES
+
     def usable(self) -> list[WatchedServer]:
-        """The living servers that may be given tablets."""
+        """The living servers that take tablets."""
         draining = self._store.current.draining
-        return [server for server in self._watch.alive() if server.server_id not in draining]
+        return [one for one in self._watch.alive() if one.server_id not in draining]
+
+    def preferred(self) -> list[WatchedServer]:
+        """Those of them that do not come and go, if there are any."""
+        usable = self.usable()
+        steady = {one.server_id for one in self._watch.steady()}
+        return [one for one in usable if one.server_id in steady] or usable
 
     def load(self) -> Counter[str]:
         """Tablets by server id."""
@@ -147,7 +158,7 @@ class Assignment:
             except StoreUnusable as error:
                 _log.error("no tablet can be assigned", error=str(error))
             self._order()
-            self._close_strays()
+            self.closing.close_strays()
             try:
                 async with asyncio.timeout(_ROUND_SECONDS):
                     await self._news.wait()
@@ -201,7 +212,7 @@ class Assignment:
     def _given(self, orphans: list[Tablet]) -> list[Tablet]:
         """Each to the server that has the fewest by then."""
         load = self.load()
-        heap = [(load[one.server_id], one.address, one.server_id) for one in self.usable()]
+        heap = [(load[one.server_id], one.address, one.server_id) for one in self.preferred()]
         heapq.heapify(heap)
         given: list[Tablet] = []
         for tablet in orphans:
@@ -217,14 +228,14 @@ class Assignment:
     def _order(self) -> None:
         now = self._world.clock.monotonic_seconds()
         for tablet in self._store.current.tablets.values():
-            key = tablet.tablet_id
-            if key in self._ordered or key in self._held or self.is_served(tablet):
+            key, order = tablet.tablet_id, (tablet.tablet_id, tablet.epoch)
+            if order in self._ordered or key in self._held or self.is_served(tablet):
                 continue
             if self._watch.is_dead(tablet.server_id):
                 continue
             if self._retries.get(key, (0, 0.0))[1] > now:
                 continue
-            self._ordered.add(key)
+            self._ordered.add(order)
             self._start(f"open tablet {key}", self._open(tablet))
 
     async def _open(self, tablet: Tablet) -> None:
@@ -233,13 +244,19 @@ class Assignment:
             async with limit:
                 await self._ask_to_open(tablet)
         except PercolatorError as error:
-            self._refused(tablet, error)
+            if self._is_current(tablet):
+                self._refused(tablet, error)
         else:
             self.errors.pop(tablet.tablet_id, None)
             self._retries.pop(tablet.tablet_id, None)
         finally:
-            self._ordered.discard(tablet.tablet_id)
+            self._ordered.discard((tablet.tablet_id, tablet.epoch))
             self.wake()
+
+    def _is_current(self, tablet: Tablet) -> bool:
+        """Nobody else was given it meanwhile."""
+        found = self._store.current.tablets.get(tablet.tablet_id)
+        return found is not None and found.epoch == tablet.epoch
 
     async def _ask_to_open(self, tablet: Tablet) -> None:
         current = self._store.current
@@ -283,40 +300,3 @@ class Assignment:
             address=tablet.address,
             error=str(error),
         )
-
-    # ------------------------------------------------------------------------- strays
-
-    def _close_strays(self) -> None:
-        for server in self._watch.alive():
-            for reported in list(server.reported.values()):
-                key = (server.server_id, reported.tablet_id, reported.epoch)
-                if key in self._closing or reported.tablet_id in self._held:
-                    continue
-                if self._is_stray(server, reported):
-                    self._closing.add(key)
-                    name = f"close tablet {reported.tablet_id}"
-                    self._start(name, self._close_stray(server, reported, key))
-
-    def _is_stray(self, server: WatchedServer, reported: wire.ReportedTablet) -> bool:
-        tablet = self._store.current.tablets.get(reported.tablet_id)
-        if tablet is None:
-            return True
-        if tablet.epoch == reported.epoch:
-            return tablet.server_id != server.server_id
-        return reported.epoch < tablet.epoch and tablet.server_id != server.server_id
-
-    async def _close_stray(
-        self, server: WatchedServer, reported: wire.ReportedTablet, key: tuple[str, int, int]
-    ) -> None:
-        try:
-            await self.close(server.address, reported.tablet_id, reported.epoch)
-        except PercolatorError as error:
-            _log.info("stray tablet not closed", tablet=reported.tablet_id, error=str(error))
-        finally:
-            self._closing.discard(key)
-
-    async def close(self, address: str, tablet_id: int, epoch: int) -> None:
-        """Asks a server to flush and close a tablet."""
-        self._store.leadership.check()
-        call = self._world.network.unary(address, methods.CLOSE_TABLET)
-        await call(wire.CloseTabletRequest(tablet_id=tablet_id, epoch=epoch), _ORDER_SECONDS)

@@ -1,7 +1,8 @@
 """Keeps servers about equally loaded by count, and tablets below their size: slowly, one at a time.
 
-Damping: nothing is moved while any tablet is not served, nor soon after a server came or went (it
-may be coming back), and nothing for a difference that is not worth a move.
+Damping: nothing is moved while a tablet is on its way to a server, nor soon after a server came or
+went (it may be coming back), and nothing for a difference that is not worth a move. A tablet that
+cannot be served, for whatever is wrong with its directory, is not waited for.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Balance:
         while True:
             await clock.sleep(self._limits.round_seconds)
             await self._measure()
-            usable = frozenset(one.server_id for one in self._assignment.usable())
+            usable = frozenset(one.server_id for one in self._assignment.preferred())
             if usable != self._usable:
                 self._usable, self._changed_at = usable, clock.monotonic_seconds()
             try:
@@ -103,16 +104,29 @@ class Balance:
                 _log.info("not balanced", error=str(error))
 
     def _at_rest(self) -> ClusterMap | None:
-        """The map, when all of it is served."""
-        current = self._store.current
-        return current if all(map(self._assignment.is_served, current.tablets.values())) else None
+        """The map, when all of it is served that can be."""
+        current, assignment = self._store.current, self._assignment
+        at_rest = all(
+            assignment.is_served(one) or assignment.is_broken(one)
+            for one in current.tablets.values()
+        )
+        return current if at_rest else None
 
     async def _move_some(self) -> None:
         for _ in range(self._limits.moves_per_round):
             current = self._at_rest()
-            usable = [one.server_id for one in self._assignment.usable()]
-            move = current and next_move(current.tablets.values(), usable, self._limits)
-            if not move:
+            if current is None:
+                return
+            preferred = {one.server_id for one in self._assignment.preferred()}
+            # Those that come and go keep what they have: taking it away is one more change.
+            left_alone = {one.server_id for one in self._assignment.usable()} - preferred
+            tablets = [
+                one
+                for one in current.tablets.values()
+                if one.server_id not in left_alone and self._assignment.is_served(one)
+            ]
+            move = next_move(tablets, preferred, self._limits)
+            if move is None:
                 return
             tablet, server_id = move
             deadline = self._world.clock.monotonic_seconds() + _CHANGE_SECONDS
@@ -128,7 +142,11 @@ class Balance:
             if statistics.bytes < (table.split_bytes or self._limits.split_bytes):
                 continue
             deadline = self._world.clock.monotonic_seconds() + _CHANGE_SECONDS
-            await self._changes.split(tablet_id, None, deadline)
+            try:
+                await self._changes.split(tablet_id, None, deadline)
+            except PercolatorError as error:
+                # One that has too few rows keeps no other from being split, or moved.
+                _log.info("tablet not split", tablet=tablet_id, error=str(error))
 
     async def _measure(self) -> None:
         found: dict[int, wire.TabletStatistics] = {}

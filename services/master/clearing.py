@@ -15,19 +15,15 @@ import structlog
 
 from percolator.errors import PercolatorError
 from percolator.protocol.records import LockRecord
-from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
-from percolator.wire import methods
-from percolator.wire.status import from_detail
 from percolator.world import World
 from services.chassis.epoch_directory import remove_tree
 from services.chassis.files import Files
 from services.master.assignment import Assignment
 from services.master.cluster_map import ClusterMap, Table, Tablet
+from services.master.lock_scan import scan_locks
 from services.master.map_store import MapStore
 
 _ROUND_SECONDS = 1.0
-_SCAN_SECONDS = 60.0
 
 _log = structlog.get_logger("percolator.master")
 
@@ -48,28 +44,29 @@ class Clearing:
         """Until cancelled."""
         while True:
             await self._world.clock.sleep(_ROUND_SECONDS)
-            try:
-                await self._drop_tables()
-                await self._remove_retired()
-            except (PercolatorError, OSError) as error:
-                _log.info("not cleared up yet", error=str(error))
+            # Each by itself: while a tablet cannot be asked for its locks, directories go on going.
+            for clear_up in (self._drop_tables, self._remove_retired):
+                try:
+                    await clear_up()
+                except (PercolatorError, OSError) as error:
+                    _log.info("not cleared up yet", error=str(error))
 
     async def _drop_tables(self) -> None:
-        deleting = {
-            table.table_id for table in self._store.current.tables.values() if table.deleting
-        }
-        if not deleting:
-            return
+        current, served = self._store.current, self._assignment.is_served
         # With their new epochs nobody can begin anything in them: what a scan does not find after
         # this will not come.
-        for table_id in deleting:
-            if not all(map(self._assignment.is_served, self._store.current.of_tables[table_id])):
-                return
+        closed = {
+            table_id
+            for table_id, table in current.tables.items()
+            if table.deleting and all(map(served, current.of_tables[table_id]))
+        }
+        if not closed:
+            return
         needed: set[int] = set()
-        for tablet in list(self._store.current.tablets.values()):
-            if tablet.table_id not in deleting:
-                needed |= await self._primaries(tablet) & deleting
-        for table_id in deleting - needed:
+        for tablet in list(current.tablets.values()):
+            if not current.tables[tablet.table_id].deleting:
+                needed |= await self._primaries(tablet) & closed
+        for table_id in closed - needed:
 
             def decide(
                 current: ClusterMap, table_id: int = table_id
@@ -86,22 +83,8 @@ class Clearing:
 
     async def _primaries(self, tablet: Tablet) -> set[int]:
         """The tables that locks of this tablet have their primaries in."""
-        scan = self._world.network.stream(tablet.address, methods.SCAN_CELLS)
-        request = wire.ScanCellsRequest(
-            target=wire.TabletTarget(
-                tablet_id=tablet.tablet_id,
-                epoch=tablet.epoch,
-                schema_version=self._store.current.tables[tablet.table_id].schema_version,
-            ),
-            space=cells_pb2.SPACE_LOCK,
-            range=cells_pb2.RowRange(start=tablet.start, end=tablet.end),
-        )
-        found: set[int] = set()
-        async for page in scan(request, _SCAN_SECONDS):
-            if page.HasField("error"):
-                raise from_detail(page.error)
-            found |= {LockRecord.decode(cell.value).primary.table_id for cell in page.cells}
-        return found
+        locks = scan_locks(self._world.network, self._store.current, tablet)
+        return {LockRecord.decode(cell.value).primary.table_id async for cell in locks}
 
     async def _remove_retired(self) -> None:
         removed = []

@@ -23,6 +23,8 @@ class Observer:
     name: str
     columns: tuple[bytes, ...]
     weak: bool = False
+    paused: bool = False
+    """Is not run for now; notified all the same."""
 
 
 @dataclass(frozen=True)

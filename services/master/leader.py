@@ -20,6 +20,7 @@ from services.chassis.lived_time import GAP_SECONDS_MAX
 from services.master.assignment import Assignment
 from services.master.balance import Balance, BalanceLimits
 from services.master.clearing import Clearing
+from services.master.collection import Collection, CollectionTimes
 from services.master.map_store import MapStore
 from services.master.registry import Registry
 from services.master.server_watch import ServerWatch, WatchTimes
@@ -39,6 +40,7 @@ class MasterTimes:
 
     watch: WatchTimes = field(default_factory=WatchTimes)
     balance: BalanceLimits = field(default_factory=BalanceLimits)
+    collection: CollectionTimes = field(default_factory=CollectionTimes)
     gather_seconds: float = 1.0
     """After the first server is there, tablets without an owner wait so long for others."""
 
@@ -60,6 +62,7 @@ class Leader:
         self._world = world
         self._registry = registry
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.began_at = self.now()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told: list[str] = []
         self.leadership: Leadership = store.leadership
@@ -68,14 +71,25 @@ class Leader:
         self.assignment = Assignment(
             world, store, self.watch, self.start, gather_seconds=times.gather_seconds
         )
-        self.tables = Tables(world.clock, store, self.assignment, tablets_max=tablets_max)
+        self.tables = Tables(
+            world.clock,
+            store,
+            self.assignment,
+            tablets_max=tablets_max,
+            retention_min_seconds=times.collection.retention_min_seconds,
+        )
         self.changes = TabletChanges(
             world, store, self.watch, self.assignment, tablets_max=tablets_max
         )
         self.balance = Balance(
             world, store, self.watch, self.assignment, self.changes, times.balance
         )
+        self.collection = Collection(world, store, registry, times.collection)
         self._clearing = Clearing(world, files, root, store, self.assignment)
+
+    def now(self) -> float:
+        """Monotonic time."""
+        return self._world.clock.monotonic_seconds()
 
     async def begin(self) -> None:
         """Asks the servers that the map names what they serve, and sees to the rest."""
@@ -90,6 +104,7 @@ class Leader:
         self.start("assign tablets", self.assignment.run())
         self.start("balance", self.balance.run())
         self.start("clear up", self._clearing.run())
+        self.start("collect history", self.collection.run())
         self.start("note servers", self._note_servers())
 
     def start(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:

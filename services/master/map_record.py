@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from google.protobuf.message import DecodeError
 
 from percolator.errors import StoreFault, StoreUnusable
@@ -59,9 +61,13 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
 
 def observer_messages(table: Table) -> list[master_pb2.Observer]:
     return [
-        master_pb2.Observer(name=one.name, columns=one.columns, weak=one.weak)
+        master_pb2.Observer(name=one.name, columns=one.columns, weak=one.weak, paused=one.paused)
         for one in table.observers
     ]
+
+
+def observers_of(messages: Iterable[master_pb2.Observer]) -> tuple[Observer, ...]:
+    return tuple(Observer(one.name, tuple(one.columns), one.weak, one.paused) for one in messages)
 
 
 def location_message(tablet: Tablet, *, served: bool = True) -> errors_pb2.TabletLocation:
@@ -82,9 +88,7 @@ def _table(table: master_pb2.Table) -> Table:
         schema_version=table.schema_version,
         retention_milliseconds=table.options.retention_milliseconds,
         split_bytes=table.options.split_bytes,
-        observers=tuple(
-            Observer(one.name, tuple(one.columns), one.weak) for one in table.observers
-        ),
+        observers=observers_of(table.observers),
         deleting=table.deleting,
     )
 

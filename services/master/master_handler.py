@@ -7,7 +7,7 @@ from percolator.v1 import master_pb2 as wire
 from percolator.wire.status import to_detail
 from percolator.world import Clock
 from services.chassis.rpc import remaining_seconds
-from services.master import locations
+from services.master import history, locations
 from services.master.cluster_map import Tablet
 from services.master.leader import Leader
 from services.master.map_record import location_message, table_message
@@ -93,6 +93,12 @@ class MasterHandler:
         async with self._master.leading() as leader:
             moved = await leader.changes.move(request.tablet_id, request.server, self._deadline())
         return wire.MoveTabletResponse(location=location_message(moved))
+
+    async def describe_collection(
+        self, request: wire.DescribeCollectionRequest
+    ) -> wire.DescribeCollectionResponse:
+        async with self._master.leading() as leader:
+            return history.describe(leader, self._clock.monotonic_seconds())
 
     # ------------------------------------------------------------------------- servers
 

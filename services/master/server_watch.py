@@ -21,6 +21,10 @@ from percolator.wire import methods
 from percolator.world import World
 from services.chassis.lived_time import LivedTime, milliseconds_between
 
+PROBATION_SECONDS_MIN = 5.0
+PROBATION_SECONDS_MAX = 60.0
+"""So long must a server that was lost several times answer, before it is given tablets again."""
+_LOSSES_FORGOTTEN_SECONDS = 300.0
 _BROKEN_ATTEMPTS = 2
 _BROKEN_PAUSE_SECONDS = 0.1
 
@@ -56,10 +60,19 @@ class WatchedServer:
     reported: dict[int, wire.ReportedTablet] = field(default_factory=dict)
     broken: int = 0
     """Attempts in a row that found nobody."""
+    alive_since: int = 0
     asking: asyncio.Task[None] | None = None
 
     def is_dead(self) -> bool:
         return self.life is Life.DEAD
+
+
+@dataclass
+class _Losses:
+    """Of the servers at one address, one after the other."""
+
+    count: int
+    last: int
 
 
 class ServerWatch:
@@ -73,6 +86,8 @@ class ServerWatch:
         self._changed = changed
         self._lived = LivedTime(world.clock)
         self.servers: dict[str, WatchedServer] = {}
+        self._losses: dict[str, _Losses] = {}
+        """By address."""
 
     def tick(self) -> None:
         self._lived.tick()
@@ -99,6 +114,20 @@ class ServerWatch:
 
     def alive(self) -> list[WatchedServer]:
         return [server for server in self.servers.values() if server.life is Life.ALIVE]
+
+    def steady(self) -> list[WatchedServer]:
+        """The living ones that do not come and go: of two that take turns at being lost and found,
+        tablets would be taken over again and again, and each time somebody waits for them."""
+        now = self._lived.tick()
+        return [one for one in self.alive() if self._has_proved_itself(one, now)]
+
+    def _has_proved_itself(self, server: WatchedServer, now: int) -> bool:
+        losses = self._losses.get(server.address)
+        # Once is a restart, or an accident.
+        if losses is None or losses.count < 2:
+            return True
+        seconds = min(PROBATION_SECONDS_MIN * 2.0 ** (losses.count - 2), PROBATION_SECONDS_MAX)
+        return milliseconds_between(server.alive_since, now) >= seconds * 1000
 
     def is_dead(self, server_id: str) -> bool:
         """Also one that was never heard of."""
@@ -144,6 +173,8 @@ class ServerWatch:
         server.heard = self._lived.tick()
         server.broken = 0
         reported = {tablet.tablet_id: tablet for tablet in answer.tablets}
+        if server.life is not Life.ALIVE:
+            server.alive_since = server.heard
         news = server.life is not Life.ALIVE or reported != server.reported
         server.life, server.reported = Life.ALIVE, reported
         if news:
@@ -159,7 +190,22 @@ class ServerWatch:
     def _bury(self, server: WatchedServer, reason: str) -> None:
         if server.is_dead():
             return
+        was_alive = server.life is Life.ALIVE
         server.life = Life.DEAD
         server.reported = {}
-        _log.warning("tablet server lost", address=server.address, reason=reason)
+        if was_alive:
+            self._note_loss(server.address)
+        say = _log.warning if was_alive else _log.info
+        say("tablet server lost", address=server.address, reason=reason)
         self._changed()
+
+    def _note_loss(self, address: str) -> None:
+        now = self._lived.tick()
+        forgotten = _LOSSES_FORGOTTEN_SECONDS * 1000
+        self._losses = {
+            known: losses
+            for known, losses in self._losses.items()
+            if milliseconds_between(losses.last, now) < forgotten
+        }
+        before = self._losses.get(address)
+        self._losses[address] = _Losses(before.count + 1 if before else 1, now)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.chassis.settings import DialAddress, ListenAddress, ServiceSettings
 from services.master.balance import BalanceLimits
+from services.master.collection import CollectionTimes
 from services.master.leader import MasterTimes
 from services.master.server_watch import WatchTimes
 
@@ -49,6 +50,15 @@ class MasterSettings(ServiceSettings):
     split_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] = 1 << 30
     """A tablet that is larger is split, unless its table says otherwise."""
 
+    collection_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+    """Between two rounds of collecting old versions."""
+
+    retention_seconds: Annotated[float, Field(ge=1, le=100 * 365 * 86_400)] = 3600.0
+    """Old versions of tables that do not say otherwise are kept for so long."""
+
+    retention_min_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    """No table may keep its old versions for less: above the longest time of a transaction."""
+
     leader_silence_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
     """A leading master that is silent for so long is replaced by a standby."""
 
@@ -61,12 +71,21 @@ class MasterSettings(ServiceSettings):
                 quiet_seconds=self.quiet_seconds,
                 split_bytes=self.split_bytes,
             ),
+            CollectionTimes(
+                self.collection_seconds, self.retention_seconds, self.retention_min_seconds
+            ),
             self.gather_seconds,
         )
 
     @property
     def store_root(self) -> Path:
         return Path(self.store)
+
+    @model_validator(mode="after")
+    def _keeps_long_enough(self) -> Self:
+        if self.retention_seconds < self.retention_min_seconds:
+            raise ValueError("retention_seconds has to be at least retention_min_seconds")
+        return self
 
     @field_validator("masters")
     @classmethod

@@ -9,15 +9,15 @@ import structlog
 
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
+from percolator.wire.observer_change import changed_observers
 from percolator.world import Clock
 from services.master.assignment import Assignment
-from services.master.cluster_map import ClusterMap, Observer, Table
+from services.master.cluster_map import ClusterMap, Table
+from services.master.map_record import observer_messages, observers_of
 from services.master.map_store import MapStore
 
 NAME_BYTES_MAX = 255
 ROW_BYTES_MAX = 4_096
-COLUMN_BYTES_MAX = 255
-OBSERVERS_MAX = 1_000
 RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 SPLIT_BYTES_MIN = 64 << 10
 
@@ -28,19 +28,26 @@ class Tables:
     """What the leading master does to tables. Bad requests change nothing."""
 
     def __init__(
-        self, clock: Clock, store: MapStore, assignment: Assignment, *, tablets_max: int
+        self,
+        clock: Clock,
+        store: MapStore,
+        assignment: Assignment,
+        *,
+        tablets_max: int,
+        retention_min_seconds: float,
     ) -> None:
         self._clock = clock
         self._store = store
         self._assignment = assignment
         self._tablets_max = tablets_max
+        self._retention_min = round(retention_min_seconds * 1000)
 
     async def create(self, request: wire.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
         """The table, and whether it was made just now. Its tablets are served."""
         _check_name("name", request.name)
         splits = list(request.splits)
         _check_splits(splits)
-        _check_options(request.options)
+        self._check_options(request.options)
 
         def decide(current: ClusterMap) -> tuple[ClusterMap, tuple[Table, bool]]:
             known = current.named(request.name)
@@ -96,27 +103,36 @@ class Tables:
         self, request: wire.ChangeObserversRequest, deadline: float
     ) -> Table:
         """Returns when every tablet judges under the new version: no commit slips by."""
-        added = _checked_observers(request.add)
 
         def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
             table = current.table(request.table)
-            observers = {one.name: one for one in table.observers}
-            for name in request.remove:
-                if observers.pop(name, None) is None:
-                    raise InvalidArgument("remove", f"{request.table!r} has no observer {name!r}")
-            observers |= {one.name: one for one in added}
-            if len(observers) > OBSERVERS_MAX:
-                raise InvalidArgument("add", f"more than {OBSERVERS_MAX} observers")
-            wanted = tuple(observers[name] for name in sorted(observers))
-            if wanted == table.observers:
+            change = changed_observers(table.name, observer_messages(table), request)
+            observers = observers_of(change.observers)
+            if observers == table.observers:
                 return current, table
-            changed = replace(table, observers=wanted, schema_version=table.schema_version + 1)
+            version = table.schema_version + change.raises_version
+            changed = replace(table, observers=observers, schema_version=version)
             return current.with_tables(changed), changed
 
         table = await self._store.change(decide)
         # Also when nothing was changed: whoever did it before may not have waited to the end.
         await self._until_served(table, deadline)
         return table
+
+    def _check_options(self, options: wire.TableOptions) -> None:
+        retention = options.retention_milliseconds
+        if retention > RETENTION_MILLISECONDS_MAX:
+            raise InvalidArgument("options.retention_milliseconds", "expected at most 100 years")
+        if 0 < retention < self._retention_min:
+            raise InvalidArgument(
+                "options.retention_milliseconds",
+                f"is {retention}, below {self._retention_min}: transactions that take as long "
+                "would lose what they read",
+            )
+        if 0 < options.split_bytes < SPLIT_BYTES_MIN:
+            raise InvalidArgument(
+                "options.split_bytes", f"expected 0, or at least {SPLIT_BYTES_MIN}"
+            )
 
     async def _until_served(self, table: Table, deadline: float) -> None:
         tablets = self._store.current.of_tables.get(table.table_id, ())
@@ -142,29 +158,3 @@ def _check_splits(splits: Sequence[bytes]) -> None:
                 f"splits[{index}]", f"{row!r} does not come after {before!r}: expected ascending"
             )
         before = row
-
-
-def _check_options(options: wire.TableOptions) -> None:
-    if options.retention_milliseconds > RETENTION_MILLISECONDS_MAX:
-        raise InvalidArgument("options.retention_milliseconds", "expected at most 100 years")
-    if 0 < options.split_bytes < SPLIT_BYTES_MIN:
-        raise InvalidArgument("options.split_bytes", f"expected 0, or at least {SPLIT_BYTES_MIN}")
-
-
-def _checked_observers(observers: Sequence[wire.Observer]) -> list[Observer]:
-    found: dict[str, Observer] = {}
-    for index, observer in enumerate(observers):
-        field = f"add[{index}]"
-        _check_name(f"{field}.name", observer.name)
-        if observer.name in found:
-            raise InvalidArgument(f"{field}.name", f"{observer.name!r} is there twice")
-        if not observer.columns:
-            raise InvalidArgument(f"{field}.columns", "expected one at least")
-        for column in observer.columns:
-            if not 0 < len(column) <= COLUMN_BYTES_MAX:
-                raise InvalidArgument(
-                    f"{field}.columns", f"expected 1 to {COLUMN_BYTES_MAX} bytes each"
-                )
-        columns = tuple(sorted(set(observer.columns)))
-        found[observer.name] = Observer(observer.name, columns, observer.weak)
-    return list(found.values())

@@ -165,7 +165,9 @@ class TabletChanges:
         usable = self._assignment.usable()
         if not name:
             load = self._assignment.load()
-            others = [one for one in usable if one.server_id != tablet.server_id] or usable
+            preferred = self._assignment.preferred()
+            others = _without(tablet.server_id, preferred) or _without(tablet.server_id, usable)
+            others = others or usable
             if not others:
                 raise NotReady("no tablet server is there", retry_after_seconds=1.0)
             return min(others, key=lambda one: (load[one.server_id], one.address))
@@ -192,7 +194,7 @@ class TabletChanges:
         if self._watch.is_dead(tablet.server_id):
             return
         try:
-            await self._assignment.close(tablet.address, tablet.tablet_id, tablet.epoch)
+            await self._assignment.closing.close(tablet.address, tablet.tablet_id, tablet.epoch)
         except PercolatorError as error:
             # The next owner replays what was not flushed.
             _log.info(
@@ -205,6 +207,10 @@ def _unchanged(current: ClusterMap, tablet: Tablet) -> None:
     found = current.tablets.get(tablet.tablet_id)
     if found is None or found.epoch != tablet.epoch:
         raise NotReady(f"tablet {tablet.tablet_id} was given to another server meanwhile")
+
+
+def _without(server_id: str, servers: list[WatchedServer]) -> list[WatchedServer]:
+    return [one for one in servers if one.server_id != server_id]
 
 
 def _is_inside(row: bytes, tablet: Tablet) -> bool:

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.oracle.ledger import Ledger
-from services.oracle.oracle import Oracle
+from services.chassis.files import Files
+from services.oracle.candidate import Candidate
 
 _PREFIX = "percolator_oracle_"
 
@@ -17,12 +17,12 @@ _PREFIX = "percolator_oracle_"
 class OracleMetrics(Collector):
     """Collects `percolator_oracle_*`."""
 
-    def __init__(self, oracle: Oracle, ledger: Ledger) -> None:
-        self._oracle = oracle
-        self._ledger = ledger
+    def __init__(self, candidate: Candidate, files: Files) -> None:
+        self._candidate = candidate
+        self._files = files
 
     def collect(self) -> Iterator[Metric]:
-        counts = self._oracle.counts
+        counts = self._candidate.counts
         yield _counter("timestamps", "Timestamps handed out.", counts.timestamps)
         yield _counter("mark_extensions", "Marks made durable.", counts.extensions)
         yield _counter(
@@ -30,7 +30,7 @@ class OracleMetrics(Collector):
             "Marks that could not be made durable.",
             counts.extension_failures,
         )
-        yield _counter("fsyncs", "Waits for the disk.", self._ledger.fsyncs)
+        yield _counter("fsyncs", "Waits for the disk.", self._files.fsyncs)
         yield _counter("waits", "Requests that had to wait for an extension.", counts.waits)
         refused = CounterMetricFamily(
             _PREFIX + "refused", "Requests refused, by error.", labels=["error"]
@@ -38,15 +38,21 @@ class OracleMetrics(Collector):
         for error, count in tuple(counts.refused.items()):
             refused.add_metric([error], count)
         yield refused
+        oracle = self._candidate.oracle
+        yield GaugeMetricFamily(
+            _PREFIX + "leading", "1 at the oracle that leads.", value=oracle is not None
+        )
+        if oracle is None:
+            return
         yield GaugeMetricFamily(
             _PREFIX + "wall_clock_lead_seconds",
             "How far the wall clock is ahead of the timestamps; negative while it lags.",
-            value=self._oracle.wall_lead_seconds,
+            value=oracle.wall_lead_seconds,
         )
         yield GaugeMetricFamily(
             _PREFIX + "mark_timestamp_seconds",
             "The durable mark, in seconds since 1970.",
-            value=self._oracle.mark_milliseconds / 1000,
+            value=oracle.mark_milliseconds / 1000,
         )
 
 

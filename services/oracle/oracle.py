@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,6 @@ from percolator.errors import (
     InvalidArgument,
     NotReady,
     PercolatorError,
-    StoreFault,
     StoreUnusable,
     UsageError,
 )
@@ -50,14 +49,6 @@ _START_JUMP_DAYS_MAX = 366
 _MILLISECONDS_PER_DAY = 86_400_000
 _LAG_WORTH_A_WARNING_SECONDS = 10.0
 
-_FAULTS = {
-    errno.ENOSPC: StoreFault.DISK_FULL,
-    errno.EDQUOT: StoreFault.DISK_FULL,
-    errno.EROFS: StoreFault.READ_ONLY,
-    errno.EACCES: StoreFault.READ_ONLY,
-    errno.EPERM: StoreFault.READ_ONLY,
-}
-
 _log = structlog.get_logger("percolator.oracle")
 
 
@@ -68,7 +59,8 @@ class DurableMark(Protocol):
     def mark_milliseconds(self) -> int: ...
 
     async def write(self, milliseconds: int) -> None:
-        """Returns when it is durable; an `OSError` means that it may or may not be."""
+        """Returns when it is durable; `StoreUnusable` means that it may or may not be, `NotReady`
+        that another oracle leads."""
         ...
 
 
@@ -96,7 +88,7 @@ class OracleLimits:
 
 @dataclass(slots=True)
 class OracleCounts:
-    """What happened since the start."""
+    """What happened since the start of the process."""
 
     timestamps: int = 0
     extensions: int = 0
@@ -116,6 +108,7 @@ class Oracle:
         mark: DurableMark,
         may_answer: Callable[[], bool],
         limits: OracleLimits,
+        counts: OracleCounts | None = None,
     ) -> None:
         self._clock = clock
         self._mark = mark
@@ -134,11 +127,11 @@ class Oracle:
             lead_milliseconds_max=int(self._window_milliseconds * LEAD_PART_OF_WINDOW),
         )
         self._is_deposed = False
-        self._failure: OSError | None = None
+        self._failure: StoreUnusable | None = None
         self._extension_wanted = asyncio.Event()
         self._extension_ended = asyncio.Event()
         self._clock_complaint = ""
-        self.counts = OracleCounts()
+        self.counts = counts or OracleCounts()
 
     async def get_timestamps(self, count: int) -> int:
         """The first of `count` consecutive timestamps that nobody else has or will have."""
@@ -162,9 +155,9 @@ class Oracle:
         milliseconds = self._time.now_milliseconds() + self._window_milliseconds
         try:
             await self._mark.write(milliseconds)
-        except OSError as error:
+        except StoreUnusable as error:
             self._failed(error)
-            raise self._unusable(error) from error
+            raise
         else:
             self._allocator.extend(milliseconds)
             self._succeeded()
@@ -201,7 +194,9 @@ class Oracle:
             async with asyncio.timeout(self._limits.wait_seconds_max):
                 while True:
                     if self._failure is not None:
-                        raise self._unusable(self._failure)
+                        # Each its own: everybody's raise would lengthen the traceback of one.
+                        raise copy(self._failure)
+                    self._check_may_answer()
                     self._extension_wanted.set()
                     await self._extension_ended.wait()
                     first = self._allocator.allocate(count, self._time.now_milliseconds())
@@ -226,7 +221,7 @@ class Oracle:
             self._is_deposed = True
             raise NotReady("this oracle has lost its store, or another one has taken its place")
 
-    def _failed(self, error: OSError) -> None:
+    def _failed(self, error: StoreUnusable) -> None:
         self.counts.extension_failures += 1
         if self._failure is None:
             _log.error("the mark cannot be made durable", error=str(error))
@@ -237,12 +232,6 @@ class Oracle:
         if self._failure is not None:
             _log.info("the mark is durable again")
         self._failure = None
-
-    def _unusable(self, error: OSError) -> StoreUnusable:
-        return StoreUnusable(
-            f"the mark cannot be made durable: {error}",
-            fault=_FAULTS.get(error.errno or 0, StoreFault.INPUT_OUTPUT),
-        )
 
     def _watch_clock(self) -> None:
         """Warns when the wall clock begins to disagree, and tells when it agrees again."""

@@ -22,7 +22,7 @@ class OracleSettings(ServiceSettings):
     """host:port to serve on; port 0 is any free one."""
 
     store: Annotated[str, Field(min_length=1)]
-    """The store root: the mark is kept in its directory "oracle", for one oracle at a time."""
+    """The store root: the mark is kept in its coordinator, which one oracle leads at a time."""
 
     window_seconds: Annotated[float, Field(ge=0.5, lt=3.0)] = _DEFAULTS.window_seconds
     """How far ahead the mark is set. After a crash time jumps that far at most, so it has to stay
@@ -44,8 +44,11 @@ class OracleSettings(ServiceSettings):
     """Follow the wall clock however far it jumps forward. There is no way back."""
 
     standby: bool = False
-    """Wait while another oracle serves from this store, instead of refusing to start, and take its
-    place when its process has ended. One that is merely stopped keeps its place."""
+    """Wait while another oracle leads on this store, instead of refusing to start, and take its
+    place when it is gone or silent."""
+
+    leader_silence_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
+    """A leading oracle that is silent for so long is replaced by a standby."""
 
     def limits(self) -> OracleLimits:
         """The bounds as the core takes them."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis import descriptors
+from services.chassis.files import RealFiles
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
 from services.chassis.rpc import Exposed
 from services.chassis.settings import load
 from services.tabletserver import dump, host_limits
-from services.tabletserver.collector import collect_seldom
 from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.service import tablet_server
 from services.tabletserver.settings import TabletServerSettings
@@ -27,10 +27,13 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     """A tablet server on its store root, without any tablet yet."""
     settings = host.settings
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
-    budget = Budget(settings.block_caches_bytes, descriptors.raise_limit())
-    collect_seldom()
-    with DiskThreads(settings.write_threads, "leveldb") as threads:
-        store = SharedDirectoryStore(host.files, root, threads, budget=budget)
+    budget = Budget(
+        settings.write_buffers_bytes, settings.block_caches_bytes, descriptors.raise_limit()
+    )
+    # Of their own: the tablets of a dead server are taken over side by side, each in its order.
+    files = RealFiles(threads=settings.write_threads)
+    with DiskThreads(settings.write_threads, "leveldb") as threads, closing(files):
+        store = SharedDirectoryStore(files, root, threads, budget=budget)
         async with tablet_server(host, store, partial(host_limits.free_bytes, root)) as exposed:
             yield exposed
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.errors import InvalidArgument, NotExecuted, Overloaded, PercolatorError
 from percolator.tablet.tablet import TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import to_detail
 from percolator.world import Clock
 from services.chassis.rpc import remaining_seconds
+from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.tablet_store import Ancestry
 from services.tabletserver.tablets import Tablets
 
 OVERLOAD_RETRY_SECONDS = 0.1
+
+_ANSWER_FULL = NotExecuted("the answer is full: ask for the rest again")
 
 BatchT = TypeVar("BatchT", wire.MutationBatch, wire.ReadBatch)
 ResultT = TypeVar("ResultT", wire.MutationBatchResult, wire.ReadBatchResult)
@@ -36,6 +40,8 @@ class RequestLimits:
 
     rows_max: int = 10_000
     queue_bytes_max: int = 64 << 20
+    answer_bytes_max: int = 8 << 20
+    """Of one answer to a scan of notifications; what does not fit is to be asked again."""
     request_seconds_max: float = 60.0
     slow_request_seconds: float = 1.0
 
@@ -58,6 +64,7 @@ class TabletServerHandler:
     def __init__(
         self,
         tablets: Tablets,
+        collecting: Collecting,
         disk: DiskSpace,
         clock: Clock,
         log: BoundLogger,
@@ -66,6 +73,7 @@ class TabletServerHandler:
         server_id: str,
     ) -> None:
         self._tablets = tablets
+        self._collecting = collecting
         self._disk = disk
         self._now = clock.monotonic_seconds
         self._log = log
@@ -117,6 +125,36 @@ class TabletServerHandler:
         except PercolatorError as error:
             yield wire.ScanCellsResponse(error=self._refusal(error, request.target))
 
+    # ------------------------------------------------------------------- notifications
+
+    async def scan_notifications(
+        self, request: wire.ScanNotificationsRequest
+    ) -> wire.ScanNotificationsResponse:
+        self._check_rows(len(request.scans), 0)
+        response = wire.ScanNotificationsResponse()
+        bytes_left = self._limits.answer_bytes_max
+        for index, scan in enumerate(request.scans):
+            if bytes_left <= 0:
+                response.scans.add(error=to_detail(_ANSWER_FULL))
+                continue
+            try:
+                result = await self._tablets.serving(scan.target).scan_notifications(scan)
+            except PercolatorError as error:
+                detail = self._batch_refusal(error, f"scans[{index}]", scan.target)
+                result = wire.NotificationScanResult(error=detail)
+            bytes_left -= result.ByteSize()
+            response.scans.append(result)
+            # Each look takes up to a few milliseconds.
+            await asyncio.sleep(0)
+        return response
+
+    async def watch_notifications(
+        self, request: wire.WatchNotificationsRequest
+    ) -> AsyncIterator[wire.WatchNotificationsResponse]:
+        async with aclosing(self._tablets.watch.stream(request)) as answers:
+            async for answer in answers:
+                yield answer
+
     # ------------------------------------------------------------------------- tablets
 
     async def describe_tablets(
@@ -129,6 +167,18 @@ class TabletServerHandler:
             server_id=self._server_id,
             tablets=[served.report() for served in self._tablets.all()],
         )
+
+    async def propose_parts(self, request: wire.ProposePartsRequest) -> wire.ProposePartsResponse:
+        return await self._tablets.serving(request.target).propose_parts(request)
+
+    async def fence(self, request: wire.FenceRequest) -> wire.FenceResponse:
+        return await self._tablets.serving(request.target).fence(request)
+
+    async def load(self, request: wire.LoadRequest) -> wire.LoadResponse:
+        if self._disk.full is not None:
+            raise self._disk.full.with_traceback(None)
+        self._check_rows(1, len(request.rows))
+        return await self._tablets.serving(request.target).load(request)
 
     async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
         target = request.target
@@ -151,6 +201,11 @@ class TabletServerHandler:
         await self._tablets.close(request.tablet_id, request.epoch)
         return wire.CloseTabletResponse()
 
+    async def raise_safe_points(
+        self, request: wire.RaiseSafePointsRequest
+    ) -> wire.RaiseSafePointsResponse:
+        return await self._collecting.raise_all(request)
+
     # ------------------------------------------------------------------------- batches
 
     async def _mutated(
@@ -167,14 +222,16 @@ class TabletServerHandler:
             tablet = self._tablets.serving(batch.target)
             result = await tablet.mutate(batch, deadline_seconds=deadline)
         except PercolatorError as error:
-            return wire.MutationBatchResult(error=self._batch_refusal(error, index, batch.target))
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return wire.MutationBatchResult(error=detail)
         return result
 
     async def _read(self, index: int, batch: wire.ReadBatch) -> wire.ReadBatchResult:
         try:
             result = await self._tablets.serving(batch.target).read(batch)
         except PercolatorError as error:
-            return wire.ReadBatchResult(error=self._batch_refusal(error, index, batch.target))
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return wire.ReadBatchResult(error=detail)
         return result
 
     def _check_rows(self, batches: int, rows: int) -> None:
@@ -197,11 +254,11 @@ class TabletServerHandler:
         return detail
 
     def _batch_refusal(
-        self, error: PercolatorError, index: int, target: wire.TabletTarget
+        self, error: PercolatorError, batch: str, target: wire.TabletTarget
     ) -> ErrorDetail:
         detail = self._refusal(error, target)
         if isinstance(error, InvalidArgument):
-            detail.invalid_argument.field = f"batches[{index}].{error.field}"
+            detail.invalid_argument.field = f"{batch}.{error.field}"
         return detail
 
     def _note_slow(

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import plyvel
@@ -49,10 +50,10 @@ class LevelDBOptions:
     the CPU, and the files were 7 % larger; compressible values pay with disk for the same gain."""
 
 
-def write_buffer_bytes(open_tablets: int) -> int:
-    """The write buffer of each of so many tablets: between 1 and 8 MiB."""
-    share = WRITE_BUFFERS_BYTES // max(1, open_tablets)
-    return max(1 * MEBIBYTE, min(share, 8 * MEBIBYTE))
+def write_buffer_bytes(open_tablets: int, together_bytes: int = WRITE_BUFFERS_BYTES) -> int:
+    """The write buffer of each of so many tablets: between 1 and 8 MiB, or all there is."""
+    share = together_bytes // max(1, open_tablets)
+    return max(min(1 * MEBIBYTE, together_bytes), min(share, 8 * MEBIBYTE))
 
 
 class LevelDBStorage:
@@ -89,6 +90,9 @@ class LevelDBStorage:
             ) from error
         # Bound methods of LevelDB itself: a Python function around them would cost as much again.
         self.get = self._database.get
+        # Closing LevelDB under a thread that compacts is a crash of the process.
+        self._compacting = asyncio.Lock()
+        self._abandoned = False
         self.cursor = self._database.raw_iterator
 
     def fault(self, error: Exception) -> StoreFault:
@@ -107,19 +111,35 @@ class LevelDBStorage:
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
         return int(self._database.approximate_size(start, stop))
 
+    async def compact(self, start: bytes, stop: bytes) -> None:
+        # Not among the writes, which other tablets wait for: this may take seconds.
+        await asyncio.shield(
+            self._alone(partial(self._database.compact_range, start=start, stop=stop))
+        )
+
     async def close(self) -> None:
         """Writes the memtable out, so that only a crash leaves a log to replay, and closes."""
         if self._database.closed:
             return
         try:
-            # Not among the writes, which other tablets wait for: this may take a second.
-            await asyncio.to_thread(self._flush)
+            await asyncio.shield(self._alone(self._flush))
         finally:
-            self._database.close()
+            async with self._compacting:
+                self._database.close()
 
     def abandon(self) -> None:
         """Closes without a flush: after a failed write, or when another owner has taken over."""
-        self._database.close()
+        self._abandoned = True
+        if not self._compacting.locked():
+            self._database.close()
+
+    async def _alone(self, work: Callable[[], None]) -> None:
+        async with self._compacting:
+            if not self._database.closed and not self._abandoned:
+                await asyncio.to_thread(work)
+            # Not before: it would pull the database away from under the compaction.
+            if self._abandoned:
+                self._database.close()
 
     def _flush(self) -> None:
         # LevelDB writes out its memtable before any manual compaction; this one finds no table.

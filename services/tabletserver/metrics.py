@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from percolator.v1.tabletserver_pb2 import TabletDescription, TabletStatistics
+from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestCounts
 from services.tabletserver.tablets import Tablets
@@ -55,8 +56,11 @@ _PER_TABLET: list[
 class TabletServerMetrics(Collector):
     """Collects `percolator_tabletserver_*`."""
 
-    def __init__(self, tablets: Tablets, disk: DiskSpace, counts: RequestCounts) -> None:
+    def __init__(
+        self, tablets: Tablets, collecting: Collecting, disk: DiskSpace, counts: RequestCounts
+    ) -> None:
         self._tablets = tablets
+        self._collecting = collecting
         self._disk = disk
         self._counts = counts
 
@@ -69,11 +73,26 @@ class TabletServerMetrics(Collector):
         events = self._tablets.events
         yield _counter("tablets_reopened", "Reopened after an I/O error.", events.reopened)
         yield _counter("tablets_lost", "Found to have a later owner.", events.lost)
+        yield _counter(
+            "cells_trimmed",
+            "Cells deleted that belong to other tablets since a split.",
+            events.cells_trimmed,
+        )
         yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
         yield _gauge("disk_free_bytes", "Room below the store root.", self._disk.bytes_free)
         yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
         yield _counter("scan_pages", "Pages of scans.", self._counts.pages)
         yield _counter("slow_requests", "Requests over the limit.", self._counts.slow)
+        watch = self._tablets.watch
+        yield _gauge("notification_streams", "Open streams of notifications.", watch.streams)
+        yield _counter("notifications_told", "Notifications put into streams.", watch.told)
+        yield _counter(
+            "notifications_left_out", "Not put into a stream that was full.", watch.left_out
+        )
+        collecting = self._collecting
+        yield _counter("collections", "Tablets walked to collect history.", collecting.passes)
+        yield _counter("cells_collected", "Cells of history deleted.", collecting.cells)
+        yield _counter("bytes_collected", "Bytes of history deleted.", collecting.bytes)
         refused = CounterMetricFamily(
             _PREFIX + "batches_refused", "Batches refused as a whole, by error.", labels=["error"]
         )

@@ -16,6 +16,7 @@ from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet.limits import TabletLimits
+from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.status import to_detail
@@ -41,6 +42,8 @@ class TabletEvents:
     """After an I/O error."""
     lost: int = 0
     """To a later owner, without an order to close."""
+    cells_trimmed: int = 0
+    """Of other tablets' rows, after splits."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,10 @@ class SharedByTablets:
     background: Background
     log: BoundLogger
     open_tablets: Callable[[], int]
+    watch: NotificationWatch
     events: TabletEvents = field(default_factory=TabletEvents)
+    trimming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One tablet at a time: each takes its share of this process's time."""
 
 
 class ServedTablet:
@@ -77,6 +83,9 @@ class ServedTablet:
         self._on_lost = on_lost
         self._log = shared.log.bind(tablet=identity.tablet_id, epoch=identity.epoch)
         self._tablet: Tablet | None = None
+        self._notifications_written = 0
+        """Before the tablet was opened the last time: who compares counts relies on their never
+        shrinking within an epoch."""
         self._error: PercolatorError | None = NotReady(
             f"tablet {identity.tablet_id} is being opened",
             retry_after_seconds=OPENING_RETRY_SECONDS,
@@ -111,6 +120,9 @@ class ServedTablet:
                 raise
             self.schema_version = self._tablet.schema_version
             self._error = None
+            if self._tablet.needs_trimming:
+                name = f"trim tablet {self.identity.tablet_id}"
+                self._shared.background(name, self._trim(self._tablet))
 
     async def set_schema_version(self, schema_version: int) -> None:
         """Judges under this version once it returns; a lower one is ignored. While the tablet is
@@ -176,6 +188,8 @@ class ServedTablet:
             still_owner=self._ownership.stands,
             on_closed=lambda error: self._stopped_by_itself(tablet, error),
             limits=self._shared.limits,
+            watch=self._shared.watch,
+            notifications_written=self._notifications_written,
         )
         try:
             await tablet.open()
@@ -188,6 +202,17 @@ class ServedTablet:
         seconds = self._shared.clock.monotonic_seconds() - started
         self._log.info("tablet open", seconds=round(seconds, 3))
         return tablet
+
+    async def _trim(self, tablet: Tablet) -> None:
+        """After a split. Whatever ends it, the next owner, or the next opening, begins anew."""
+        async with self._shared.trimming:
+            try:
+                cells = await tablet.trim()
+            except PercolatorError as error:
+                self._log.info("not trimmed to its end", reason=str(error))
+                return
+        self._shared.events.cells_trimmed += cells
+        self._log.info("trimmed to its range", cells=cells)
 
     async def _close(self, tablet: Tablet) -> None:
         try:
@@ -202,6 +227,8 @@ class ServedTablet:
             return
         self._tablet = None
         self._error = error
+        # What the failed batch has notified may be there or not: one more says that it may.
+        self._notifications_written = tablet.statistics().notifications_written + 1
         if isinstance(error, StoreUnusable):
             self._log.error("tablet closed itself, opening it again", error=str(error))
         else:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from percolator.v1 import tabletserver_pb2
 from services.chassis.host import Host
 from services.chassis.rpc import Exposed
+from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.drain import hand_over
 from services.tabletserver.handler import TabletServerHandler
@@ -30,14 +31,23 @@ async def tablet_server(
         store, clock, settings.limits(), host.background, log, tablets_warn=settings.tablets_warn
     )
     limits = settings.request_limits()
-    handler = TabletServerHandler(tablets, disk, clock, log, limits, server_id=host.server_id)
-    host.metrics_registry.register(TabletServerMetrics(tablets, disk, handler.counts))
-    seconds = settings.drain_seconds
-    host.on_drain(
-        lambda: hand_over(
-            host.world.network, settings.masters, host.server_id, log, drain_seconds=seconds
-        )
+    collecting = Collecting(tablets, host.background, log)
+    handler = TabletServerHandler(
+        tablets, collecting, disk, clock, log, limits, server_id=host.server_id
     )
+    host.metrics_registry.register(TabletServerMetrics(tablets, collecting, disk, handler.counts))
+    seconds = settings.drain_seconds
+
+    async def drain() -> None:
+        try:
+            await hand_over(
+                host.world.network, settings.masters, host.server_id, log, drain_seconds=seconds
+            )
+        finally:
+            # They end by nobody else, and the process would wait for them.
+            tablets.watch.close()
+
+    host.on_drain(drain)
     service = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
     try:
         yield [Exposed(service, handler)]

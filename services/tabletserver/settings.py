@@ -66,6 +66,10 @@ class TabletServerSettings(ServiceSettings):
     disk_reserve_bytes: Annotated[int, Field(ge=0, le=1 << 60)] = 128 * _MEBIBYTE
     """Below this much free space writes are refused; reads go on."""
 
+    write_buffers_bytes: Annotated[int, Field(ge=64 << 10, le=64 * _GIBIBYTE)] = 256 * _MEBIBYTE
+    """Memory for what was written last, shared by all tablets: between 1 and 8 MiB for each, but
+    not more than this. A killed server's log, which its successor replays, is at most as long."""
+
     block_caches_bytes: Annotated[int, Field(ge=_MEBIBYTE, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
     """Memory for blocks read from disk, shared by all tablets: between 1 and 48 MiB for each."""
 

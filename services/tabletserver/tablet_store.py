@@ -27,6 +27,7 @@ from services.chassis.files import Files
 from services.tabletserver.disk_threads import DiskThreads
 from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current
 from services.tabletserver.leveldb_storage import (
+    WRITE_BUFFERS_BYTES,
     LevelDBOptions,
     LevelDBStorage,
     fault_of,
@@ -77,6 +78,7 @@ class TabletStore(Protocol):
 class Budget:
     """What the LevelDBs of one process may use together."""
 
+    write_buffers_bytes: int = WRITE_BUFFERS_BYTES
     block_caches_bytes: int = 128 * MEBIBYTE
     descriptors: int = 16_384
     """A quarter of them is left to connections and everything else."""
@@ -87,7 +89,7 @@ class Budget:
         cache = self.block_caches_bytes // share
         files = self.descriptors * 3 // 4 // share
         return LevelDBOptions(
-            write_buffer_bytes=write_buffer_bytes(open_tablets),
+            write_buffer_bytes=write_buffer_bytes(open_tablets, self.write_buffers_bytes),
             block_cache_bytes=max(1 * MEBIBYTE, min(cache, 48 * MEBIBYTE)),
             open_files_max=max(OPEN_FILES_MIN, min(files, 500)),
         )

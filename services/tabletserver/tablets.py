@@ -14,6 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
 from percolator.tablet.limits import TabletLimits
+from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import Clock
@@ -45,8 +46,10 @@ class Tablets:
         self._background = background
         self._log = log
         self._tablets_warn = tablets_warn
+        self.watch = NotificationWatch()
+        """Who is told of notifications in any of the tablets."""
         self._shared = SharedByTablets(
-            store, clock, limits, background, log, lambda: len(self._served)
+            store, clock, limits, background, log, lambda: len(self._served), self.watch
         )
 
     @property

@@ -8,13 +8,13 @@ the next epoch, exactly as a tablet is taken over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from percolator.errors import InvalidArgument, NotReady, StoreFault, StoreUnusable, TabletMoved
+from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
 from percolator.world import Clock
 from services.chassis import epoch_names
 from services.chassis.coordinator import stored_value
@@ -26,10 +26,10 @@ from services.chassis.coordinator.directory_leadership import (
     clone_values,
 )
 from services.chassis.coordinator.directory_sessions import DirectorySession, DirectorySessions
-from services.chassis.coordinator.interface import Leader, check_name
+from services.chassis.coordinator.interface import Leader, check_name, nobody
 from services.chassis.epoch_directory import remove_superseded, take_over
 from services.chassis.epoch_names import EpochName, Stage
-from services.chassis.files import FileLock, Files
+from services.chassis.files import FileLock, Files, fault_of, make_durable_directory
 from services.chassis.lived_time import LivedTime, milliseconds_between
 
 DIRECTORY = "coordinator"
@@ -67,15 +67,24 @@ class DirectoryCoordinator:
         )
         self._open: list[DirectorySession] = []
         self._led: list[DirectoryLeadership] = []
+        self._made: set[str] = set()
+        """Roles whose directories are there: a candidate does not make them at every look."""
 
-    async def campaign(self, role: str, holder: str) -> DirectoryLeadership:
+    async def campaign(
+        self, role: str, holder: str, is_lost: Callable[[Leader], bool] = nobody
+    ) -> DirectoryLeadership:
         check_name("role", role)
         if role == SESSIONS:
             raise InvalidArgument("role", f"{SESSIONS!r} is none")
-        directory = await self._role(role)
         silence = _Silence(self._clock, self._times.grace_seconds)
         while True:
-            leadership = await self._try(directory, role, silence)
+            try:
+                leadership = await self._try(await self._role(role), role, silence, is_lost)
+            except OSError as error:
+                self._made.discard(role)  # it may be gone
+                raise StoreUnusable(
+                    f"cannot lead as {role}: {error}", fault=fault_of(error)
+                ) from error
             if leadership is not None:
                 try:
                     await leadership.begin(holder)
@@ -83,7 +92,7 @@ class DirectoryCoordinator:
                     await leadership.resign()
                     continue
                 except BaseException:
-                    await leadership.resign()
+                    leadership.abandon()
                     raise
                 self._led.append(leadership)
                 _log.info("leading", role=role, epoch=leadership.epoch)
@@ -124,7 +133,13 @@ class DirectoryCoordinator:
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
         await self._role(SESSIONS)
-        return await self._sessions.alive(prefix)
+        try:
+            return await self._sessions.alive(prefix)
+        except FileNotFoundError:
+            # Somebody has taken the store away and made another one.
+            self._made.discard(SESSIONS)
+            await self._role(SESSIONS)
+            return await self._sessions.alive(prefix)
 
     async def close(self) -> None:
         for session in self._open:
@@ -137,7 +152,7 @@ class DirectoryCoordinator:
     # ------------------------------------------------------------------------- candidates
 
     async def _try(
-        self, directory: Path, role: str, silence: _Silence
+        self, directory: Path, role: str, silence: _Silence, is_lost: Callable[[Leader], bool]
     ) -> DirectoryLeadership | None:
         """None while there is a leader that may live, or when somebody else was faster."""
         lock = await self._try_lock(directory)
@@ -146,7 +161,11 @@ class DirectoryCoordinator:
             names = epoch_names.parse_all(await self._files.list(directory))
             live = max((n.epoch for n in names if n.stage is Stage.LIVE), default=0)
             if live and not await self._is_gone(directory, live, lock, silence):
-                return None
+                if is_lost is nobody:
+                    return None
+                leader = await self.leader(role)
+                if leader is None or leader.epoch != live or not is_lost(leader):
+                    return None
             epoch = max((name.epoch for name in names), default=0) + 1
             owned = await take_over(self._files, directory, epoch, clone_values)
             leadership = DirectoryLeadership(
@@ -161,10 +180,6 @@ class DirectoryCoordinator:
             await remove_superseded(self._files, directory, epoch)
         except TabletMoved:
             return None
-        except OSError as error:
-            raise StoreUnusable(
-                f"cannot lead as {role}: {error}", fault=StoreFault.INPUT_OUTPUT
-            ) from error
         finally:
             if leadership is None and lock is not None:
                 lock.release()
@@ -221,12 +236,10 @@ class DirectoryCoordinator:
 
     async def _role(self, role: str) -> Path:
         path = self._directory / role
-        for directory in (self._directory, path):
-            try:
-                await self._files.make_directory(directory)
-            except FileExistsError:
-                continue
-            await self._files.fsync_directory(directory.parent)
+        if role not in self._made:
+            for directory in (self._directory, path):
+                await make_durable_directory(self._files, directory)
+            self._made.add(role)
         return path
 
 

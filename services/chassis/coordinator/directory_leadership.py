@@ -20,12 +20,12 @@ from pathlib import Path
 
 import structlog
 
-from percolator.errors import InvalidArgument, NotReady, StoreFault, StoreUnusable
+from percolator.errors import InvalidArgument, NotReady, StoreUnusable
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
 from services.chassis.epoch_directory import EpochDirectory
-from services.chassis.files import FileLock, Files, replace_durably
+from services.chassis.files import FileLock, Files, fault_of, replace_durably
 
 LOCK = "lock"
 LEADER = "leader"
@@ -120,9 +120,20 @@ class DirectoryLeadership:
             await asyncio.gather(self._beating, return_exceptions=True)
         # A write on its way ends before the next leader may begin at once.
         async with self._writing:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Resigns without waiting for a write on its way, which may hang: whether it is done or
+        not, nobody is told that it was."""
+        self._deposed = True
+        if self._beating is not None:
+            self._beating.cancel()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     async def _put(self, key: str, data: bytes) -> None:
         async with self._writing:
@@ -142,6 +153,8 @@ class DirectoryLeadership:
                 await self._beat(count)
             except OSError as error:
                 if not self.stands():
+                    # Whoever leads now is to have the lock, so that its own death is seen at once.
+                    self._release_lock()
                     return
                 # Others may take over: they cannot tell a full disk from a dead leader.
                 _log.warning(
@@ -178,5 +191,5 @@ class DirectoryLeadership:
     def _unusable(self, key: str, error: OSError) -> StoreUnusable:
         return StoreUnusable(
             f"{self._role}/{key} cannot be read or made durable: {error}",
-            fault=StoreFault.INPUT_OUTPUT,
+            fault=fault_of(error),
         )

@@ -13,7 +13,7 @@ Contract:
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,11 @@ class Leader:
     epoch: int
     holder: str
     """As it named itself: its address."""
+
+
+def nobody(leader: Leader) -> bool:
+    """Is lost, as far as the candidate knows from elsewhere."""
+    return False
 
 
 class Leadership(Protocol):
@@ -70,9 +75,11 @@ class Session(Protocol):
 class Coordinator(Protocol):
     """What all processes of a cluster agree on."""
 
-    async def campaign(self, role: str, holder: str) -> Leadership:
+    async def campaign(
+        self, role: str, holder: str, is_lost: Callable[[Leader], bool] = nobody
+    ) -> Leadership:
         """Returns when this process leads: at once, or after every leader before is gone or has
-        been silent for too long."""
+        been silent for too long, or `is_lost` by what the candidate knows from elsewhere."""
         ...
 
     async def leader(self, role: str) -> Leader | None:

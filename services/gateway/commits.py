@@ -1,0 +1,339 @@
+"""Commits, each running to its end whoever waits for it, and the transactions of late.
+
+A caller may leave in the middle, come back, or send the same commit twice at once: all of them wait
+for one and the same attempt. What is remembered here makes that cheap, and notices a caller that
+sends other writes under the same start timestamp; nothing that was promised rests on it. The
+promise, the same outcome at every gateway, is kept by the cells (`percolator/protocol/repeat.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine
+from copy import copy
+
+import structlog
+
+from percolator.aio.database import Database
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    DeadlineExceeded,
+    InvalidArgument,
+    InvariantViolation,
+    OutcomeUnknown,
+    Overloaded,
+    PercolatorError,
+    Retry,
+    SchemaError,
+    SnapshotTooOld,
+)
+from percolator.protocol import repeat
+from percolator.protocol.same_writes import AnotherWriteSet
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.write_steps import WriteSteps
+from percolator.timestamps import SEQUENCE_BITS
+from services.gateway.requests import Writes
+
+_OVERLOADED_RETRY_SECONDS = 0.1
+
+_log = structlog.get_logger("percolator.gateway")
+
+Fate = int | PercolatorError
+"""The commit timestamp, or why there is none."""
+
+
+class Known:
+    """A transaction that was begun or committed here."""
+
+    __slots__ = ("attempt", "begun_seconds", "digest", "fate", "primary", "touched")
+
+    def __init__(self, begun_seconds: float | None) -> None:
+        self.begun_seconds = begun_seconds
+        """When its start timestamp was handed out here; None when that was elsewhere."""
+        self.touched = begun_seconds is None
+        """Somebody may have been at its cells."""
+        self.digest = b""
+        """Of its writes; empty until they came."""
+        self.primary: CellAddress | None = None
+        self.attempt: asyncio.Task[Fate] | None = None
+        """Committing it, now."""
+        self.fate: Fate | None = None
+        """For good."""
+
+
+class Commits:
+    """All commits of one gateway. Belongs to one event loop."""
+
+    def __init__(
+        self, database: Database, *, commit_seconds: float, commits_max: int, remembered_max: int
+    ) -> None:
+        self._database = database
+        self._engine = database.engine
+        self._around = database.engine.around
+        self._commit_seconds = commit_seconds
+        self._commits_max = commits_max
+        self._remembered_max = remembered_max
+        self._known: OrderedDict[int, Known] = OrderedDict()
+        self._newest = 0
+        """The largest timestamp that was seen."""
+        self._attempts: set[asyncio.Task[Fate]] = set()
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(_OUTCOMES, 0))
+        self.joined = 0
+        """Commits that found the same one in progress, or remembered."""
+        self.looked_up = 0
+        """Commits that asked the cells first whether others had been at them."""
+
+    @property
+    def in_progress(self) -> int:
+        """Commits that are being tried, whether or not somebody waits for them."""
+        return len(self._attempts)
+
+    async def close(self, drain_seconds: float) -> None:
+        """Lets commits end whose callers have gone; leaves the rest to whoever meets the locks."""
+        attempts = set(self._attempts)
+        if attempts:
+            _, late = await asyncio.wait(attempts, timeout=drain_seconds)
+            for attempt in late:
+                attempt.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    # ------------------------------------------------------------------ timestamps
+
+    async def begin(self, deadline: float) -> int:
+        """A start timestamp."""
+        start = await self._fresh(deadline)
+        self._remember(start, Known(self._engine.now()))
+        return start
+
+    async def check_start(self, start: int, deadline: float) -> None:
+        """Refuses a timestamp that no oracle can have handed out."""
+        if not start:
+            raise InvalidArgument("start_timestamp", "is missing: Begin hands one out")
+        if start > self._newest:
+            now = await self._fresh(deadline)
+            if start > now:
+                # What is committed below it later would appear in what was read at it before.
+                raise InvalidArgument(
+                    "start_timestamp", f"{start} lies in the future: the oracle is at {now}"
+                )
+
+    async def _fresh(self, deadline: float) -> int:
+        left = max(deadline - self._engine.now(), 0.001)
+        fresh = await self._around.timestamps.get(timeout_seconds=left)
+        self._newest = max(self._newest, fresh)
+        return fresh
+
+    # ------------------------------------------------------------------ commit
+
+    async def commit(self, start: int, writes: Writes, deadline: float) -> int:
+        """The commit timestamp. Raises `OutcomeUnknown` when that is not known by the deadline."""
+        known = self._known.get(start) or self._remember(start, Known(None))
+        digest = writes.digest()
+        if known.digest and known.digest != digest:
+            raise InvalidArgument(
+                "writes", f"another write set was sent under the start timestamp {start}"
+            )
+        if known.fate is not None or known.attempt is not None:
+            self.joined += 1
+        if known.fate is not None:
+            return _told(known.fate)
+        attempt = known.attempt or self._begin_attempt(start, known, writes, digest)
+        return await self._told_by(attempt, start, known, deadline)
+
+    def _begin_attempt(
+        self, start: int, known: Known, writes: Writes, digest: bytes
+    ) -> asyncio.Task[Fate]:
+        if self.in_progress >= self._commits_max:
+            raise Overloaded(
+                f"{self._commits_max} commits are in progress, the limit of this gateway",
+                retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
+            )
+        begun_seconds = None if known.touched else known.begun_seconds
+        known.digest, known.primary, known.touched = digest, writes.primary, True
+        work = self._attempt(start, begun_seconds, writes)
+        attempt = self._engine.loop.create_task(self._run(start, known, work))
+        known.attempt = attempt
+        self._attempts.add(attempt)
+        attempt.add_done_callback(self._ended)
+        return attempt
+
+    def _ended(self, attempt: asyncio.Task[Fate]) -> None:
+        self._attempts.discard(attempt)
+        if not attempt.cancelled() and (bug := attempt.exception()) is not None:
+            # Perhaps nobody waits for it any more.
+            _log.error("a commit failed unexpectedly", exc_info=bug)
+
+    async def _told_by(
+        self, attempt: asyncio.Task[Fate], start: int, known: Known, deadline: float
+    ) -> int:
+        """Waits for the attempt, which goes on when its caller leaves."""
+        await asyncio.wait((attempt,), timeout=max(deadline - self._engine.now(), 0.0))
+        if not attempt.done() or attempt.cancelled():
+            raise OutcomeUnknown(
+                f"the commit of the transaction begun at {start} is still in progress",
+                start_timestamp=start,
+                primary=known.primary,
+            )
+        return _told(attempt.result())
+
+    async def _run(self, start: int, known: Known, work: Coroutine[None, None, Fate]) -> Fate:
+        try:
+            fate = await work
+        except PercolatorError as problem:
+            fate = problem
+        finally:
+            known.attempt = None
+        if isinstance(fate, AnotherWriteSet):
+            fate = InvalidArgument("writes", fate.message)
+        self.outcomes[_name_of(fate)] += 1
+        if isinstance(fate, int | ConflictError):
+            known.fate = fate
+        elif not isinstance(fate, OutcomeUnknown):
+            known.digest = b""  # it says nothing about what the transaction writes
+            _log.info("a commit was not decided", start_timestamp=start, reason=str(fate))
+        return fate
+
+    async def _attempt(self, start: int, begun_seconds: float | None, writes: Writes) -> Fate:
+        """To the end, or until time is over."""
+        deadline = self._engine.now() + self._commit_seconds
+        if begun_seconds is None:
+            fate, begun_seconds = await self._look_up(start, writes, deadline)
+            if fate is not None:
+                return fate
+        transaction = self._database.new_transaction(self._commit_seconds)
+        transaction.resume(start, begun_seconds)
+        transaction.writes.cells.update(writes.cells.cells)
+        for cell in writes.notified:
+            transaction.notify_cell(cell)
+        try:
+            commit = await transaction.commit()
+        except OutcomeUnknown:
+            raise
+        except PercolatorError as problem:
+            return await self._after_failure(start, writes, problem, deadline)
+        if commit is None:
+            raise InvariantViolation("a commit of something told no timestamp")
+        return commit
+
+    async def _look_up(
+        self, start: int, writes: Writes, deadline: float
+    ) -> tuple[Fate | None, float]:
+        """What others have made of it before; and when it began, on this machine's clock."""
+        now = await self._fresh(deadline)
+        age_seconds = ((now >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)) / 1000
+        begun_seconds = self._engine.now() - age_seconds
+        if not writes.cells.cells:
+            return None, begun_seconds
+        self.looked_up += 1
+        steps = self._steps(start, writes)
+        outcome = await repeat.former_outcome(self._around, steps, deadline)
+        if outcome == ROLLED_BACK:
+            return _rolled_back(start, steps.primary), begun_seconds
+        return outcome, begun_seconds
+
+    def _steps(self, start: int, writes: Writes) -> WriteSteps:
+        inline_bytes_max = self._engine.limits.value_inline_bytes_max
+        return WriteSteps(start, writes.cells.cells, b"", inline_bytes_max)
+
+    async def _after_failure(
+        self, start: int, writes: Writes, problem: PercolatorError, deadline: float
+    ) -> Fate:
+        """Only a durable marker, or one that says as much, makes it aborted."""
+        primary = writes.primary
+        if isinstance(problem, AnotherWriteSet):
+            steps = self._steps(start, writes)
+            self._around.background.start(repeat.abandon(self._around, steps, deadline))
+            return problem
+        if primary is None or isinstance(problem, SnapshotTooOld):
+            # Nothing to decide; or nothing can be concluded any more.
+            return problem
+        if self._around.verdicts.get(start) != ROLLED_BACK and not _lost(problem, primary):
+            try:
+                commit = await repeat.resolve(self._around, start, primary, "writes", deadline)
+            except PercolatorError as trouble:
+                return OutcomeUnknown(
+                    f"{problem.message}; and whether it is rolled back could not be learned: "
+                    f"{trouble.message}",
+                    start_timestamp=start,
+                    primary=primary,
+                )
+            if commit != ROLLED_BACK:
+                return commit
+        if isinstance(problem, ConflictError):
+            return problem
+        return ConflictError(
+            f"rolled back: {problem}", start_timestamp=start, cell=primary, where=problem.where
+        )
+
+    # ------------------------------------------------------------------ questions
+
+    async def resolve(self, start: int, primary: CellAddress, field: str, deadline: float) -> int:
+        """The commit timestamp, or ROLLED_BACK."""
+        known = self._known.get(start)
+        if known is not None and known.primary == primary:
+            if known.attempt is not None:
+                await asyncio.wait(
+                    (known.attempt,), timeout=max(deadline - self._engine.now(), 0.0)
+                )
+            if isinstance(known.fate, int):
+                return known.fate
+            if known.fate is not None:
+                return ROLLED_BACK
+        try:
+            return await repeat.resolve(self._around, start, primary, field, deadline)
+        except (InvalidArgument, SchemaError, SnapshotTooOld):
+            raise  # that will never be answered otherwise
+        except PercolatorError as problem:
+            raise OutcomeUnknown(
+                f"what became of the transaction begun at {start} could not be learned: {problem}",
+                start_timestamp=start,
+                primary=primary,
+            ) from problem
+
+    # ------------------------------------------------------------------ memory
+
+    def _remember(self, start: int, known: Known) -> Known:
+        self._known[start] = known
+        while len(self._known) > self._remembered_max:
+            oldest, one = self._known.popitem(last=False)
+            if one.attempt is not None:
+                self._known[oldest] = one  # in progress: there are few of these
+                break
+        return known
+
+
+def _told(fate: Fate) -> int:
+    if isinstance(fate, int):
+        return fate
+    problem = copy(fate)  # others may be told the same
+    if isinstance(problem, ConflictError):
+        # In the library this means: run it again. Here it is the call that would be repeated.
+        problem.retry = Retry.USELESS
+    raise problem
+
+
+_OUTCOMES = ("committed", "aborted", "unknown", "refused")
+
+
+def _name_of(fate: Fate) -> str:
+    if isinstance(fate, int):
+        return "committed"
+    if isinstance(fate, ConflictError):
+        return "aborted"
+    return "unknown" if isinstance(fate, OutcomeUnknown | DeadlineExceeded) else "refused"
+
+
+def _lost(problem: PercolatorError, primary: CellAddress) -> bool:
+    """Somebody has committed the primary above the start: as final as a marker."""
+    if not isinstance(problem, ConflictError):
+        return False
+    return problem.cell == primary and problem.other_commit_timestamp > 0
+
+
+def _rolled_back(start: int, primary: CellAddress) -> ConflictError:
+    return ConflictError(
+        f"the transaction begun at {start} is rolled back", cell=primary, start_timestamp=start
+    )

@@ -1,0 +1,225 @@
+"""One call, passed on unread with everything that makes it what it is.
+
+There go its metadata, its deadline and its bytes; back come the answer's bytes, or the status with
+its trailers. A message is read when the one before it was taken, so who reads slowly is sent to
+slowly. When the caller goes away, the call that was made for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from percolator.errors import NotReady, PercolatorError
+from percolator.v1.cluster_pb2 import Server
+from percolator.wire.channels import SERVER_METADATA
+from percolator.wire.status import from_rpc_error, status_code
+from services.chassis.access import Check
+from services.chassis.rpc import Gate
+from services.chassis.trailers import failure
+
+_OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
+"""Metadata that each connection has of its own."""
+
+_DRAINING_RETRY_SECONDS = 0.5
+
+Context = Any
+"""`grpc.aio.ServicerContext`: grpc has no types."""
+
+
+class Figures(Protocol):
+    """What is counted."""
+
+    in_flight: int
+    request_bytes: int
+    answer_bytes: int
+
+    def finish(self, method: str, code: str) -> None: ...
+
+
+class Routes(Protocol):
+    """Whom calls go to."""
+
+    @property
+    def calls(self) -> Figures: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def endless(self) -> set[grpc.aio.Call]: ...
+
+    async def targets(self, names: Sequence[object]) -> list[Server]: ...
+
+    def answered(self, server: Server, problem: PercolatorError | None) -> None: ...
+
+    def channel(self, server: Server) -> grpc.aio.Channel: ...
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None: ...
+
+    @staticmethod
+    def is_endless(path: str) -> bool: ...
+
+
+class PassedOn:
+    """One call; its coroutines are what grpc.aio calls."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        path: str,
+        counted_as: str,
+        names: Sequence[object],
+        gate: Gate,
+        check: Check | None,
+    ) -> None:
+        self._routes = routes
+        self._path = path
+        self._counted_as = counted_as
+        self._names = names
+        self._gate = gate
+        self._check = check
+        self._code = "CANCELLED"
+        self._admitted = False
+
+    async def unary(self, raw: bytes, context: Context) -> bytes:
+        calls = self._routes.calls
+        with self._counted():
+            try:
+                targets = await self._enter(context)
+            except PercolatorError as problem:
+                await self._fail(problem, context)
+            calls.request_bytes += len(raw)
+            answer, trailers = await self._ask(targets, raw, context)
+            if trailers:
+                context.set_trailing_metadata(tuple(trailers))
+            calls.answer_bytes += len(answer)
+            self._code = "OK"
+            return answer
+
+    async def _ask(
+        self, targets: list[Server], raw: bytes, context: Context
+    ) -> tuple[bytes, grpc.aio.Metadata]:
+        while True:
+            server = targets.pop(0)
+            call = self._routes.channel(server).unary_unary(self._path)(
+                raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+            try:
+                answer: bytes = await call
+            except grpc.aio.AioRpcError as error:
+                meaning = from_rpc_error(error, server.address)
+                self._routes.answered(server, meaning)
+                # A standby has done nothing: another master is asked.
+                if not targets or not isinstance(meaning, NotReady):
+                    await self._fail_alike(error, context)
+            else:
+                self._routes.answered(server, None)
+                return answer, await call.trailing_metadata()
+
+    async def stream(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
+        self._routes.calls.request_bytes += len(raw)
+
+        def begin(server: Server) -> grpc.aio.Call:
+            return self._routes.channel(server).unary_stream(self._path)(
+                raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+
+        async for message in self._answers(begin, context):
+            yield message
+
+    async def any_stream(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Both ways; unknown calls, too, since one message is a stream as well."""
+
+        def begin(server: Server) -> grpc.aio.Call:
+            return self._routes.channel(server).stream_stream(self._path)(
+                requests, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+
+        async for message in self._answers(begin, context):
+            yield message
+
+    async def _answers(
+        self, begin: Callable[[Server], grpc.aio.Call], context: Context
+    ) -> AsyncIterator[bytes]:
+        routes = self._routes
+        with self._counted():
+            try:
+                server = (await self._enter(context))[0]
+                call = begin(server)
+            except PercolatorError as problem:
+                await self._fail(problem, context)
+            is_endless = routes.is_endless(self._path)
+            if is_endless:
+                routes.endless.add(call)
+            try:
+                async for message in call:
+                    routes.calls.answer_bytes += len(message)
+                    yield message
+                trailers = await call.trailing_metadata()
+                if trailers:
+                    context.set_trailing_metadata(tuple(trailers))
+                self._code = "OK"
+            except grpc.aio.AioRpcError as error:
+                await self._fail_alike(error, context)
+            except asyncio.CancelledError:
+                if not (routes.draining and is_endless):
+                    raise
+                await self._fail(_draining(), context)
+            finally:
+                routes.endless.discard(call)
+                call.cancel()  # of no effect once it has ended
+
+    async def _enter(self, context: Context) -> list[Server]:
+        self._gate.enter()
+        self._admitted = True
+        if self._check is not None:
+            self._check(context)
+        if self._routes.draining and self._routes.is_endless(self._path):
+            raise _draining()
+        return await self._routes.targets(self._names)
+
+    async def _fail(self, problem: PercolatorError, context: Context) -> NoReturn:
+        """Ends the call by raising gRPC's own exception."""
+        self._code = status_code(problem).name
+        await context.abort(*failure(problem))
+        raise problem
+
+    async def _fail_alike(self, error: grpc.aio.AioRpcError, context: Context) -> NoReturn:
+        """As the server has failed, with its trailers."""
+        self._routes.failed(error)
+        self._code = error.code().name
+        trailers = tuple(error.trailing_metadata() or ())
+        await context.abort(error.code(), error.details() or "", trailers)
+        raise error
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        calls = self._routes.calls
+        calls.in_flight += 1
+        try:
+            yield
+        finally:
+            if self._admitted:
+                self._gate.leave()
+            calls.finish(self._counted_as, self._code)
+
+
+def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes], ...]:
+    """The server is told that it is not the gateway who asks."""
+    kept = [
+        (key, value)
+        for key, value in context.invocation_metadata() or ()
+        if key not in _OF_THE_CONNECTION and not key.startswith(("grpc-", ":"))
+    ]
+    return (*kept, (SERVER_METADATA, server.server_id))
+
+
+def _draining() -> NotReady:
+    return NotReady("the gateway is shutting down", retry_after_seconds=_DRAINING_RETRY_SECONDS)

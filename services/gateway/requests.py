@@ -1,0 +1,181 @@
+"""What callers send, checked: every mistake names its field, and nothing was written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from percolator.aio.engine import Engine
+from percolator.errors import CellAddress, InvalidArgument, TransactionTooLarge
+from percolator.limits import Limits
+from percolator.protocol.write_set import WriteSet
+from percolator.v1 import gateway_pb2 as wire
+from percolator.wire.questions import RangeQuestion
+
+_LENGTH_BYTES = 8
+
+
+class Writes:
+    """What one transaction writes, and whom it notifies."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.cells = WriteSet(limits)
+        self.notified: set[CellAddress] = set()
+
+    @property
+    def primary(self) -> CellAddress | None:
+        """The cell that decides; None when there is nothing to decide."""
+        return min(self.cells.cells, default=None)
+
+    def digest(self) -> bytes:
+        """The same for the same writes, whatever their order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for (table_id, row, column), (kind, value) in sorted(self.cells.cells.items()):
+            _update(digest, (b"%d %d" % (table_id, kind), row, column, value))
+        for table_id, row, column in sorted(self.notified):
+            _update(digest, (b"%d notify" % table_id, row, column))
+        return digest.digest()
+
+
+def _update(digest: hashlib.blake2b, parts: Iterable[bytes]) -> None:
+    for part in parts:
+        digest.update(len(part).to_bytes(_LENGTH_BYTES, "big"))
+        digest.update(part)
+
+
+class Requests:
+    """Checks requests against the limits, and tables' names against the cluster's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._limits = engine.limits
+
+    async def writes(self, request: wire.CommitRequest, deadline: float) -> Writes:
+        """The write set of a commit."""
+        found = Writes(self._limits)
+        places: dict[CellAddress, int] = {}
+        for place, write in enumerate(request.writes):
+            field = f"writes[{place}]"
+            if len(write.value) > self._limits.value_bytes_max:
+                raise _too_long(f"{field}.value", write.value, self._limits.value_bytes_max)
+            cell = await self._cell(field, write, deadline)
+            first = places.setdefault(cell, place)
+            if first != place:
+                raise InvalidArgument(field, f"is the cell of writes[{first}] again")
+            await self._add(found, field, write, cell, deadline)
+            if write.value and write.kind != wire.CellWrite.KIND_PUT:
+                raise InvalidArgument(f"{field}.value", "is of a put only")
+        return found
+
+    async def _add(
+        self, found: Writes, field: str, write: wire.CellWrite, cell: CellAddress, deadline: float
+    ) -> None:
+        try:
+            match write.kind:
+                case wire.CellWrite.KIND_PUT:
+                    found.cells.put(cell, write.value)
+                case wire.CellWrite.KIND_DELETE:
+                    found.cells.delete(cell)
+                case wire.CellWrite.KIND_LOCK:
+                    found.cells.lock(cell)
+                case wire.CellWrite.KIND_NOTIFY:
+                    await self._require_weak_observer(field, cell, deadline)
+                    found.notified.add(cell)
+                case _:
+                    raise InvalidArgument(f"{field}.kind", f"{write.kind} is no kind of write")
+        except TransactionTooLarge as error:
+            raise InvalidArgument(field, error.message) from None
+        if len(found.notified) > self._limits.transaction_cells_max:
+            raise InvalidArgument(
+                field, f"at most {self._limits.transaction_cells_max} notifications"
+            )
+
+    async def _require_weak_observer(self, field: str, cell: CellAddress, deadline: float) -> None:
+        schemas = self._engine.around.schemas
+        known = schemas.get(cell.table_id)
+        if known is None or cell.column not in known.weak_observers:
+            known = await schemas.refresh(cell.table_id, deadline)
+        if cell.column not in known.weak_observers:
+            raise InvalidArgument(field, f"column {cell.column!r} has no weak observer")
+
+    async def primary(self, request: wire.ResolveRequest, deadline: float) -> CellAddress:
+        """The cell that decides, of those that a question about an outcome names."""
+        if request.HasField("primary") == bool(request.cells):
+            raise InvalidArgument("primary", "give the primary, or the cells that are written")
+        if request.HasField("primary"):
+            told = request.primary
+            address = CellAddress(told.table_id, told.row, told.column)
+            self._check_names("primary", address.row, address.column)
+            return address
+        if len(request.cells) > self._limits.transaction_cells_max:
+            raise InvalidArgument("cells", f"at most {self._limits.transaction_cells_max}")
+        return min(
+            [
+                await self._cell(f"cells[{place}]", cell, deadline)
+                for place, cell in enumerate(request.cells)
+            ]
+        )
+
+    async def _cell(
+        self, field: str, named: wire.CellWrite | wire.CellName, deadline: float
+    ) -> CellAddress:
+        self._check_names(field, named.row, named.column)
+        table_id = await self.table_id(f"{field}.table", named.table, deadline)
+        return CellAddress(table_id, named.row, named.column)
+
+    async def table_id(self, field: str, name: str, deadline: float) -> int:
+        """Raises `SchemaError` when there is no such table."""
+        if not name:
+            raise InvalidArgument(field, "is missing")
+        return (await self._engine.catalog.table(name, deadline)).table_id
+
+    def check_row_query(self, field: str, query: wire.RowQuery) -> None:
+        self._check_row(f"{field}.row", query.row)
+        self._check_columns(f"{field}.columns", query.columns)
+
+    async def range_question(
+        self, request: wire.ScanTableRequest, deadline: float
+    ) -> RangeQuestion | None:
+        """None for a range that holds nothing."""
+        start, end = request.range.start, request.range.end
+        self._check_row("range.start", start)
+        self._check_row("range.end", end)
+        self._check_columns("columns", request.columns)
+        table_id = await self.table_id("table", request.table, deadline)
+        if end and start >= end:
+            return None
+        return RangeQuestion(
+            table_id,
+            start,
+            end,
+            tuple(request.columns) or None,
+            request.start_timestamp,
+            request.reverse,
+            request.row_limit,
+        )
+
+    def _check_columns(self, field: str, columns: Sequence[bytes]) -> None:
+        for place, column in enumerate(columns):
+            self._check_column(f"{field}[{place}]", column)
+        if len(set(columns)) != len(columns):
+            raise InvalidArgument(field, "names a column twice")
+
+    def _check_names(self, field: str, row: bytes, column: bytes) -> None:
+        self._check_row(f"{field}.row", row)
+        self._check_column(f"{field}.column", column)
+
+    def _check_row(self, field: str, row: bytes) -> None:
+        if len(row) > self._limits.row_bytes_max:
+            raise _too_long(field, row, self._limits.row_bytes_max)
+
+    def _check_column(self, field: str, column: bytes) -> None:
+        if not column:
+            raise InvalidArgument(field, "is empty")
+        if len(column) > self._limits.column_bytes_max:
+            raise _too_long(field, column, self._limits.column_bytes_max)
+        if column[0] == 0:
+            raise InvalidArgument(field, "begins with 00, which is reserved")
+
+
+def _too_long(field: str, value: bytes, bytes_max: int) -> InvalidArgument:
+    return InvalidArgument(field, f"has {len(value)} bytes, at most {bytes_max}")

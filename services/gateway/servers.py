@@ -1,0 +1,111 @@
+"""Who belongs to the cluster, as a master described it last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from percolator.errors import PercolatorError, UnknownServer, WrongCluster
+from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, DescribeResponse, Server
+from percolator.wire.cluster import addresses_of, describe
+from percolator.world import World
+
+_REFRESH_SECONDS = 1.0
+_DESCRIBE_SECONDS = 2.0
+_LOOK_UP_SECONDS_MIN = 0.2
+"""Calls for servers that do not exist must not become as many questions to the master."""
+
+_FORGET_SECONDS = 30.0
+"""A master that has just started lists nobody until all have registered again; who is served by the
+others must not notice."""
+
+_log = structlog.get_logger("percolator.gateway")
+
+
+class Servers:
+    """Asks again every second, and when somebody is called who is not known."""
+
+    def __init__(self, world: World, masters: Sequence[str], cluster_id: str) -> None:
+        self._world = world
+        self._given = list(masters)
+        self._cluster_id = cluster_id
+        self._described: DescribeResponse | None = None
+        self._by_name: dict[str, tuple[Server, float]] = {}
+        """By id and by address: as last listed, and when."""
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_seconds = float("-inf")
+        self._trouble = ""
+
+    @property
+    def described(self) -> DescribeResponse | None:
+        """The last description; None before the first."""
+        return self._described
+
+    @property
+    def masters(self) -> list[Server]:
+        if self._described is None:
+            return []
+        return [one for one in self._described.servers if one.kind == SERVICE_KIND_MASTER]
+
+    def known(self, name: str) -> Server | None:
+        """By server id, or by advertised address."""
+        known = self._by_name.get(name)
+        return None if known is None else known[0]
+
+    async def find(self, name: str) -> Server:
+        """Asks a master before it denies that there is such a server."""
+        known = self.known(name)
+        if known is None:
+            silence = self._world.clock.monotonic_seconds() - self._asked_seconds
+            if self._asking is not None or silence >= _LOOK_UP_SECONDS_MIN:
+                await self.refresh()
+            known = self.known(name)
+        if known is None:
+            raise UnknownServer(f"no server {name!r} is in this cluster", server=name)
+        return known
+
+    async def refresh(self) -> None:
+        """Whoever asks at the same time shares the answer. What is known stays when none comes."""
+        if self._asking is None:
+            self._asked_seconds = self._world.clock.monotonic_seconds()
+            self._asking = asyncio.ensure_future(self._ask())
+            self._asking.add_done_callback(self._answered)
+        await asyncio.shield(self._asking)
+
+    def _answered(self, asking: asyncio.Task[None]) -> None:
+        self._asking = None
+
+    async def follow(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._world.clock.sleep(_REFRESH_SECONDS)
+            await self.refresh()
+
+    async def _ask(self) -> None:
+        addresses = list(self._given)
+        if self._described is not None:
+            listed = addresses_of(self._described, SERVICE_KIND_MASTER)
+            addresses += [address for address in listed if address not in addresses]
+        try:
+            found = await describe(self._world.network, addresses, _DESCRIBE_SECONDS)
+            if self._cluster_id and found.cluster_id != self._cluster_id:
+                raise WrongCluster(
+                    "a master describes another cluster",
+                    expected=self._cluster_id,
+                    found=found.cluster_id,
+                )
+        except PercolatorError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("the cluster is not described", reason=self._trouble)
+            return
+        self._trouble = ""
+        self._described = found
+        now = self._world.clock.monotonic_seconds()
+        for one in found.servers:
+            self._by_name[one.address] = self._by_name[one.server_id] = (one, now)
+        for name, (_, last_listed) in list(self._by_name.items()):
+            if now - last_listed > _FORGET_SECONDS:
+                del self._by_name[name]

@@ -1,0 +1,69 @@
+"""A gateway without its process: what a simulation runs too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from percolator.aio.connecting import connect_to
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.v1 import cluster_pb2, gateway_pb2
+from percolator.wire.channels import GrpcNetwork
+from services.chassis.host import Host
+from services.chassis.rpc import Exposed
+from services.gateway.cluster_handler import ClusterHandler
+from services.gateway.commits import Commits
+from services.gateway.forwarding import Forwarding
+from services.gateway.handler import GatewayHandler
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.servers import Servers
+from services.gateway.settings import GatewaySettings
+
+_CONNECT_SECONDS = 600.0
+"""Services start in any order, and the chassis ends a start that is waited for no longer."""
+
+_DRAIN_SECONDS = 2.0
+"""For commits whose callers have gone, and for other cells: anybody can finish these."""
+
+
+@asynccontextmanager
+async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exposed]]:
+    """A gateway of the cluster that its masters lead."""
+    settings, world = host.settings, host.world
+    host.log.info("waiting until the cluster has an oracle")
+    # All gateways have to store values in the same way, or two that commit one transaction would
+    # each rely on the other: the limits of values are no settings.
+    database = await connect_to(
+        world,
+        settings.masters,
+        Limits(),
+        RetryPolicy(),
+        description=f"gateway {host.announced.address}",
+        timeout_seconds=_CONNECT_SECONDS,
+    )
+    commits = Commits(
+        database,
+        commit_seconds=settings.commit_seconds,
+        commits_max=settings.commits_max,
+        remembered_max=settings.transactions_remembered_max,
+    )
+    servers = Servers(world, settings.masters, host.cluster_id)
+    await servers.refresh()
+    following = host.background("follow the cluster", servers.follow())
+    if isinstance(world.network, GrpcNetwork):  # a simulated one passes nothing on
+        forwarding = Forwarding(world.network, servers, host.announced)
+        host.relay = forwarding
+        host.on_drain(forwarding.end_watches)
+        host.metrics_registry.register(GatewayMetrics(commits, forwarding.calls))
+    handler = GatewayHandler(database.engine, commits, answer_bytes_max=settings.answer_bytes_max)
+    cluster = ClusterHandler(servers, host.announced.version)
+    try:
+        yield [
+            Exposed(gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"], handler),
+            Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], cluster),
+        ]
+    finally:
+        following.cancel()
+        await commits.close(_DRAIN_SECONDS)
+        await database.close(drain_seconds=_DRAIN_SECONDS)

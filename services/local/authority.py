@@ -1,0 +1,147 @@
+"""`make certs`: an authority for development, and all that it signs.
+
+    DIR/authority/key.pem      signs; nothing that runs needs it, so it is never mounted anywhere
+    DIR/cluster/               for servers: ca.pem, certificate.pem, key.pem, tokens.toml
+    DIR/client/                for programs: ca.pem, certificate.pem, key.pem, and a token of each
+                               role: client.token, admin.token
+    DIR/client.env             for shells: `. DIR/client.env`, and programs find all that
+
+Certificates hold for a year. Running it again makes everything anew: what was signed before is
+refused from then on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
+from percolator.wire.roles import Role
+from percolator.wire.tls import CLUSTER_NAME, Tls
+from percolator.wire.tokens import new_token, token_entry
+
+CLIENT_NAME = "percolator.client"
+_DAYS = 365
+_SECRET = 0o600
+_PUBLIC = 0o644
+_CLOCKS_APART = datetime.timedelta(minutes=5)
+
+
+def files_in(directory: Path) -> Tls:
+    """The certificate files in one of the directories made here."""
+    return Tls(*(str(directory / name) for name in ("ca.pem", "certificate.pem", "key.pem")))
+
+
+class Authority:
+    """Signs certificates with a key of its own."""
+
+    def __init__(self, name: str = "percolator development authority") -> None:
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self.certificate = (
+            _builder(self._name, self._name, self.key.public_key(), _DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            # By its key: while one authority takes the place of another, both have this name.
+            .add_extension(self._identifier(), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+
+    def _identifier(self) -> x509.SubjectKeyIdentifier:
+        return x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
+
+    def issue(self, directory: Path, name: str, *, days: float = _DAYS) -> Tls:
+        """Writes a certificate under this name, its key, and the authority's certificate."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if name == CLUSTER_NAME:
+            uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        certificate = (
+            _builder(subject, self._name, key.public_key(), days)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._identifier()),
+                critical=False,
+            )
+            .sign(self.key, hashes.SHA256())
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        files = files_in(directory)
+        _write(Path(files.ca), _pem(self.certificate), _PUBLIC)
+        _write(Path(files.certificate), _pem(certificate), _PUBLIC)
+        _write(Path(files.key), _key_pem(key), _SECRET)
+        return files
+
+
+def make_all(directory: Path) -> None:
+    """Everything that a cluster and its clients need."""
+    authority = Authority()
+    authority.issue(directory / "cluster", CLUSTER_NAME)
+    authority.issue(directory / "client", CLIENT_NAME)
+    (directory / "authority").mkdir(exist_ok=True)
+    _write(directory / "authority" / "key.pem", _key_pem(authority.key), _SECRET)
+    entries = []
+    for role in (Role.CLIENT, Role.ADMIN):
+        name, token = role.name.lower(), new_token()
+        _write(directory / "client" / f"{name}.token", f"{token}\n".encode(), _SECRET)
+        entries.append(token_entry(name, role, token))
+    _write(directory / "cluster" / "tokens.toml", "\n".join(entries).encode(), _SECRET)
+    _write(
+        directory / "client.env", _environment(directory.absolute() / "client").encode(), _PUBLIC
+    )
+
+
+def _environment(client: Path) -> str:
+    """As an operator; a program is given the other token."""
+    files = files_in(client)
+    values = {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
+    values[TOKEN_VARIABLE] = str(client / "admin.token")
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Otherwise a machine whose clock is a little behind would refuse it.
+        .not_valid_before(now - max(_CLOCKS_APART, datetime.timedelta(days=-2 * days)))
+        .not_valid_after(now + datetime.timedelta(days=days))
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """With its mode from the first moment on; in place of whatever was there."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+
+
+if __name__ == "__main__":
+    make_all(Path(sys.argv[1]))

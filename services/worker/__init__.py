@@ -1,0 +1,1 @@
+"""Runs observers, as a service: with health, metrics, and an orderly end."""

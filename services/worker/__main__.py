@@ -1,0 +1,26 @@
+"""python -m services.worker --observers module:name: runs observers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from percolator.v1.cluster_pb2 import ServiceKind
+from services.chassis.host import Host
+from services.chassis.lifecycle import run
+from services.chassis.rpc import Exposed
+from services.chassis.settings import load
+from services.worker.service import worker_service
+from services.worker.settings import WorkerSettings
+
+
+@asynccontextmanager
+async def build(host: Host[WorkerSettings]) -> AsyncIterator[list[Exposed]]:
+    """A worker, whose state is all in the store."""
+    async with worker_service(host) as exposed:
+        yield exposed
+
+
+if __name__ == "__main__":
+    sys.exit(run(load(WorkerSettings), ServiceKind.SERVICE_KIND_WORKER, build))

@@ -1,0 +1,64 @@
+"""What a worker tells Prometheus: read from its plain counters when asked, nothing on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from percolator.observers.counters import LATENCY_BOUNDS_SECONDS
+from percolator.observers.worker import Worker
+
+_PREFIX = "percolator_observer_"
+_LABELS = ["table", "observer"]
+_COUNTERS = {
+    "runs": "Times that its function was called.",
+    "commits": "Runs that committed.",
+    "conflicts": "Runs that lost against another transaction, and are repeated.",
+    "postponed": "Attempts that the cluster did not answer in time, and that are repeated.",
+    "failures": "Runs that raised, wrote too much, or took too long.",
+    "abandoned": "Of the failures, the runs that took too long.",
+    "dead_letters": "Changes that were put aside.",
+    "acknowledged": "Notifications that were answered already.",
+}
+_BOUNDS = [*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"]
+
+
+class WorkerMetrics(Collector):
+    """Collects `percolator_observer_*`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterator[Metric]:
+        of_all = self._worker.counters
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
+            for labels, counters in of_all.items():
+                counter.add_metric(labels, getattr(counters, name))
+            yield counter
+        hung = GaugeMetricFamily(
+            _PREFIX + "hung_threads", "Threads that a run has not given back.", labels=_LABELS
+        )
+        backlog = GaugeMetricFamily(
+            _PREFIX + "backlog", "Changes that this worker knows of, unanswered.", labels=_LABELS
+        )
+        latency = HistogramMetricFamily(
+            _PREFIX + "latency_seconds",
+            "From the commit of a change to the commit of the run that answers it.",
+            labels=_LABELS,
+        )
+        for labels, count in self._worker.backlog.items():
+            backlog.add_metric(labels, count)
+        for labels, counters in of_all.items():
+            hung.add_metric(labels, counters.hung)
+            buckets = list(zip(_BOUNDS, accumulate(counters.latencies), strict=True))
+            latency.add_metric(labels, buckets, sum_value=counters.latency_seconds)
+        yield from (hung, backlog, latency)

@@ -1,0 +1,74 @@
+"""A worker without its process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from percolator.aio.connecting import connect_to
+from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError
+from percolator.limits import Limits
+from percolator.observers.loading import load
+from percolator.observers.worker import Worker
+from percolator.retries import RetryPolicy
+from services.chassis.host import Host
+from services.chassis.rpc import Exposed
+from services.worker.metrics import WorkerMetrics
+from services.worker.settings import WorkerSettings
+
+_CONNECT_SECONDS = 600.0
+"""Services start in any order, and the chassis ends a start that is waited for no longer."""
+_AGAIN_SECONDS = 0.25
+_DRAIN_SHARE = 0.5
+"""Of the time that the process has to end."""
+
+
+@asynccontextmanager
+async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Exposed]]:
+    """Answers no calls but those of the chassis. Runs what its settings name."""
+    settings = host.settings
+    observers = [one for reference in settings.observers for one in load(reference)]
+    database = await connect_to(
+        host.world,
+        settings.masters,
+        Limits(),
+        RetryPolicy(),
+        description=f"worker {host.announced.address}",
+        timeout_seconds=_CONNECT_SECONDS,
+    )
+    drain_seconds = settings.drain_seconds * _DRAIN_SHARE
+    try:
+        worker = database.run_observers(
+            observers, limits=settings.limits(), drain_seconds=drain_seconds
+        )
+        await _start(worker, host)
+
+        async def drain() -> None:
+            if not await worker.stop():
+                host.log.warning("some runs were given up; they are run again")
+
+        host.on_drain(drain)
+        host.metrics_registry.register(WorkerMetrics(worker))
+        # Without any part of it, work would be found late, or never: the process ends instead.
+        host.background("observers", worker.wait())
+        for observer in observers:
+            host.log.info("runs an observer", observer=observer.name, table=observer.table.name)
+        yield []
+        await worker.stop()
+    finally:
+        await database.close()
+
+
+async def _start(worker: Worker, host: Host[WorkerSettings]) -> None:
+    """Waits for what passes by itself: tables that are not there yet, masters that are gone."""
+    said = ""
+    while True:
+        try:
+            await worker.start()
+        except (SchemaError, NotExecuted, ExecutionUnknown) as error:
+            if str(error) != said:
+                said = str(error)
+                host.log.info("waiting", reason=said)
+            await host.world.clock.sleep(_AGAIN_SECONDS)
+        else:
+            return
