@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +18,34 @@ from percolator.testing.virtual_time import run_virtually
 settings.register_profile("deterministic", deadline=None, derandomize=True)
 settings.load_profile("deterministic")
 
+# In the background of a shell, or under nohup, these are ignored, and so by all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 REAL_TIME_MARKS = ("integration", "chaos", "spark", "real_time")
+
+
+@pytest.fixture(autouse=True)
+def _signals_mean_what_they_did() -> Iterator[None]:
+    """Programs that are run within a test set handlers; a later test would miss its interrupt."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start processes come first: the short ones fill up what is left at the end."""
+    waiting = {item.path for item in items if item.get_closest_marker("integration")}
+    items.sort(key=lambda item: item.path not in waiting)
+
+
+def pytest_collection_finish() -> None:
+    """No collection walks over all that was imported: it stays."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,20 +13,16 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import psutil
-
 from percolator.world import Random
 from services.local.cluster import LocalCluster
 from services.local.process import ServiceProcess
 from tests.chaos.clients import Clients
+from tests.chaos.compaction import Filler
+from tests.chaos.standing_still import DidNotStrike, require_stopped
 from tests.chaos.supervisor import Supervisor
 
 LONGER_THAN_LEASES_SECONDS = 4.5
 """Above the lease of a tablet server and the time to live of sessions and locks, 3 s each."""
-
-
-class DidNotStrike(Exception):
-    """A fault that was to be shown did not happen."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +32,18 @@ class Scene:
     cluster: LocalCluster
     clients: Clients
     supervisor: Supervisor
+    filler: Filler
     chance: Random
 
     async def some(self, kind: str) -> ServiceProcess:
         """The process of a kind that is missed most: who leads, who serves most tablets."""
         names = [name for name in self.cluster.processes if name.partition("-")[0] == kind]
         processes = [self.cluster.processes[name] for name in names]
+        at = {self.cluster.links[process.name].address: process for process in processes}
         if kind in ("master", "oracle"):
-            return await self.supervisor.leader(processes)
+            return at[await self.supervisor.leader(kind, list(at))]
         if kind == "tabletserver":
-            return await self.supervisor.owner_of_most(processes)
+            return at[await self.supervisor.owner_of_most(at)]
         return self.chance.choice(processes)
 
     async def restart(self, process: ServiceProcess) -> None:
@@ -220,36 +218,3 @@ async def outlast_leases(scene: Scene, struck: float, *, replaced: bool) -> floa
     seconds = await scene.recovered_since(struck) if replaced else None
     await asyncio.sleep(max(0.0, struck + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
     return seconds
-
-
-def require_stopped(pid: int) -> None:
-    """A signal takes effect a little later than it is sent."""
-    process = psutil.Process(pid)
-    deadline = time.monotonic() + 5
-    while process.status() != psutil.STATUS_STOPPED:
-        if time.monotonic() > deadline:
-            raise DidNotStrike(f"process {pid} did not stop")
-
-
-def all_faults() -> list[Fault]:
-    """Every kind. A standby oracle takes over from one that has ended, not from a silent one."""
-    return [
-        Kill("tabletserver", replaced=True),
-        Pause("tabletserver", replaced=True),
-        Cut("tabletserver", answers_only=False, replaced=True),
-        Cut("tabletserver", answers_only=True, replaced=True),
-        RollingRestart("tabletserver"),
-        Kill("oracle", replaced=True),
-        Pause("oracle", replaced=False),
-        Cut("oracle", answers_only=False, replaced=False),
-        Kill("master", replaced=True),
-        Pause("master", replaced=True),
-        Cut("master", answers_only=True, replaced=True),
-        RollingRestart("master"),
-        Kill("lockservice", replaced=False),
-        Pause("lockservice", replaced=True),
-        Cut("lockservice", answers_only=False, replaced=True),
-        RollingRestart("lockservice"),
-        KillClient(),
-        PauseClient(),
-    ]

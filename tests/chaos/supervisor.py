@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from percolator import aio
 from percolator.errors import PercolatorError, TabletLocation
@@ -20,15 +21,16 @@ from percolator.testing.checker import check
 from percolator.testing.history import History
 from percolator.testing.history_file import HistoryFile, write_history
 from percolator.testing.isolation.outcomes import settled
+from percolator.testing.stored_tables import stored_tables
 from percolator.v1 import master_pb2, oracle_pb2
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.world import MachineClock, Random, World, machine_random
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
+from percolator.wire.cluster import describe
+from percolator.wire.credentials import client_credentials
+from percolator.wire.through import routed_world
+from percolator.world import MachineClock, Network, Random, World, machine_random
 from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
-from tests.chaos.stored import stored_table
 from tests.simulation.sessions import Body, RecordedTx, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
@@ -43,18 +45,33 @@ class NoRecovery(Exception):
     """Trouble that does not end."""
 
 
+class Watched(Protocol):
+    """A cluster of processes or of containers."""
+
+    @property
+    def address(self) -> str:
+        """For clients."""
+        ...
+
+    def logs(self) -> dict[str, str]:
+        """What each of its programs has written, by a name for it."""
+        ...
+
+
 class Supervisor:
     """Of one run of one workload on one cluster."""
 
-    def __init__(
-        self, cluster: LocalCluster, workload: str, history: HistoryFile, world: World
-    ) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Watched, workload: str, history: HistoryFile, world: World) -> None:
+        self._cluster = cluster
         self.workload = WORKLOADS[workload]()
         self._world = world
         self._chronicle = chronicle_of(history)
         self._database: aio.Database | None = None
         self._sessions = 0
+
+    @property
+    def network(self) -> Network:
+        return self._world.network
 
     @property
     def database(self) -> aio.Database:
@@ -64,7 +81,7 @@ class Supervisor:
 
     async def load(self) -> None:
         """Into a cluster in good order."""
-        self._database = await aio.connect(self.cluster.address, description="supervisor")
+        self._database = await aio.connect(self._cluster.address, description="supervisor")
         for cells in self.workload.tables:
             await self.database.create_table(cells.table, cells.splits)
         session = Session(self._chronicle, "loader", 1, self.database, Random("loader"))
@@ -94,14 +111,13 @@ class Supervisor:
                 # A row of its own, so that the probe never waits for the workload.
                 await tx.lock(row + b"\0probe", cells.column())
 
-    async def leader(self, processes: Sequence[ServiceProcess]) -> ServiceProcess:
+    async def leader(self, kind: str, addresses: Sequence[str]) -> str:
         """The one of them that answers what only a leader, or the active oracle, answers."""
         network = self._world.network
         deadline = time.monotonic() + RECOVERY_SECONDS_MAX
-        for process in itertools.cycle(processes):
-            address = self.cluster.links[process.name].address
+        for address in itertools.cycle(addresses):
             try:
-                if process.name.startswith("oracle"):
+                if kind == "oracle":
                     request = oracle_pb2.GetTimestampsRequest(count=1)
                     await network.unary(address, methods.GET_TIMESTAMPS)(request, _ASK_SECONDS)
                 else:
@@ -109,16 +125,16 @@ class Supervisor:
                     await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
             except PercolatorError as error:
                 if time.monotonic() > deadline:
-                    raise NoRecovery(f"nobody leads; {process.name}: {error}") from error
+                    raise NoRecovery(f"nobody leads; {kind} {address}: {error}") from error
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                return process
+                return address
         raise NoRecovery("there is nobody to lead")
 
-    async def owner_of_most(self, processes: Iterable[ServiceProcess]) -> ServiceProcess:
+    async def owner_of_most(self, addresses: Iterable[str]) -> str:
         """The one of them that serves the most tablets."""
         owners = Counter(one.address for one in await self.tablets())
-        return max(processes, key=lambda process: owners[process.address])
+        return max(addresses, key=lambda address: owners[address])
 
     async def tablets(self) -> list[TabletLocation]:
         """Where they are, as far as the master knows."""
@@ -151,13 +167,9 @@ class Supervisor:
 
     async def _stored(self) -> list[StoredTable]:
         deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
+        names = [cells.name for cells in self.workload.tables]
         catalog = self.database._engine.catalog
-        stored = []
-        for cells in self.workload.tables:
-            info = await catalog.table(cells.name, deadline)
-            tablets = await catalog.all_tablets(info.table_id, deadline)
-            stored.append(await stored_table(self._world.network, info, tablets, cells.name))
-        return stored
+        return await stored_tables(self._world.network, catalog, names, deadline)
 
     def _wrong(
         self, found: Audit, rows: dict[str, Rows], history: History, clients: Clients
@@ -176,10 +188,7 @@ class Supervisor:
                 yield f"{transaction} was said to be committed: {said}, which is false"
         yield from self.workload.check(Ending(rows, final))
         yield from self._chronicle.broken
-        logs = clients.logs()
-        for process in self.cluster.processes.values():
-            logs[process.log.name] = process.log.read_text(errors="replace")
-        for name, log in logs.items():
+        for name, log in (clients.logs() | self._cluster.logs()).items():
             yield from (f"{name}: {line}" for line in log.splitlines() if _is_last_word(line))
 
 
@@ -215,12 +224,16 @@ class Verdict:
 
 @asynccontextmanager
 async def supervising(
-    cluster: LocalCluster, workload: str, directory: Path
+    cluster: Watched, workload: str, directory: Path
 ) -> AsyncIterator[Supervisor]:
-    network = GrpcNetwork()
+    network = GrpcNetwork(client_credentials())
     world = World(MachineClock(), network, machine_random())
+    addresses = cluster.address.split(",")
+    described = await describe(network, addresses, RECOVERY_SECONDS_MAX)
     with HistoryFile(directory / "supervisor.history") as history:
-        supervisor = Supervisor(cluster, workload, history, world)
+        supervisor = Supervisor(
+            cluster, workload, history, routed_world(world, addresses, described)
+        )
         await supervisor.load()
         try:
             yield supervisor

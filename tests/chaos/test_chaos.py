@@ -23,8 +23,10 @@ from rich.table import Table
 
 from percolator.world import Random
 from services.local.cluster import LocalCluster
+from tests.chaos.catalogue import all_faults
 from tests.chaos.clients import Clients
-from tests.chaos.faults import Fault, Scene, all_faults
+from tests.chaos.compaction import WRITE_BUFFERS_BYTES, Filler
+from tests.chaos.faults import Fault, Scene
 from tests.chaos.supervisor import Supervisor, Verdict, supervising
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "90"))
@@ -33,6 +35,7 @@ WORKLOAD = os.environ.get("CHAOS_WORKLOAD", "mixed")
 CLIENTS = 3
 SESSIONS_PER_CLIENT = 4
 WORKS_AGAIN_SECONDS = 20.0
+TABLET_SERVER = ("tests.chaos.tablet_server", "--write-buffers-bytes", str(WRITE_BUFFERS_BYTES))
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS * 2 + 240)]
 
@@ -42,7 +45,12 @@ console = Console()
 @pytest.fixture(name="cluster")
 def _cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(
-        tmp_path / "cluster", tablet_servers=3, masters=2, oracles=2, links=True
+        tmp_path / "cluster",
+        tablet_servers=3,
+        masters=2,
+        oracles=2,
+        links=True,
+        tablet_server=TABLET_SERVER,
     ) as started:
         yield started
 
@@ -76,8 +84,10 @@ async def hurt(
     """By kind of fault: how long it took each time until everything worked again."""
     recovery: defaultdict[str, list[float]] = defaultdict(list)
     chance = Random(f"chaos {SEED}")
-    scene = Scene(cluster, clients, supervisor, chance)
+    filler = await Filler.of(supervisor.database)
+    scene = Scene(cluster, clients, supervisor, filler, chance)
     deadline = time.monotonic() + SECONDS
+    await supervisor.recovered()
     for fault in in_endless_order(chance):
         # No client may be left behind by what struck before, whatever the probes could do.
         await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)

@@ -158,6 +158,26 @@ async def test_while_a_leader_lives_candidates_wait(back_end: BackEnd) -> None:
         waiting.cancel()
 
 
+async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_lives(
+    back_end: BackEnd,
+) -> None:
+    async with back_end() as directories:
+        first = await soon(directories.process().coordinator.campaign("oracle", "a:1"))
+        await first.put("mark", b"one")
+        lost: set[str] = set()
+        candidate = directories.process().coordinator
+        waiting = asyncio.create_task(
+            candidate.campaign("oracle", "b:1", lambda leader: leader.holder in lost)
+        )
+        assert await is_waiting(waiting, directories.clock, 2 * TIMES.grace_seconds)
+        lost.add("a:1")
+        second = await soon(waiting)
+        assert await second.get("mark") == b"one"
+        assert not first.stands()
+        with pytest.raises(NotReady):
+            await first.put("mark", b"late")
+
+
 async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: BackEnd) -> None:
     async with back_end() as directories:
         first = await soon(directories.process().coordinator.campaign("master", "a:1"))

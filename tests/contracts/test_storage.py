@@ -352,3 +352,37 @@ def test_failures_are_told_apart(tmp_path: Path, error: OSError, fault: StoreFau
         assert storage.fault(error) is fault
         assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault
         storage.abandon()
+
+
+async def test_compaction_changes_nothing_that_is_seen(place: Place) -> None:
+    async with opened(place) as storage:
+        for number in range(500):
+            batch = storage.batch()
+            batch.put(b"W%04d" % number, b"v" * 1_000)
+            await storage.write(batch)
+        batch = storage.batch()
+        for number in range(400):
+            batch.delete(b"W%04d" % number)
+        await storage.write(batch)
+        await storage.compact(b"W", b"X")
+        assert [key for key, _ in storage.iterate(b"W", b"X")] == [
+            b"W%04d" % number for number in range(400, 500)
+        ]
+
+
+async def test_a_store_that_is_abandoned_while_it_is_compacted_is_closed_afterwards(
+    tmp_path: Path,
+) -> None:
+    with DiskThreads(1, "leveldb") as pool:
+        storage = LevelDBStorage(tmp_path / "tablet", pool, LevelDBOptions())
+        batch = storage.batch()
+        for number in range(20_000):
+            batch.put(b"W%06d" % number, b"v" * 100)
+        await storage.write(batch)
+        compacting = asyncio.ensure_future(storage.compact(b"W", b"X"))
+        await asyncio.sleep(0)
+        storage.abandon()
+        await compacting
+        again = LevelDBStorage(tmp_path / "tablet", pool, LevelDBOptions())
+        assert again.get(b"W000000") == b"v" * 100
+        await again.close()

@@ -1,17 +1,14 @@
-"""Starts the test service as a process, and talks to it."""
+"""The test service as a process of the local launcher, and what it says meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,95 +16,107 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.methods import GET_TIMESTAMPS
+from services.local.process import Ready, ServiceProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20.0
 """Until something that got stuck fails a test."""
 
+_NAME = "waiter"
 
-@dataclass
-class ServiceProcess:
-    """One running process of the test service."""
+T = TypeVar("T")
 
-    process: asyncio.subprocess.Process
-    ready_file: Path
-    network: GrpcNetwork
 
-    async def ready(self) -> dict[str, Any]:
-        """What the ready file says, as soon as it is there."""
-        async with asyncio.timeout(SECONDS):
-            while not self.ready_file.exists():
-                if self.process.returncode is not None:
-                    raise AssertionError(f"ended before it was ready: {await self.log()}")
-                await asyncio.sleep(0.02)
-        found: dict[str, Any] = json.loads(self.ready_file.read_text())
-        return found
+class Waiter:
+    """One running process of the test service. Its words and its log stand in one file."""
+
+    def __init__(self, directory: Path, flags: tuple[str, ...]) -> None:
+        self.process = ServiceProcess(
+            _NAME, "tests.integration.chassis_service", list(flags), logs=directory, run=directory
+        )
+        self.ready_file = ready_file(directory)
+        self.network = GrpcNetwork()
+        self._heard = 0
+        self._logged = 0
+
+    async def ready(self) -> Ready:
+        if self.process.ready is not None:
+            return self.process.ready
+        return await asyncio.to_thread(self.process.wait_ready, SECONDS)
 
     async def call(self, milliseconds: int, address: str = "") -> GetTimestampsResponse:
         """A call that takes so long."""
-        address = address or (await self.ready())["address"]
-        call = self.network.unary(address, GET_TIMESTAMPS)
+        call = self.network.unary(address or (await self.ready()).address, GET_TIMESTAMPS)
         return await call(GetTimestampsRequest(count=milliseconds), SECONDS)
 
     async def hears(self, word: str) -> None:
-        """Returns when the process has said this."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(SECONDS):
-            line = await self.process.stdout.readline()
-        assert line.decode().strip() == word
+        """Returns when the process has said this, next after what was heard before."""
 
-    async def log(self) -> list[str]:
-        """The lines that it wrote to stderr, after its end."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(SECONDS):
-            return (await self.process.stderr.read()).decode().splitlines()
+        def next_word() -> str | None:
+            said = [entry["said"] for entry in self._entries() if "said" in entry]
+            return said[self._heard] if len(said) > self._heard else None
+
+        assert await self._until(next_word, f"saying {word!r}") == word
+        self._heard += 1
 
     async def log_until(self, event: str) -> dict[str, Any]:
         """The first log line of this event from here on."""
-        assert self.process.stderr is not None
-        async with asyncio.timeout(SECONDS):
-            while line := await self.process.stderr.readline():
-                entry: dict[str, Any] = json.loads(line)
-                if entry["event"] == event:
-                    return entry
-        raise AssertionError(f"ended without logging {event!r}")
+
+        def logged() -> dict[str, Any] | None:
+            entries = self._entries()
+            for at in range(self._logged, len(entries)):
+                if entries[at].get("event") == event:
+                    self._logged = at + 1
+                    return entries[at]
+            return None
+
+        return await self._until(logged, f"logging {event!r}")
+
+    async def log(self) -> list[str]:
+        """The lines that it wrote to standard error, after its end."""
+        await self.exit_code()
+        return [line for line in self._lines() if not line.startswith('{"said"')]
 
     async def exit_code(self) -> int:
-        async with asyncio.timeout(SECONDS):
-            return await self.process.wait()
+        return await asyncio.to_thread(self.process.wait_stopped, SECONDS)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def _lines(self) -> list[str]:
+        """Without the one that is just being written."""
+        text = self.process.log.read_text()
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._lines() if line.startswith("{")]
+
+    async def _until(self, look: Callable[[], T | None], what: str) -> T:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                has_ended = self.process.exit_code is not None
+                found = look()
+                if found is not None:
+                    return found
+                assert not has_ended, f"ended without {what}: {self._lines()}"
+                await asyncio.sleep(0.01)
+
+
+def ready_file(directory: Path) -> Path:
+    return directory / f"{_NAME}.ready.json"
+
 
 @asynccontextmanager
-async def service(directory: Path, *flags: str) -> AsyncIterator[ServiceProcess]:
+async def service(directory: Path, *flags: str) -> AsyncIterator[Waiter]:
     """A process with these flags; killed if it is left running."""
-    ready_file = directory / "ready.json"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.integration.chassis_service",
-        f"--ready-file={ready_file}",
-        *flags,
-        cwd=ROOT,
-        env={
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PERCOLATOR_", "GRPC_"))
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    network = GrpcNetwork()
+    running = Waiter(directory, flags)
+    running.process.start()
     try:
-        yield ServiceProcess(process, ready_file, network)
+        yield running
     finally:
-        await network.close()
-        with suppress(ProcessLookupError):
-            process.kill()
-        # Reads what is left, too: a pipe that nobody reads would be reported as a leak.
-        await process.communicate()
+        await running.network.close()
+        if running.process.exit_code is None:
+            running.process.kill()
+        running.process.wait_stopped()
 
 
 async def health(address: str, name: str = "") -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -39,7 +40,7 @@ class WaiterSettings(ServiceSettings):
 
 def say(word: str) -> None:
     """Tells the test, which reads it, how far this process has come."""
-    sys.stdout.write(word + "\n")
+    sys.stdout.write(json.dumps({"said": word}) + "\n")
     sys.stdout.flush()
 
 

@@ -37,7 +37,8 @@ async def test_a_killed_server_and_a_killed_client_lose_no_acknowledged_transfer
             await asyncio.to_thread(clients.wait_until_all_commit, COMMITS_SECONDS)
 
             before = {one.tablet_id: one for one in await supervisor.tablets()}
-            victim = await supervisor.owner_of_most(cluster.processes.values())
+            at = {process.address: process for process in cluster.processes.values()}
+            victim = at[await supervisor.owner_of_most(at)]
             victim.kill()
             await supervisor.recovered()
             after = {one.tablet_id: one for one in await supervisor.tablets()}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
 
-from percolator.errors import ExecutionUnknown, Unavailable, UsageError
+from percolator.errors import ExecutionUnknown, PercolatorError, Unavailable, UsageError
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.v1.tabletserver_pb2 import ScanRequest
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN
+from percolator.wire.tls import Tls, TlsMaterial
+from services.chassis.server_tls import ServerTls
+from tests.unit.wire.certificates import Certificates, made
+
+__all__ = ["made"]
 
 pytestmark = pytest.mark.integration
 
@@ -63,32 +69,43 @@ async def test_calling_after_the_network_was_closed_is_a_typed_error() -> None:
             pass
 
 
-async def test_closing_the_network_ends_calls_in_progress_with_an_error_of_their_own() -> None:
-    """Not with a cancellation: nobody asked these tasks to stop."""
-    called = asyncio.Event()
+def untried(files: Tls) -> Credentials:
+    """As a program that does not look at its files would use them."""
+    ca, certificate, key = (
+        Path(name).read_bytes() for name in (files.ca, files.certificate, files.key)
+    )
+    return Credentials(TlsMaterial(files, ca, certificate, key))
 
-    async def forever(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        called.set()
-        await asyncio.Event().wait()
-        return b""
 
-    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-            return grpc.unary_unary_rpc_method_handler(forever)
+async def met(address: str, credentials: Credentials) -> PercolatorError:
+    network = GrpcNetwork(credentials)
+    try:
+        with pytest.raises(PercolatorError) as caught:
+            await network.unary(address, GET_TIMESTAMPS)(GetTimestampsRequest(count=1), 10.0)
+    finally:
+        await network.close()
+    return caught.value
 
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Silent(),))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+
+async def test_a_server_answers_only_good_certificates_and_a_client_only_good_servers(
+    certificates: Certificates,
+) -> None:
+    server, plain = grpc.aio.server(), grpc.aio.server()
+    for one in (server, plain):
+        one.add_generic_rpc_handlers((_Liar(),))
+    secure = ServerTls(certificates.cluster).grpc_credentials()
+    address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', secure)}"
+    in_plain_text = f"127.0.0.1:{plain.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    network = GrpcNetwork()
-    call = network.unary(address, GET_TIMESTAMPS)
-    calling = [asyncio.ensure_future(call(GetTimestampsRequest(count=1), 60.0)) for _ in range(2)]
-    await called.wait()
-    calling[0].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await calling[0]
-    await network.close()
-    with pytest.raises(Unavailable, match="the channel was closed") as caught:
-        await calling[1]
-    assert address in caught.value.where
-    await server.stop(0)
+    await plain.start()
+    expired, _, _ = certificates.bad["expired"]
+    try:
+        # It got as far as to the lie.
+        assert isinstance(await met(address, untried(certificates.client)), ExecutionUnknown)
+        assert isinstance(await met(address, untried(expired)), Unavailable)
+        assert isinstance(await met(address, untried(certificates.foreign)), Unavailable)
+        assert isinstance(await met(address, PLAIN_TEXT), Unavailable)
+        assert isinstance(await met(in_plain_text, untried(certificates.client)), Unavailable)
+    finally:
+        await server.stop(0)
+        await plain.stop(0)

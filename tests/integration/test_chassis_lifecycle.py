@@ -23,10 +23,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from percolator.errors import InvalidArgument, NotReady, PercolatorError
 from tests.integration.chassis_process import (
     NOT_SERVING,
-    ROOT,
     SECONDS,
     SERVING,
     health,
+    ready_file,
     service,
 )
 from tests.integration.chassis_service import STUCK
@@ -39,26 +39,26 @@ LONG = 600_000
 
 
 async def test_a_ready_service_tells_where_it_is_and_how_it_is(tmp_path: Path) -> None:
-    (tmp_path / "ready.json").write_text('{"address": "left over by a crash"}')
+    ready_file(tmp_path).write_text('{"address": "left over by a crash", "pid": 1}')
     async with service(tmp_path, "--listen=127.0.0.1:0") as running:
         entry = await running.log_until("ready")
         ready = await running.ready()
-        assert ready["pid"] == running.process.pid
-        assert ready["server_id"] == entry["server_id"]
-        assert ready["address"] == entry["address"] != "127.0.0.1:0"
+        assert ready.pid == running.process.pid
+        assert ready.server_id == entry["server_id"]
+        assert ready.address == entry["address"] != "127.0.0.1:0"
 
-        assert await health(ready["address"]) == SERVING
-        assert await health(ready["address"], ORACLE) == SERVING
+        assert await health(ready.address) == SERVING
+        assert await health(ready.address, ORACLE) == SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await health(ready["address"], "no.such.Service")
+            await health(ready.address, "no.such.Service")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
-        assert ORACLE in await listed_services(ready["address"])
+        assert ORACLE in await listed_services(ready.address)
 
         await running.call(1)
         with pytest.raises(InvalidArgument):
             await running.call(0)
-        metrics = await asyncio.to_thread(scrape, ready["metrics_address"])
+        metrics = await asyncio.to_thread(scrape, ready.metrics_address)
         ok = f'method="GetTimestamps",service="{ORACLE}"}} 1.0'
         assert f'percolator_rpc_finished_total{{code="OK",{ok}' in metrics
         assert f'percolator_rpc_finished_total{{code="INVALID_ARGUMENT",{ok}' in metrics
@@ -87,7 +87,7 @@ def scrape(address: str) -> str:
 
 async def test_a_call_in_progress_is_answered_before_the_end(tmp_path: Path) -> None:
     async with service(tmp_path) as running:
-        address = (await running.ready())["address"]
+        address = (await running.ready()).address
         calling = asyncio.ensure_future(running.call(1500))
         await running.hears("called")
         running.terminate()
@@ -117,7 +117,7 @@ async def test_calls_that_do_not_end_are_cut_off_and_told_by_the_exit_code(tmp_p
 
 async def test_an_open_health_watch_does_not_delay_the_end(tmp_path: Path) -> None:
     async with service(tmp_path, "--drain-seconds=600") as running:
-        address = (await running.ready())["address"]
+        address = (await running.ready()).address
         async with grpc.aio.insecure_channel(address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert (await watch.read()).status == SERVING
@@ -164,7 +164,7 @@ async def test_a_closed_terminal_ends_a_service_in_order_however_often_it_tells(
 ) -> None:
     """The kernel sends a SIGHUP, and the shell another one."""
     async with service(tmp_path) as running:
-        address = (await running.ready())["address"]
+        address = (await running.ready()).address
         call = asyncio.ensure_future(running.call(500, address))
         await running.hears("called")
         running.process.send_signal(signal.SIGHUP)
@@ -178,7 +178,7 @@ async def test_a_service_that_ignores_closed_terminals_goes_on(tmp_path: Path) -
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for its child
     async with service(tmp_path) as running:
         signal.signal(signal.SIGHUP, before)
-        address = (await running.ready())["address"]
+        address = (await running.ready()).address
         running.process.send_signal(signal.SIGHUP)
         assert (await running.call(1, address)).count == 1
 
@@ -198,7 +198,7 @@ async def test_a_service_uses_all_descriptors_that_it_may(tmp_path: Path) -> Non
 async def test_garbage_on_the_port_hurts_nobody(tmp_path: Path) -> None:
     async with service(tmp_path) as running:
         ready = await running.ready()
-        for address in (ready["address"], ready["metrics_address"]):
+        for address in (ready.address, ready.metrics_address):
             host, _, port = address.rpartition(":")
             for garbage in (
                 os.urandom(4096),
@@ -218,7 +218,7 @@ async def test_garbage_on_the_port_hurts_nobody(tmp_path: Path) -> None:
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
         assert (await running.call(1)).first == 1
-        assert await health(ready["address"]) == SERVING
+        assert await health(ready.address) == SERVING
         running.terminate()
         assert await running.exit_code() == 0
         for line in await running.log():
@@ -237,20 +237,22 @@ async def refusal(tmp_path: Path, *flags: str) -> str:
         return lines[0]
 
 
-@pytest.mark.parametrize("field", ["listen", "metrics_listen"])
-async def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path, field: str) -> None:
+async def test_a_metrics_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = await refusal(tmp_path, f"--{field.replace('_', '-')}={address}")
-    assert line == f"waiter: {field} {address}: address already in use"
+        line = await refusal(tmp_path, f"--metrics-listen={address}")
+    assert line == f"waiter: metrics_listen {address}: address already in use"
 
 
-async def test_the_port_of_another_service_is_not_shared(tmp_path: Path) -> None:
-    async with service(tmp_path) as first:
-        address = (await first.ready())["address"]
+async def test_neither_the_port_nor_the_store_of_another_service_is_shared(tmp_path: Path) -> None:
+    async with service(tmp_path, f"--store={tmp_path}") as first:
+        address = (await first.ready()).address
         (tmp_path / "second").mkdir()
         line = await refusal(tmp_path / "second", f"--listen={address}")
         assert line == f"waiter: listen {address}: address already in use"
+        (tmp_path / "third").mkdir()
+        line = await refusal(tmp_path / "third", f"--store={tmp_path}")
+        assert line.startswith("waiter: ")
         await first.call(1)
 
 
@@ -259,11 +261,13 @@ async def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     assert line == "waiter: listen 192.0.2.1:0: cannot assign requested address"
 
 
-async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["none", "file"])
+async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "file").touch()
-    for store in (tmp_path / "none", tmp_path / "file"):
-        line = await refusal(tmp_path, f"--store={store}")
-        assert line.startswith(f"waiter: store: {store}/LOCK: ")
+    line = await refusal(tmp_path, f"--store={tmp_path / name}")
+    assert line.startswith(f"waiter: store: {tmp_path / name}/LOCK: ")
 
 
 async def test_a_start_that_may_succeed_later_is_no_mistake_of_the_settings(tmp_path: Path) -> None:
@@ -271,14 +275,6 @@ async def test_a_start_that_may_succeed_later_is_no_mistake_of_the_settings(tmp_
     async with service(tmp_path, "--fault=not ready") as running:
         assert await running.exit_code() == 1
         assert await running.log() == ["waiter: nothing to serve from yet"]
-
-
-async def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
-    async with service(tmp_path, f"--store={tmp_path}") as first:
-        await first.ready()
-        (tmp_path / "second").mkdir()
-        line = await refusal(tmp_path / "second", f"--store={tmp_path}")
-        assert line.startswith("waiter: ")
 
 
 async def test_a_ready_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -291,7 +287,7 @@ async def test_a_ready_file_that_cannot_be_removed_keeps_nobody_from_draining(
     tmp_path: Path,
 ) -> None:
     async with service(tmp_path) as running:
-        address = (await running.ready())["address"]
+        address = (await running.ready()).address
         running.ready_file.unlink()
         running.ready_file.mkdir()
         call = asyncio.ensure_future(running.call(300, address))
@@ -307,7 +303,6 @@ def start_and_wait(command: str, directory: Path) -> tuple[int, str]:
     service = f"{sys.executable} -m tests.integration.chassis_service"
     done = subprocess.run(
         ["/bin/sh", "-c", f"{service} {command}"],
-        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -333,7 +328,7 @@ def test_a_closed_standard_error_changes_nothing(tmp_path: Path) -> None:
     fault = f"--fault=descriptors --store={tmp_path} 2>&- >{descriptors}"
     code, _ = start_and_wait(fault, tmp_path)
     assert code == 1
-    assert descriptors.read_text().split() == ["/dev/null"]
+    assert json.loads(descriptors.read_text())["said"] == "/dev/null"
 
 
 # ----------------------------------------------------------------------------------- bugs

@@ -26,7 +26,7 @@ from tests.integration.chassis_process import (
     NOT_SERVING,
     SECONDS,
     SERVING,
-    ServiceProcess,
+    Waiter,
     health,
     service,
 )
@@ -68,9 +68,9 @@ async def serving(master: Master, address: str = "127.0.0.1:0") -> AsyncIterator
         await server.stop(None)
 
 
-async def until(running: ServiceProcess, status: int) -> None:
+async def until(running: Waiter, status: int) -> None:
     """Returns when the process tells this health."""
-    address = (await running.ready())["address"]
+    address = (await running.ready()).address
     async with asyncio.timeout(SECONDS):
         while await health(address) != status:  # noqa: ASYNC110  # another process's state
             await asyncio.sleep(0.02)
@@ -92,14 +92,14 @@ async def test_a_service_waits_for_its_master_and_is_announced_to_it(tmp_path: P
         announced = master.registered[0].server
         assert master.registered[0].cluster_id == "shop"
         assert announced.kind == cluster_pb2.SERVICE_KIND_ORACLE
-        assert announced.address == ready["address"]
-        assert announced.metrics_address == ready["metrics_address"]
-        assert announced.server_id == ready["server_id"]
+        assert announced.address == ready.address
+        assert announced.metrics_address == ready.metrics_address
+        assert announced.server_id == ready.server_id
         assert announced.version
         # A master that is gone stops nobody.
         await running.log_until("not registered")
         assert (await running.call(1)).first == 1
-        assert await health(ready["address"]) == SERVING
+        assert await health(ready.address) == SERVING
         async with serving(master, address):
             await running.log_until("registered again")
         running.terminate()

@@ -1,10 +1,9 @@
-"""What the command line shows of a running cluster, for people and for programs."""
+"""What the command line shows of a cluster without tables, for people and for programs."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,10 +12,13 @@ from percolator.wire.channels import GrpcNetwork
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import MachineClock, World, machine_random
 from services.local.cluster import LocalCluster
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
 PIN_AT = 1_800_000_000_000 << 18
+SERVICES = ["lock service", "master", "oracle"]
+MISSED_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +27,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield started
 
 
-def percolator(cluster: LocalCluster, *arguments: str) -> str:
-    command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-    return done.stdout
+@pytest.fixture
+def command(cluster: LocalCluster) -> CommandLine:
+    return CommandLine(cluster.address)
 
 
-async def test_sessions_and_pins_are_listed_with_who_they_are(cluster: LocalCluster) -> None:
+async def test_sessions_and_pins_are_listed_with_who_they_are(
+    cluster: LocalCluster, command: CommandLine
+) -> None:
     network = GrpcNetwork()
     world = World(MachineClock(), network, machine_random())
     addresses = [cluster.processes["lockservice"].address]
@@ -42,8 +45,8 @@ async def test_sessions_and_pins_are_listed_with_who_they_are(cluster: LocalClus
     opened = [Sessions(world, addresses, settings) for settings in wanted]
     try:
         ids = [await sessions.current() for sessions in opened]
-        as_data = json.loads(percolator(cluster, "--json", "sessions"))
-        as_text = percolator(cluster, "sessions")
+        as_data = await asyncio.to_thread(command.data, "sessions")
+        as_text = await asyncio.to_thread(command.text, "sessions")
     finally:
         for sessions in opened:
             await sessions.close()
@@ -55,21 +58,39 @@ async def test_sessions_and_pins_are_listed_with_who_they_are(cluster: LocalClus
     assert "an ordinary worker" in as_text
     assert "2027-01-15" in as_text
     assert "(pin)" in as_text
-    assert "no sessions" in percolator(cluster, "sessions")
+    assert "no sessions" in await asyncio.to_thread(command.text, "sessions")
+    assert await asyncio.to_thread(command.data, "sessions") == []
 
 
-def test_status_shows_the_servers_and_misses_none(cluster: LocalCluster) -> None:
-    text = percolator(cluster, "status")
-    for process in cluster.processes.values():
-        assert process.address in text
+def test_status_shows_every_service_with_its_address_and_misses_none(
+    cluster: LocalCluster, command: CommandLine
+) -> None:
+    status = command.data("status")
+    assert sorted(server["kind"] for server in status["servers"]) == SERVICES
+    addresses = {process.address for process in cluster.processes.values()}
+    assert {server["address"] for server in status["servers"]} == addresses
+    assert status["problems"] == []
+    text = command.text("status")
+    assert [address for address in addresses if address not in text] == []
     assert "no oracle" not in text
 
 
-def test_status_says_which_service_is_missing(cluster: LocalCluster) -> None:
-    cluster.processes["oracle"].ask_to_stop()
-    cluster.processes["oracle"].wait_stopped()
+def test_timestamps_asked_for_later_are_larger(command: CommandLine) -> None:
+    first = command.data("timestamp", "--count", "3")
+    second = command.data("timestamp")
+    assert first == list(range(first[0], first[0] + 3))
+    assert second[0] > first[-1]
+
+
+def test_a_killed_oracle_is_missed_and_comes_back_with_larger_timestamps(
+    cluster: LocalCluster, command: CommandLine
+) -> None:
+    before = command.data("timestamp")[0]
+    cluster.processes["oracle"].kill()
     # Listed for as long as it might only be silent, then missed.
-    while json.loads(percolator(cluster, "--json", "status"))["missing"] != ["oracle"]:
-        assert cluster.processes["master"].exit_code is None
-    assert "no oracle is registered" in percolator(cluster, "status")
+    deadline = time.monotonic() + MISSED_SECONDS
+    while "no oracle is registered" not in command.data("status")["problems"]:
+        assert time.monotonic() < deadline
+    assert "no oracle is registered" in command.text("status")
     cluster.restart("oracle")
+    assert command.data("timestamp")[0] > before

@@ -1,40 +1,42 @@
-"""The local launcher, the command line, and the services together, as real processes."""
+"""The local launcher: one at a time, all or nothing, and nothing left behind."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from services.local.cluster import LocalCluster, running
-from services.local.process import LocalClusterError
+from services.local.cluster import START_SECONDS, LocalCluster, running
+from services.local.process import LocalClusterError, ServiceProcess
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
-SERVICES = ["lock service", "master", "oracle"]
+
+@dataclass(frozen=True)
+class Stopped:
+    """A cluster that has run, and was stopped."""
+
+    data: Path
+    cluster_id: str
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=0) as started:
-        yield started
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=0) as cluster:
+        return Stopped(cluster.data, cluster_id_of(cluster))
 
 
-def percolator(cluster: LocalCluster, *arguments: str) -> Any:
-    """Runs the command line, and reads the JSON that it prints."""
-    command = [sys.executable, "-m", "percolator.cli"]
-    command += ["--address", cluster.address, "--json", *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
-    return json.loads(done.stdout)
+def cluster_id_of(cluster: LocalCluster) -> str:
+    return str(CommandLine(cluster.address).data("status")["cluster_id"])
 
 
 def wait_until(condition: Any, seconds: float = 15) -> None:
@@ -45,44 +47,14 @@ def wait_until(condition: Any, seconds: float = 15) -> None:
         time.sleep(0.02)
 
 
-def test_status_lists_every_service_with_its_version_and_address(cluster: LocalCluster) -> None:
-    status = percolator(cluster, "status")
-    assert sorted(server["kind"] for server in status["servers"]) == SERVICES
-    addresses = {server["address"] for server in status["servers"]}
-    assert addresses == {process.address for process in cluster.processes.values()}
-    assert status["missing"] == []
-
-
-def test_timestamps_asked_for_later_are_larger(cluster: LocalCluster) -> None:
-    first = percolator(cluster, "timestamp", "--count", "3")
-    second = percolator(cluster, "timestamp")
-    assert first == list(range(first[0], first[0] + 3))
-    assert second[0] > first[-1]
-
-
-def test_a_killed_oracle_comes_back_with_larger_timestamps(cluster: LocalCluster) -> None:
-    before = percolator(cluster, "timestamp")[0]
-    cluster.processes["oracle"].kill()
-    cluster.restart("oracle")
-    assert percolator(cluster, "timestamp")[0] > before
-
-
-def test_sessions_are_listed(cluster: LocalCluster) -> None:
-    assert percolator(cluster, "sessions") == []
-
-
-def test_a_cluster_keeps_its_identity_when_it_is_stopped_and_started(tmp_path: Path) -> None:
-    identities = []
-    for _ in range(2):
-        with LocalCluster(tmp_path, tablet_servers=0) as started:
-            identities.append(percolator(started, "status")["cluster_id"])
-    assert identities[0] == identities[1]
-
-
-def test_two_launchers_never_run_on_the_same_data(cluster: LocalCluster) -> None:
-    with pytest.raises(LocalClusterError, match=r"running .* already"):
-        LocalCluster(cluster.data, tablet_servers=0).start()
-    assert cluster.processes["master"].exit_code is None
+def test_a_cluster_that_is_started_again_is_the_same_and_no_other_launcher_runs_on_its_data(
+    stopped: Stopped,
+) -> None:
+    with LocalCluster(stopped.data, tablet_servers=0) as again:
+        assert cluster_id_of(again) == stopped.cluster_id
+        with pytest.raises(LocalClusterError, match=r"running .* already"):
+            LocalCluster(stopped.data, tablet_servers=0).start()
+        assert again.processes["master"].exit_code is None
 
 
 def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -97,14 +69,20 @@ def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path:
 
 
 def test_services_of_one_cluster_refuse_the_store_of_another(
-    cluster: LocalCluster, tmp_path: Path
+    stopped: Stopped, tmp_path: Path
 ) -> None:
-    with LocalCluster(tmp_path, tablet_servers=0):
-        pass
-    command = [sys.executable, "-m", "services.oracle", "--listen", "127.0.0.1:0"]
-    command += ["--metrics-listen", "", "--masters", cluster.address]
-    command += ["--store", str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    arguments = ["--store", str(tmp_path / "store")]
+    master = ServiceProcess("master", "services.master", arguments, logs=tmp_path, run=tmp_path)
+    master.start()
+    try:
+        address = master.wait_ready(START_SECONDS).address
+        command = [sys.executable, "-m", "services.oracle", "--listen", "127.0.0.1:0"]
+        command += ["--metrics-listen", "", "--masters", address]
+        command += ["--store", str(stopped.data / "store")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    finally:
+        master.ask_to_stop()
+        master.wait_stopped()
     assert done.returncode == 2
     assert "cluster" in done.stderr.strip().splitlines()[-1]
 
@@ -144,7 +122,8 @@ def test_a_detached_cluster_is_stopped_by_down(tmp_path: Path) -> None:
 def test_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "somebody-elses-file").touch()
-    command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--detach"]
+    command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--port", "0"]
+    command += ["--detach"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, SchemaError
+from percolator.limits import Limits
 from percolator.protocol.records import RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as wire
@@ -80,6 +84,29 @@ class Client:
         assert not result.HasField("error"), result.error
         return result.found.values[0] if result.found.values else None
 
+    async def split_and_move(self, table_id: int, *, after: asyncio.Event) -> None:
+        """The last tablet: its upper half goes to another server."""
+        await after.wait()
+        tablet = (await self.locate(table_id))[-1]
+        request = wire.SplitTabletRequest(tablet_id=tablet.tablet_id)
+        upper = (await self.master(methods.SPLIT_TABLET, request)).upper
+        other = next(
+            process.address
+            for name, process in self.cluster.processes.items()
+            if name.startswith("tabletserver") and process.address != upper.address
+        )
+        move = wire.MoveTabletRequest(tablet_id=upper.tablet_id, server=other)
+        await self.master(methods.MOVE_TABLET, move)
+
+    async def stored_cells(self, table_id: int) -> int:
+        """As its tablets count them."""
+        found = 0
+        for address in {one.address for one in await self.locate(table_id)}:
+            describe = self.network.unary(address, methods.DESCRIBE_TABLETS)
+            for one in (await describe(tablets.DescribeTabletsRequest(), 5)).tablets:
+                found += one.statistics.cells if one.table_id == table_id else 0
+        return found
+
     async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float) -> float:
         """How long it took. Errors on the way are those of a fail-over in progress."""
         started = time.monotonic()
@@ -139,6 +166,47 @@ async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_
         client.cluster.restart("tabletserver-1")
         client.cluster.processes["tabletserver-2"].kill()
         await client.until(all_there, 10)
+        await damaged_and_missing_tablets_are_reported_and_the_others_serve_on(client, table)
+        await client.until(all_there, 20)
+
+
+async def damaged_and_missing_tablets_are_reported_and_the_others_serve_on(
+    client: Client, table: int
+) -> None:
+    """Both come back as soon as somebody has repaired them."""
+    located = await client.locate(table)
+    ((most, _),) = Counter(one.address for one in located).most_common(1)
+    (victim,) = [one for one in client.cluster.processes.values() if one.address == most]
+    missing, damaged, *_ = [one for one in located if one.address == most]
+    store = client.cluster.data / "store" / str(table)
+    victim.pause()
+    gone = store / str(missing.tablet_id)
+    gone.rename(gone.with_name("elsewhere"))
+    current = store / str(damaged.tablet_id) / f"e{damaged.epoch}" / "CURRENT"
+    current.rename(client.cluster.data / "CURRENT")
+    victim.kill()
+
+    async def reported() -> bool:
+        listed = (await client.master(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        errors = {one.location.tablet_id: one.error.message for one in listed if not one.serving}
+        return (
+            errors.keys() == {missing.tablet_id, damaged.tablet_id}
+            and "missing" in errors[missing.tablet_id]
+            and "no CURRENT" in errors[damaged.tablet_id]
+        )
+
+    await client.until(reported, 10)
+    for row in rows():
+        if not {missing.tablet_id, damaged.tablet_id} & {
+            one.tablet_id for one in (await client.locate(table, row))[:1]
+        }:
+            assert await client.get(table, row) == b"value of " + row
+    # Made again, and left empty, by those who looked for it.
+    shutil.rmtree(gone, ignore_errors=True)
+    gone.with_name("elsewhere").rename(gone)
+    for epoch in current.parent.parent.iterdir():
+        # Whoever tried to open it has sealed what was there, and cloned what it found.
+        shutil.copy(client.cluster.data / "CURRENT", epoch / "CURRENT")
 
 
 async def direct_read(client: Client, location: TabletLocation) -> bool:
@@ -152,8 +220,45 @@ async def direct_read(client: Client, location: TabletLocation) -> bool:
     return not (await call(request, 5)).batches[0].HasField("error")
 
 
+scanned = Table("scanned")
+number_of = scanned.column("number", codecs.integer)
+SCANNED_ROWS = 3_000
+
+
+async def a_running_scan_neither_loses_nor_doubles_a_row(client: Client) -> None:
+    """Forwards and backwards: the tablet is split under the scan, and a half of it is moved."""
+    limits = Limits(page_rows_max=100)
+    async with aio.connect(client.cluster.address, limits=limits) as db:
+        await db.create_table(scanned)
+        names = [f"{number:04d}" for number in range(SCANNED_ROWS)]
+        await db.set_many([(name, {number_of: int(name)}) for name in names])
+        info = await db._engine.catalog.table(scanned.name, db._engine.now() + 10)
+        for reverse in (False, True):
+            seen: list[str] = []
+            changes = asyncio.Event()
+            split = asyncio.create_task(client.split_and_move(info.table_id, after=changes))
+            async with db.snapshot() as snapshot:
+                async for row in snapshot.scan(scanned, reverse=reverse):
+                    seen.append(row.key)
+                    assert row[number_of] == int(row.key)
+                    if len(seen) == 150:
+                        changes.set()
+                    if len(seen) == 500:
+                        # The client has pages in hand: the tablet goes before they are used up.
+                        await split
+            assert seen == sorted(names, reverse=reverse)
+        assert len(await client.locate(info.table_id)) == 3
+
+        async def trimmed() -> bool:
+            """Each tablet knows exactly how many cells are its own."""
+            return await client.stored_cells(info.table_id) == SCANNED_ROWS
+
+        await client.until(trimmed, 20)
+
+
 async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_path: Path) -> None:
     async with running(tmp_path, tablet_servers=2) as client:
+        await a_running_scan_neither_loses_nor_doubles_a_row(client)
         table = await client.create("t", [])
         for row in rows():
             await client.put(table, row, b"value of " + row)

@@ -13,6 +13,7 @@ import pytest
 
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import StoreUnusable
+from percolator.wire import methods
 from tests.integration.tabletserver_client import acknowledged, puts, tablet_server
 
 pytestmark = pytest.mark.integration
@@ -90,6 +91,19 @@ async def test_a_drained_server_exits_with_0_and_leaves_no_log_to_replay(tmp_pat
         assert await server.stop() == 0
     logs = (tmp_path / "store" / "3" / str(TABLET) / "e1").glob("*.log")
     assert sum(log.stat().st_size for log in logs) == 0
+
+
+async def test_streams_of_notifications_end_at_the_drain_and_hold_up_nobody(tmp_path: Path) -> None:
+    async with tablet_server(tmp_path) as server:
+        await server.open(TABLET, 1)
+        watched = [{"table_id": 3, "observers": [b"f"]}]
+        request = wire.WatchNotificationsRequest(watched=watched)
+        watch = server.network.stream(server.process.address, methods.WATCH_NOTIFICATIONS)
+        stream = watch(request, 60)
+        assert not (await anext(stream)).notifications
+        server.process.ask_to_stop()
+        assert [answer async for answer in stream] == []
+        assert server.process.wait_stopped() == 0
 
 
 def test_a_store_root_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

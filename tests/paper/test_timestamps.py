@@ -4,70 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
+from typing import Any
 
-from percolator.errors import UsageError
 from percolator.testing.virtual_time import VirtualClock
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
-from percolator.world import (
-    RequestT,
-    ResponseT,
-    StreamCall,
-    StreamMethod,
-    UnaryCall,
-    UnaryMethod,
-    World,
-)
+from percolator.world import UnaryMethod, World
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
 from services.oracle.handler import OracleHandler
-from services.oracle.ledger import Ledger
 from services.oracle.oracle import Oracle, OracleLimits
+from tests.unit.oracle.ledgers import open_ledger
+from tests.unit.unary_network import UnaryNetwork
 
 
 async def started(files: MemoryFiles) -> Oracle:
     """An oracle on this disk, just started."""
-    ledger = await Ledger.open(files, Path("/store"), holder="me", cluster_id="")
     clock = VirtualClock(asyncio.get_running_loop())
+    ledger = await open_ledger(files, clock)
     oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
     await oracle.extend()
     return oracle
 
 
-class Wire:
+class Wire(UnaryNetwork):
     """Carries requests to one oracle, each in 10 ms, and remembers them."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._handler = OracleHandler(oracle)
+        self._handler = OracleHandler(lambda: oracle)
         self.counts: list[int] = []
         self.pending = 0
         self.pending_most = 0
 
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            assert isinstance(request, GetTimestampsRequest)
-            self.counts.append(request.count)
-            self.pending += 1
-            self.pending_most = max(self.pending_most, self.pending)
-            await asyncio.sleep(0.005)
-            response: GetTimestampsResponse = await self._handler.get_timestamps(request)
-            await asyncio.sleep(0.005)
-            self.pending -= 1
-            assert isinstance(response, method.response)
-            return response
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise UsageError("oracles stream nothing")
-
-    async def close(self) -> None:
-        """There is nothing to close."""
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> GetTimestampsResponse:
+        self.counts.append(request.count)
+        self.pending += 1
+        self.pending_most = max(self.pending_most, self.pending)
+        await asyncio.sleep(0.005)
+        response = await self._handler.get_timestamps(request)
+        await asyncio.sleep(0.005)
+        self.pending -= 1
+        return response
 
 
 async def test_strictly_increasing() -> None:
@@ -96,7 +75,7 @@ async def test_jumps_forward_on_restart_but_never_backwards() -> None:
     files = MemoryFiles(MemoryDisk())
     oracle = await started(files)
     last = await oracle.get_timestamps(1)
-    files.disk.cut_power()
+    files.kill()
     restarted = await started(MemoryFiles(files.disk))
     first = await restarted.get_timestamps(1)
     assert first > last

@@ -27,6 +27,7 @@ _PROBLEMS_SHOWN = 8
 _RECORDS_SHOWN = 60
 _CHARACTERS_MAX = 400
 _FIRST_SEED_BITS = 31
+_SEEDS_PER_LINE = 100
 
 
 def main() -> int:
@@ -37,18 +38,28 @@ def main() -> int:
         first = secrets.randbits(_FIRST_SEED_BITS)
     console.print(f"{arguments.seeds} seeds from {first} on")
     totals = Totals()
-    for verdict, cpu_seconds in _with_progress(first, arguments.seeds, arguments.jobs, console):
+    finished = True
+    try:
+        _run(range(first, first + arguments.seeds), arguments.jobs, totals, console)
+    except KeyboardInterrupt:
+        # What was found so far is shown all the same.
+        finished = False
+        console.print("[red]interrupted[/red]")
+    _print_totals(totals, console)
+    never = missing(totals.struck, totals.seeds)
+    for name in never:
+        console.print(f"[red]never struck: {name}[/red]")
+    return 0 if finished and not totals.failed and not never else 1
+
+
+def _run(seeds: range, jobs: int, totals: Totals, console: Console) -> None:
+    for verdict, cpu_seconds in _with_progress(seeds, jobs, console):
         totals.add(verdict, cpu_seconds)
         if verdict.failed:
             _explain(verdict.scenario.seed, console)
             if len(totals.failed) >= _FAILURES_MAX:
                 console.print("[red]no further seeds are run[/red]")
-                break
-    _print_totals(totals, console)
-    never = missing(totals.struck, totals.seeds)
-    for name in never:
-        console.print(f"[red]never struck: {name}[/red]")
-    return 1 if totals.failed or never else 0
+                return
 
 
 def _arguments() -> argparse.Namespace:
@@ -62,9 +73,7 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _with_progress(
-    first: int, seeds: int, jobs: int, console: Console
-) -> Iterator[tuple[Verdict, float]]:
+def _with_progress(seeds: range, jobs: int, console: Console) -> Iterator[tuple[Verdict, float]]:
     columns = (
         TextColumn("simulating"),
         BarColumn(),
@@ -73,14 +82,17 @@ def _with_progress(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("seeds", total=seeds, speed="")
+        task = progress.add_task("seeds", total=len(seeds), speed="")
         began = time.monotonic()
         transactions = 0
-        for done, result in enumerate(results(range(first, first + seeds), jobs), 1):
+        for done, result in enumerate(results(seeds, jobs), 1):
             seconds = time.monotonic() - began
             transactions += result[0].transactions
             speed = f"{done / seconds:.1f} seeds/s, {transactions} transactions"
             progress.update(task, advance=1, speed=speed)
+            if not console.is_terminal and done % _SEEDS_PER_LINE == 0:
+                # Where no bar can be drawn, such as in a log.
+                console.print(f"{done} of {len(seeds)} seeds: {speed}")
             yield result
 
 

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from math import inf
 from typing import Any
 
 from percolator.aio import Database
@@ -25,10 +26,20 @@ from percolator.testing.simulated_process import Incarnation, Main, SimulatedPro
 from percolator.testing.simulated_wire import Wire
 from percolator.world import Random, World
 from services.chassis import rpc
+from tests.simulation import observing
 from tests.simulation.masters import Masters, Operator
+from tests.simulation.observing import registered
 from tests.simulation.placement import Placements
-from tests.simulation.programs import LOCK_SERVICE, MASTER, ORACLE, STANDBY, Programs, StoreRoot
-from tests.simulation.scenario import CLIENTS, SESSIONS_PER_CLIENT, Scenario
+from tests.simulation.programs import (
+    LOCK_SERVICE,
+    MASTER,
+    ORACLE,
+    STANDBY,
+    STANDBY_ORACLE,
+    Programs,
+    StoreRoot,
+)
+from tests.simulation.scenario import CLIENTS, Scenario
 from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
 from tests.simulation.workloads.workload import Workload
 
@@ -37,6 +48,7 @@ _SUPERVISE_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
+WORKERS = 2
 
 
 class Cluster:
@@ -47,6 +59,7 @@ class Cluster:
         self.scenario = scenario
         self._limits = Limits(
             call_seconds=LIMIT_SECONDS,
+            silence_seconds=0.4,
             attempt_seconds_max=1.0,
             background_seconds=5.0,
             lock_wait_seconds=1.5,
@@ -67,6 +80,7 @@ class Cluster:
         self.processes: dict[str, SimulatedProcess] = {}
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
+        self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
         programs = Programs(self.root, self.masters)
         self.placements = Placements(self.tablet_servers)
@@ -75,11 +89,15 @@ class Cluster:
         )
         if not scenario.with_master:
             for cells in workload.tables:
-                self.placements.add_table(cells.name, cells.splits)
+                self.placements.add_table(
+                    cells.name, cells.splits, registered(workload.observers, cells.name)
+                )
         for address in self.masters:
             real = Masters(self.root).serve
             self._add(address, real if scenario.with_master else self.placements.serve)
         self._add(ORACLE, programs.oracle)
+        if scenario.with_master:
+            self._add(STANDBY_ORACLE, programs.oracle)
         self._add(LOCK_SERVICE, programs.lock_service)
         for address in self.tablet_servers:
             self._add(address, programs.tablet_server)
@@ -106,11 +124,22 @@ class Cluster:
 
     async def start_clients(self) -> None:
         share = self.scenario.transactions_per_session
+        each, working = self.scenario.sessions_per_client, set(self.scenario.sessions)
         for client, address in enumerate(self.clients):
-            for number in range(SESSIONS_PER_CLIENT):
-                works = client * SESSIONS_PER_CLIENT + number in self.scenario.sessions
+            for number in range(each):
+                works = client * each + number in working
                 self.chronicle.left[f"{address} {number}"] = share if works else 0
             self._add(address, self._client).start(self._client)
+
+    async def start_workers(self) -> None:
+        for address in self.workers:
+            self._add(address, self._worker).start(self._worker)
+
+    def stop_workers(self) -> None:
+        """For good: they have nothing left to do."""
+        for address in self.workers:
+            self.down_until[address] = inf
+            self.processes[address].crash()
 
     async def supervise(self) -> None:
         """Starts again what has ended, until cancelled."""
@@ -173,21 +202,37 @@ class Cluster:
                 database,
                 Random(f"{incarnation.address} {number} {incarnation.number} {self.scenario.seed}"),
             )
-            for number in range(SESSIONS_PER_CLIENT)
+            for number in range(self.scenario.sessions_per_client)
         ]
-        await asyncio.gather(*(self._work(session) for session in sessions))
+        await asyncio.gather(*(self._work(session, incarnation.address) for session in sessions))
         await database.close()
 
-    async def _work(self, session: Session) -> None:
+    async def _worker(self, incarnation: Incarnation) -> None:
+        incarnation.listen([])
+        database = await self.connected(incarnation.world)
+        name = incarnation.life.name
+        await observing.work(database, self.chronicle.recorder, name, self.workload.observers)
+
+    async def _work(self, session: Session, address: str) -> None:
         while session.goes_on:
-            await asyncio.sleep(session.random.random() * _THINK_SECONDS_MAX)
+            await self.loop.sleep(self._think_seconds(session, address))
             await self.workload.step(session)
 
+    def _think_seconds(self, session: Session, address: str) -> float:
+        burst = self.scenario.burst_seconds
+        if not burst:
+            return session.random.random() * _THINK_SECONDS_MAX
+        # One client after the other, so that those who wait for each other are not always the same.
+        phase = self.clients.index(address) / len(self.clients) * burst
+        return burst - (self.loop.now - phase) % burst
+
     async def visit(self, address: str, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-        """Runs something in a process of the simulation's own, which nothing strikes."""
+        """Runs something in a process of the simulation's own. Killed, it begins anew."""
         done: asyncio.Future[None] = self.loop.create_future()
 
         async def program(incarnation: Incarnation) -> None:
+            # As a client's, its machine may have lost power, and is back by now.
+            incarnation.listen([])
             try:
                 await work(incarnation.world)
             except Exception as error:  # noqa: BLE001  # raised again by whoever waits

@@ -6,24 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from percolator.aio import Database
-from percolator.errors import PercolatorError, TabletLocation
+from percolator.errors import PercolatorError
 from percolator.schema import Table
 from percolator.testing.audit import StoredTable
 from percolator.testing.history import Found, Scan
-from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.testing.stored_tables import stored_tables
+from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import World
 from tests.simulation.cluster import Cluster
 from tests.simulation.workloads.workload import Rows
 
-_SPACES = (
-    cells_pb2.SPACE_LOCK,
-    cells_pb2.SPACE_WRITE,
-    cells_pb2.SPACE_DATA,
-    cells_pb2.SPACE_ROLLBACK,
-    cells_pb2.SPACE_NOTIFY,
-)
 _RETRY_SECONDS = 0.3
 _CALL_SECONDS = 5.0
 
@@ -38,6 +31,8 @@ class LastReading:
         self.stored: list[StoredTable] = []
         self.timestamp = 0
         """Newer than everything that is stored."""
+        self.collected_below = 0
+        """History may be collected below it."""
 
     async def read(self, world: World) -> None:
         """Until it succeeds. First the rows: reading them settles whatever locks are left."""
@@ -45,6 +40,8 @@ class LastReading:
         await _until_done(lambda: self._read_rows(database))
         await _until_done(lambda: self._read_cells(world, database))
         self.timestamp = await database.timestamp()
+        if self._cluster.scenario.with_master:
+            await _until_done(lambda: self._ask_the_master(world))
         await database.close()
 
     async def _read_rows(self, database: Database) -> bool:
@@ -68,21 +65,26 @@ class LastReading:
         return True
 
     async def _read_cells(self, world: World, database: Database) -> bool:
-        catalog = database._engine.catalog
-        self.stored.clear()
+        deadline = world.clock.monotonic_seconds() + _CALL_SECONDS
+        names = [table.name for table in self._tables]
         try:
-            for table in self._tables:
-                deadline = world.clock.monotonic_seconds() + _CALL_SECONDS
-                info = await catalog.table(table.name, deadline)
-                tablets = await catalog.all_tablets(info.table_id, deadline)
-                cells: list[cells_pb2.Cell] = []
-                for tablet in tablets:
-                    for space in _SPACES:
-                        cells += await _scan(world, tablet, info.schema.version, space)
-                self.stored.append(StoredTable(info.table_id, table.name, cells))
+            catalog = database._engine.catalog
+            self.stored = await stored_tables(world.network, catalog, names, deadline)
         except PercolatorError:
             return False
         return True
+
+    async def _ask_the_master(self, world: World) -> bool:
+        for master in self._cluster.masters:
+            try:
+                answer = await world.network.unary(master, methods.DESCRIBE_COLLECTION)(
+                    master_pb2.DescribeCollectionRequest(), _CALL_SECONDS
+                )
+            except PercolatorError:
+                continue
+            self.collected_below = answer.transactions_safe_point
+            return True
+        return False
 
 
 async def _until_done(attempt: Callable[[], Awaitable[bool]]) -> None:
@@ -90,26 +92,3 @@ async def _until_done(attempt: Callable[[], Awaitable[bool]]) -> None:
         if await attempt():
             return
         await asyncio.sleep(_RETRY_SECONDS)
-
-
-async def _scan(
-    world: World, tablet: TabletLocation, schema_version: int, space: cells_pb2.Space
-) -> list[cells_pb2.Cell]:
-    request = wire.ScanCellsRequest(
-        target=wire.TabletTarget(
-            tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=schema_version
-        ),
-        space=space,
-        range=cells_pb2.RowRange(start=tablet.start, end=tablet.end),
-    )
-    found: list[cells_pb2.Cell] = []
-    call = world.network.stream(tablet.address, methods.SCAN_CELLS)
-    async for page in call(request, _CALL_SECONDS):
-        if page.HasField("error"):
-            raise _Retry("the tablet is not served")
-        found.extend(page.cells)
-    return found
-
-
-class _Retry(PercolatorError):
-    """The reading is to be begun again."""

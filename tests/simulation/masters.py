@@ -14,6 +14,7 @@ from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCo
 from services.chassis.lived_time import LivedTime
 from services.chassis.rpc import Exposed
 from services.chassis.version import version
+from services.master.collection import CollectionTimes
 from services.master.handler import ClusterHandler
 from services.master.leader import MasterTimes
 from services.master.master import Master, Site
@@ -24,7 +25,10 @@ from tests.simulation.disks import ROOT
 from tests.simulation.programs import StoreRoot
 
 _LEASE_SECONDS = 1.5
+_POLL_SECONDS = 0.25
+_ASK_SECONDS = 0.4
 _SILENCE_MILLISECONDS = 5_000
+_COLLECTION = CollectionTimes(round_seconds=0.7, retention_seconds=1.5, retention_min_seconds=1.0)
 _CALL_SECONDS = 6.0
 
 
@@ -48,9 +52,11 @@ class Masters:
         registry = Registry(
             LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100
         )
-        grace = CoordinatorTimes(grace_seconds=_LEASE_SECONDS)
+        # Looked at less often than in operation: looking is most of what a quiet cluster does.
+        grace = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=_POLL_SECONDS)
         coordinator = DirectoryCoordinator(files, clock, ROOT, grace)
-        times = MasterTimes(WatchTimes(lease_seconds=_LEASE_SECONDS), gather_seconds=0.1)
+        watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
+        times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
         master = Master(Site(world, files, ROOT, own, times), coordinator, registry)
         cluster = ClusterHandler(clock, identity, own, registry, master)
         incarnation.listen(

@@ -53,5 +53,17 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, network=replace(scenario.network, **{name: 0.0}))
     if scenario.transactions_per_session > 1:
         yield replace(scenario, transactions=scenario.transactions // 2)
-    for session in scenario.sessions if len(scenario.sessions) > 1 else ():
-        yield replace(scenario, sessions=tuple(one for one in scenario.sessions if one != session))
+    if scenario.burst_seconds:
+        yield replace(scenario, burst_seconds=0.0)
+    yield from _fewer_sessions(scenario)
+
+
+def _fewer_sessions(scenario: Scenario) -> Iterator[Scenario]:
+    """Half of them, and then all but one."""
+    sessions = scenario.sessions
+    middle = len(sessions) // 2
+    parts = [sessions[:middle], sessions[middle:]] if middle > 1 else []
+    if len(sessions) > 1:
+        parts += [(session,) for session in sessions]
+    for without in parts:
+        yield replace(scenario, without_sessions=scenario.without_sessions | set(without))

@@ -50,12 +50,15 @@ class Placements:
     moves: list[int] = field(default_factory=list)
     """Places in `tablets` of which somebody else shall become the owner."""
 
-    def add_table(self, name: str, splits: Sequence[bytes]) -> None:
+    def add_table(
+        self, name: str, splits: Sequence[bytes], observers: Sequence[master_pb2.Observer] = ()
+    ) -> None:
         table = master_pb2.Table(
             table_id=len(self.tables) + 1,
             name=name,
             schema_version=_SCHEMA_VERSION,
             tablets=len(splits) + 1,
+            observers=observers,
         )
         self.tables[name] = table
         for start, end in itertools.pairwise([b"", *splits, b""]):
@@ -117,6 +120,11 @@ class _StandIn:
     ) -> master_pb2.DescribeTableResponse:
         return master_pb2.DescribeTableResponse(table=self._table(request.name, request.table_id))
 
+    async def list_tables(
+        self, request: master_pb2.ListTablesRequest
+    ) -> master_pb2.ListTablesResponse:
+        return master_pb2.ListTablesResponse(tables=self._placements.tables.values())
+
     async def locate_tablets(
         self, request: master_pb2.LocateTabletsRequest
     ) -> master_pb2.LocateTabletsResponse:
@@ -129,7 +137,7 @@ class _StandIn:
             and (not placed.location.range.end or placed.location.range.end > start)
         ]
         return master_pb2.LocateTabletsResponse(
-            locations=found, schema_version=table.schema_version
+            locations=found, schema_version=table.schema_version, observers=table.observers
         )
 
     def _table(self, name: str, table_id: int) -> master_pb2.Table:

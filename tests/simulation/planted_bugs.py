@@ -8,8 +8,6 @@ planted where every order is tried: `test_planted_takeover_bugs.py`.
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,20 +18,15 @@ import pytest
 from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.write_steps import WriteSteps
-from percolator.tablet.commit_work import CommitWork
-from percolator.tablet.group_commit import GroupCommit
-from percolator.tablet.judge import Judge
-from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage
+from percolator.tablet.memory_storage import MemoryCursor
 from percolator.tablet.point_reads import PointReads
 from percolator.tablet.state import TabletState
 from percolator.tablet.tablet import Tablet
-from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import (
     Change,
     Mutation,
-    MutationResult,
     ReadBatch,
     ReadBatchResult,
 )
@@ -41,6 +34,10 @@ from percolator.wire.questions import APPLIED, Refused, RowAnswer, RowQuestion, 
 from percolator.wire.router import Router
 from services.chassis.epoch_directory import EpochDirectory
 from services.oracle.ledger import Ledger
+from tests.simulation import planted_collection_bugs as collection_bugs
+from tests.simulation import planted_durability_bugs as durability_bugs
+from tests.simulation import planted_load_bugs as load_bugs
+from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
 
@@ -63,12 +60,12 @@ def no_rollback_marker(patch: Patch) -> None:
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
     """The first attempt may have been applied; the other cells follow with the second's."""
 
-    async def wrong(self: commit.Commit, deadline: float) -> int:
+    async def wrong(self: CommitPoint, deadline: float) -> int:
         while True:
             await self._take_commit_timestamp(deadline)
             schema = await self._around.schema(self._write.primary.table_id, deadline)
-            step = self._write.commit_primary(schema, self._min_commit, self._commit)
-            self._commit_sent = True
+            step = self._write.commit_primary(schema, self.min_commit, self._commit)
+            self.sent = True
             (answer,) = await self._around.cells.mutate((step,), deadline)
             if answer is APPLIED:
                 return self._commit
@@ -77,9 +74,9 @@ def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
                     return self._commit
                 if not self._is_own_lock(answer):
                     return await self._no_lock(answer, deadline)
-                self._learn_lock(answer)
+                self.learn_lock(answer)
 
-    patch.setattr(commit.Commit, "_commit_primary", wrong)
+    patch.setattr(CommitPoint, "reach", wrong)
 
 
 def read_ignores_locks(patch: Patch) -> None:
@@ -187,65 +184,6 @@ def abort_not_primary_first(patch: Patch) -> None:
     patch.setattr(commit.Commit, "_give_up", wrong)
 
 
-def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
-    """It tells of a commit that is still being written, which a power cut takes back."""
-    correct = GroupCommit.execute
-
-    async def wrong(self: GroupCommit, work: CommitWork) -> list[MutationResult]:
-        state = self._state
-        storage = state.storage
-        if isinstance(storage, MemoryStorage) and storage.disk.in_doubt is not None:
-            view = _WithWhatIsBeingWritten(storage)
-            judge = Judge(view, state.mirror, _NothingRecent())  # type: ignore[arg-type]
-            refusals = [judge.refusal(step) for step in work.steps]
-            found = [one for one in refusals if one is not None and _tells_of_commit(one)]
-            if len(found) == len(refusals):
-                return found
-        return await correct(self, work)
-
-    patch.setattr(GroupCommit, "execute", wrong)
-
-
-def _tells_of_commit(refusal: MutationResult) -> bool:
-    return refusal.cell.space == SPACE_WRITE
-
-
-class _WithWhatIsBeingWritten:
-    """A storage that shows a batch before it is durable."""
-
-    def __init__(self, storage: MemoryStorage) -> None:
-        self._entries = dict(storage._entries)
-        for key, value in (storage.disk.in_doubt or {}).items():
-            if value is None:
-                self._entries.pop(key, None)
-            else:
-                self._entries[key] = value
-        self.get = self._entries.get
-
-    def cursor(self) -> MemoryCursor:
-        return MemoryCursor(self._entries, sorted(self._entries))
-
-
-class _NothingRecent:
-    """Makes the judge look for itself."""
-
-    newest_marker = TIMESTAMP_MAX
-
-    def bound(self, cell: bytes) -> int:
-        return TIMESTAMP_MAX
-
-
-def write_shown_before_it_is_durable(patch: Patch) -> None:
-    """A reader sees, and acts on, what a power cut takes back."""
-    correct = MemoryStorage.write
-
-    async def wrong(self: MemoryStorage, batch: MemoryBatch) -> None:
-        self._show(batch.changes)
-        await correct(self, batch)
-
-    patch.setattr(MemoryStorage, "write", wrong)
-
-
 def read_without_the_after_check(patch: Patch) -> None:
     """A deposed owner answers from what it knew."""
     patch.setattr(TabletState, "require_ownership", lambda self: None)
@@ -261,7 +199,7 @@ def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
     correct = commit.Commit._prewrite
 
     async def wrong(self: commit.Commit, deadline: float) -> int:
-        await self._take_commit_timestamp(deadline)
+        await self._point._take_commit_timestamp(deadline)
         return await correct(self, deadline)
 
     patch.setattr(commit.Commit, "_prewrite", wrong)
@@ -317,6 +255,7 @@ class Bug:
     seconds_max: float = 1.0
     """How long a strike lasts."""
     seeds_max: int = 100
+    with_master: bool = False
     is_quickly_caught: bool = False
     """In seconds: then it is tested whenever anything is."""
 
@@ -329,7 +268,7 @@ class Bug:
             found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
         else:
             found = scenario_of(seed, workload=self.workload, with_master=False)
-        return replace(found, doubled_share=self.doubled_share)
+        return replace(found, doubled_share=self.doubled_share, with_master=self.with_master)
 
 
 BUGS = (
@@ -342,13 +281,61 @@ BUGS = (
     Bug(rollback_deletes_a_foreign_lock, is_quickly_caught=True),
     Bug(commit_ignores_min_commit_ts),
     Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
-    Bug(refusal_answered_before_its_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), seeds_max=300),
-    Bug(write_shown_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK)),
+    *(
+        Bug(plant, kinds, seeds_max=500, is_quickly_caught=quickly)
+        for plant, kinds, quickly in durability_bugs.ALL
+    ),
     Bug(read_without_the_after_check, (Kind.TAKEOVER,)),
     Bug(write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
     Bug(commit_timestamp_before_the_prewrites),
     Bug(prewrite_ignores_newer_commits),
     Bug(primary_by_chance),
+    Bug(
+        observer_bugs.notification_newer_than_the_snapshot_deleted,
+        workload="chains",
+    ),
+    Bug(observer_bugs.notification_at_the_start_timestamp, workload="chains"),
+    Bug(
+        observer_bugs.acknowledgement_not_in_the_transaction,
+        workload="chains",
+    ),
+    Bug(observer_bugs.weak_notification_not_written_again, (Kind.SLOW_LINKS,), workload="chains"),
+    Bug(
+        observer_bugs.roll_forward_without_the_notification,
+        (Kind.CLIENT_STEP,),
+        workload="chains",
+    ),
+    Bug(
+        observer_bugs.registration_returns_before_tablets_know,
+        workload="chains",
+        with_master=True,
+        is_quickly_caught=True,
+    ),
+    Bug(
+        observer_bugs.commits_of_any_schema_are_taken,
+        workload="chains",
+        with_master=True,
+    ),
+    Bug(
+        observer_bugs.unknown_run_taken_for_committed,
+        (Kind.PAUSE, Kind.ONE_WAY),
+        workload="chains",
+        seconds_max=12.0,
+        seeds_max=500,
+    ),
+    Bug(
+        observer_bugs.notification_deleted_before_the_run,
+        (Kind.CRASH, Kind.PAUSE),
+        workload="chains",
+    ),
+    *(
+        Bug(plant, kinds, workload=workload, with_master=True, seconds_max=5.0, seeds_max=400)
+        for plant, kinds, workload in collection_bugs.ALL
+    ),
+    *(
+        Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
+        for plant, kinds, quickly in load_bugs.ALL
+    ),
 )
 
 
@@ -361,28 +348,3 @@ def seeds_until_caught(bug: Bug, first: int = 0) -> tuple[int, Verdict | None]:
             if verdict.failed:
                 return seeds, verdict
     return bug.seeds_max, None
-
-
-def main() -> int:
-    """`python -m tests.simulation.planted_bugs`: plants them all, and reports."""
-    missed = 0
-    wanted = sys.argv[1:]
-    for bug in BUGS:
-        if wanted and not any(word in bug.name for word in wanted):
-            continue
-        began = time.process_time()
-        seeds, verdict = seeds_until_caught(bug)
-        seconds = time.process_time() - began
-        if verdict is None:
-            missed += 1
-            print(f"NOT CAUGHT in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}", flush=True)
-        else:
-            # What was logged comes first in time, and says less.
-            seen = max(verdict.problems, key=lambda one: not one.startswith("logged"))
-            seen = seen.split(": ")[0]
-            print(f"caught in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}: {seen}", flush=True)
-    return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

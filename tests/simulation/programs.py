@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.testing.simulated_process import Incarnation
-from percolator.v1 import cluster_pb2, lockservice_pb2, oracle_pb2
+from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.wire.methods import REGISTER
 from services.chassis.host import Host
 from services.chassis.memory_disk import MemoryDisk
@@ -26,9 +26,8 @@ from services.chassis.service_settings import ServiceSettings
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits as LockServiceLimits
-from services.oracle.handler import OracleHandler
-from services.oracle.ledger import Ledger
-from services.oracle.oracle import Oracle, OracleLimits
+from services.oracle.service import oracle_service
+from services.oracle.settings import OracleSettings
 from services.tabletserver.service import tablet_server
 from services.tabletserver.settings import TabletServerSettings
 from tests.simulation.disks import ROOT, SimulatedFiles
@@ -40,11 +39,15 @@ CLUSTER_ID = "simulated"
 MASTER = "master:7100"
 STANDBY = "master-2:7100"
 ORACLE = "oracle:7001"
+STANDBY_ORACLE = "oracle-2:7001"
 LOCK_SERVICE = "lockservice:7002"
 _REGISTER_SECONDS = 1.0
 _AGAIN_SECONDS = 0.2
 _CALL_SECONDS = 0.5
 _TABLET_SERVER_SETTINGS = TabletServerSettings(store=str(ROOT))
+_LOCK_SERVICE_LIMITS = LockServiceLimits(ttl_milliseconds_max=3_000)
+"""As long as the sessions of the simulated clients live: then who needs history is known so soon
+after a restart."""
 
 
 class StoreRoot:
@@ -55,12 +58,18 @@ class StoreRoot:
         self.disk.make_durable_directory(ROOT)
         self.struck = struck
         self._fsync_seconds_max = fsync_seconds_max
+        self.collected: dict[int, int] = {}
+        """Commit timestamps of transactions of which a record was collected, by start timestamp."""
         self.open_files: dict[str, SimulatedFiles] = {}
         """By address: of the present incarnations."""
 
     def files(self, incarnation: Incarnation) -> SimulatedFiles:
         files = SimulatedFiles(
-            self.disk, incarnation.world.random, self.struck, self._fsync_seconds_max
+            incarnation.wire.loop,
+            self.disk,
+            incarnation.world.random,
+            self.struck,
+            self._fsync_seconds_max,
         )
         incarnation.life.at_end(files.kill)
         self.open_files[incarnation.address] = files
@@ -76,18 +85,18 @@ class Programs:
 
     async def oracle(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
-        clock = incarnation.world.clock
-        ledger = await Ledger.open(files, ROOT, holder=incarnation.life.name, cluster_id="")
-        oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
-        await oracle.extend()
-        service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
-        incarnation.listen([Exposed(service, OracleHandler(oracle))])
-        kind = cluster_pb2.SERVICE_KIND_ORACLE
-        await asyncio.gather(oracle.keep_extended(), self._announce(incarnation, kind))
+        masters = tuple(self._masters) if len(self._masters) > 1 else ()
+        settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
+        host = _host(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE)
+        async with oracle_service(host, ROOT) as exposed:
+            incarnation.listen(exposed)
+            host.background("register", self._register(incarnation, host.announced))
+            await host.failed.wait()
+        raise InvariantViolation(f"a background task of {incarnation.life.name} failed")
 
     async def lock_service(self, incarnation: Incarnation) -> None:
         world = incarnation.world
-        handler = LockServiceHandler(world.clock, world.random, LockServiceLimits())
+        handler = LockServiceHandler(world.clock, world.random, _LOCK_SERVICE_LIMITS)
         service = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
         incarnation.listen([Exposed(service, handler)])
         kind = cluster_pb2.SERVICE_KIND_LOCK_SERVICE
@@ -95,8 +104,9 @@ class Programs:
 
     async def tablet_server(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
-        host = _host(incarnation, files, _TABLET_SERVER_SETTINGS)
-        store = SimulatedTabletStore(files, self._root.struck)
+        kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
+        host = _host(incarnation, files, _TABLET_SERVER_SETTINGS, kind)
+        store = SimulatedTabletStore(files, self._root.struck, self._root.collected)
         async with tablet_server(host, store, files.free_bytes) as exposed:
             incarnation.listen(exposed)
             host.background("register", self._register(incarnation, host.announced))
@@ -123,8 +133,13 @@ class Programs:
             await asyncio.sleep(_REGISTER_SECONDS)
 
 
-def _host(incarnation: Incarnation, files: SimulatedFiles, settings: SettingsT) -> Host[SettingsT]:
-    server = _server(incarnation, cluster_pb2.SERVICE_KIND_TABLET_SERVER)
+def _host(
+    incarnation: Incarnation,
+    files: SimulatedFiles,
+    settings: SettingsT,
+    kind: cluster_pb2.ServiceKind,
+) -> Host[SettingsT]:
+    server = _server(incarnation, kind)
     return Host(
         settings,
         incarnation.world,

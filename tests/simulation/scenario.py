@@ -12,11 +12,19 @@ from enum import Enum
 
 from percolator.testing.network_faults import PERFECT, NetworkFaults
 from percolator.world import Random
+from tests.simulation.workloads import crowd
 from tests.simulation.workloads.catalogue import WORKLOADS
 
 CLIENTS = 4
-SESSIONS_PER_CLIENT = 2
 TRANSACTIONS = 200
+_FEW_SESSIONS = 2
+_MANY_SESSIONS = 25
+_BURSTS_SHARE = 0.3
+_BURST_SECONDS = 1.0
+_TIMES_IN_A_CROWD = 4
+"""So many times the transactions, at the price of hardly more."""
+_CLIENTS_SHARE_IN_CHAINS = 0.4
+"""Of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
 """For so long new strikes begin; all of them end."""
 _TABLET_SERVERS = 3
@@ -83,19 +91,31 @@ class Scenario:
     with_master: bool = False
     """The product's own master instead of the stand-in; splits and moves, too."""
     transactions: int = TRANSACTIONS
-    sessions: tuple[int, ...] = tuple(range(CLIENTS * SESSIONS_PER_CLIENT))
-    """Which of all sessions work: an equal share of the transactions each."""
+    sessions_per_client: int = _FEW_SESSIONS
+    burst_seconds: float = 0.0
+    """All sessions of a client begin together, so often, and share its calls and the servers'
+    batches; 0: each begins when it likes, and most calls carry one row."""
+    without_sessions: frozenset[int] = frozenset()
+    """Which of all sessions do not work; the others have an equal share of the transactions each,
+    as if they did."""
     tablet_servers: int = _TABLET_SERVERS
 
     @property
+    def sessions(self) -> tuple[int, ...]:
+        """Those that work."""
+        count = CLIENTS * self.sessions_per_client
+        return tuple(one for one in range(count) if one not in self.without_sessions)
+
+    @property
     def transactions_per_session(self) -> int:
-        return -(-self.transactions // (CLIENTS * SESSIONS_PER_CLIENT))
+        return -(-self.transactions // (CLIENTS * self.sessions_per_client))
 
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
         lines = [
             f"seed {self.seed}: {self.workload}, {master}, {len(self.sessions)} sessions "
-            f"of {self.transactions_per_session} transactions",
+            f"of {self.transactions_per_session} transactions"
+            + (" in bursts" if self.burst_seconds else ""),
             f"  network: {self.network if self.network is not PERFECT else 'perfect'}",
             *(f"  {strike}" for strike in self.strikes),
         ]
@@ -117,7 +137,7 @@ def scenario_of(
         (_strike(chance) for _ in range(chance.randint(0, _STRIKES_MAX))),
         key=lambda strike: strike.at_seconds,
     )
-    return Scenario(
+    found = Scenario(
         seed,
         workload or drawn,
         tuple(strikes),
@@ -128,6 +148,18 @@ def scenario_of(
         with_master=master if with_master is None else with_master,
         transactions=transactions,
     )
+    if found.workload == "crowd":
+        return replace(
+            found,
+            sessions_per_client=crowd.SESSIONS_PER_CLIENT,
+            burst_seconds=crowd.BURST_SECONDS,
+            transactions=transactions * _TIMES_IN_A_CROWD,
+        )
+    if found.workload == "chains":
+        found = replace(found, transactions=round(transactions * _CLIENTS_SHARE_IN_CHAINS))
+    if chance.random() < _BURSTS_SHARE:
+        return replace(found, sessions_per_client=_MANY_SESSIONS, burst_seconds=_BURST_SECONDS)
+    return found
 
 
 def harsh(
@@ -143,6 +175,9 @@ def harsh(
     ]
     strikes.sort(key=lambda strike: strike.at_seconds)
     mild = scenario_of(seed, workload=workload, with_master=False)
+    if mild.workload == "chains":
+        # Clients alone make the usual number here, with two or three runs for each.
+        mild = replace(mild, transactions=TRANSACTIONS)
     return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4, fsync_seconds_max=0.03)
 
 

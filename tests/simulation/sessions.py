@@ -19,7 +19,9 @@ from percolator.errors import (
     OutcomeUnknown,
     PercolatorError,
     Retry,
+    SnapshotTooOld,
 )
+from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.schema import Column, Table
 from percolator.testing.history import (
     CellKey,
@@ -84,6 +86,10 @@ class RecordedTx:
         await self._transaction.lock(row, column)
         self._recorded.lock(_key(row, column))
 
+    async def notify(self, row: bytes, column: Column[bytes]) -> None:
+        await self._transaction.notify(row, column)
+        self._recorded.notify(_key(row, column))
+
     async def scan(
         self,
         table: Table[bytes],
@@ -93,7 +99,7 @@ class RecordedTx:
         reverse: bool = False,
         limit: int = 0,
     ) -> dict[bytes, dict[bytes, bytes]]:
-        """All columns of a range of rows that this transaction has not written."""
+        """All columns of a range of rows, the transaction's own writes among them."""
         found: list[Found] = []
         rows = self._transaction.scan(
             table,
@@ -162,6 +168,20 @@ class Session:
         """The workload has seen what it must never see."""
         self._chronicle.broken.append(f"{self._recorded_as}: {promise}")
 
+    @property
+    def database(self) -> Database:
+        """For what is no transaction."""
+        return self._database
+
+    def begin_alone(self) -> RecordedTransaction:
+        """The record of something that the workload runs by itself instead of a transaction."""
+        self._chronicle.left[self.name] -= 1
+        return self._chronicle.recorder.begin(self._recorded_as)
+
+    def expect(self, error: PercolatorError) -> None:
+        """Raises what a client cannot expect from a cluster in trouble."""
+        self._expected(error)
+
     def unique(self) -> bytes:
         """A value that nobody else ever writes."""
         return b"%s %d" % (self._recorded_as.encode(), self.random.getrandbits(40))
@@ -191,6 +211,7 @@ class Session:
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
         """As a gateway does whose caller asked another gateway for the same again."""
         self._chronicle.doubled.add(recorded.record.start_ts)
+        transaction._alone = False
         other = transaction._prepare_commit()
         now = self._database._engine.now
 
@@ -200,10 +221,9 @@ class Session:
                 await other.run(now() + LIMIT_SECONDS)
             except OutcomeUnknown:
                 return
-            except ConflictError:
-                self._claim(recorded, committed=False)
             except PercolatorError as error:
-                # Given up without a durable mark: whether the other one succeeds is open.
+                if self._is_final(transaction, error):
+                    self._claim(recorded, committed=False)
                 self._expected(error)
             else:
                 self._claim(recorded, committed=True)
@@ -221,7 +241,7 @@ class Session:
             await self._ask(transaction, recorded, error)
             return False
         except PercolatorError as error:
-            if isinstance(error, ConflictError) or not self._is_doubled(recorded):
+            if self._is_final(transaction, error):
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
@@ -257,16 +277,33 @@ class Session:
             return
         self._claim(recorded, committed=outcome is Outcome.COMMITTED)
 
-    def _is_doubled(self, recorded: RecordedTransaction) -> bool:
-        return recorded.record.start_ts in self._chronicle.doubled
+    def _is_final(self, transaction: Transaction, error: PercolatorError) -> bool:
+        """Whether what was given up will never be committed.
+
+        Of two committers one may give up for lack of time what the other commits. As for a gateway,
+        only a durable marker rules that out, or somebody else's newer commit of the primary.
+        """
+        start = transaction.start_timestamp
+        if start not in self._chronicle.doubled:
+            return True
+        if self._database._engine.around.verdicts.get(start) == ROLLED_BACK:
+            return True
+        if isinstance(error, ConflictError) and error.other_commit_timestamp:
+            return error.cell == min(transaction.writes.cells)
+        return False
 
     def _claim(self, recorded: RecordedTransaction, *, committed: bool) -> None:
         self._chronicle.claims.append(Claim(recorded.record, committed))
 
     @staticmethod
     def _expected(error: PercolatorError) -> bool:
-        """Lets through what a client cannot expect from a cluster in trouble."""
-        if error.retry is Retry.USELESS and not isinstance(error, ConflictError | OutcomeUnknown):
+        """Lets through what a client cannot expect from a cluster in trouble.
+
+        History is kept for hardly longer than it takes a session to tell what it needs: too old a
+        snapshot is to be expected, too.
+        """
+        expected = ConflictError | OutcomeUnknown | SnapshotTooOld
+        if error.retry is Retry.USELESS and not isinstance(error, expected):
             raise error
         return False
 

@@ -19,7 +19,8 @@ from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
 from percolator.wire import methods
 from percolator.world import Random, World
 from tests.simulation.cluster import Cluster
-from tests.simulation.programs import ORACLE
+from tests.simulation.expected import CLIENT_STEPS
+from tests.simulation.programs import ORACLE, STANDBY_ORACLE
 from tests.simulation.scenario import Kind, Strike
 
 _SLOW_SECONDS_PER_AMOUNT = 0.02
@@ -105,7 +106,8 @@ class Strikes:
         """Tablet servers three times as often as others: they hold what is dear."""
         cluster = self._cluster
         if strike.kind is Kind.CRASH_ORACLE:
-            return cluster.processes[ORACLE]
+            oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in cluster.processes]
+            return cluster.processes[oracles[strike.target % len(oracles)]]
         candidates = [*cluster.processes, *cluster.tablet_servers, *cluster.tablet_servers]
         return cluster.processes[candidates[strike.target % len(candidates)]]
 
@@ -227,11 +229,17 @@ class Strikes:
     # ------------------------------------------------------------------ clients
 
     def _ambush(self, strike: Strike) -> Callable[[], None] | None:
-        clients = self._cluster.clients
+        clients = [*self._cluster.clients, *self._cluster.workers]
         address = clients[strike.target % len(clients)]
         if address not in self._cluster.processes:
             return None
-        ambush = _Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
+        aim = _AIMS[strike.target // 3 % len(_AIMS)]
+        if aim is None:
+            ambush = _Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
+        else:
+            countdown = 1 + strike.amount % _AIMED_AFTER_MAX
+            is_reply = aim.endswith("answered")
+            ambush = _Ambush(address, countdown, is_reply=is_reply, aim=aim)
         self._armed.append(ambush)
         self._cluster.wire.watcher = self._watch
 
@@ -262,13 +270,22 @@ class Strikes:
         self._kill(process, _CLIENT_DOWN_SECONDS, machine=False)
 
 
+_AIMED_AFTER_MAX = 4
+_AIMS = (None, "read", *CLIENT_STEPS, "commit of the primary", "commit of others")
+"""Whoever waits for any message rarely sees one of the few that decide."""
+
+
 class _Ambush:
     """Waits for a message of a client's commit, and then for as many more as it was told."""
 
-    def __init__(self, client: str, countdown: int, *, is_reply: bool) -> None:
+    def __init__(
+        self, client: str, countdown: int, *, is_reply: bool, aim: str | None = None
+    ) -> None:
+        """`aim`: of these messages only."""
         self.client = client
         self._countdown = countdown
         self._is_reply = is_reply
+        self._aim = aim
 
     def step(self, envelope: Envelope) -> str | None:
         """The step at which it strikes, or None."""
@@ -279,12 +296,16 @@ class _Ambush:
         name = _STEPS.get(envelope.path)
         if name is None:
             return None
-        self._countdown -= 1
-        if self._countdown > 0:
+        if self._aim is not None and _step_of(envelope, name) != self._aim:
             return None
-        if envelope.is_reply:
-            return f"{name} answered"
-        return _mutation_step(envelope.payload) if name == "mutation" else name
+        self._countdown -= 1
+        return None if self._countdown > 0 else _step_of(envelope, name)
+
+
+def _step_of(envelope: Envelope, name: str) -> str:
+    if envelope.is_reply:
+        return f"{name} answered"
+    return _mutation_step(envelope.payload) if name == "mutation" else name
 
 
 _STEPS = {
@@ -294,6 +315,16 @@ _STEPS = {
 }
 
 
+_IN_ORDER = (
+    "status",
+    "heartbeat or push",
+    "prewrite",
+    "rollback",
+    "commit of the primary",
+    "commit of others",
+)
+
+
 def _mutation_step(payload: bytes) -> str:
     """The furthest step of the protocol among the mutations of a request."""
     steps = [
@@ -301,16 +332,20 @@ def _mutation_step(payload: bytes) -> str:
         for batch in MutateRequest.FromString(payload).batches
         for mutation in batch.mutations
     ]
-    return max(steps, default="mutation")
+    return max(steps, default="mutation", key=_IN_ORDER.index)
 
 
 def _step(mutation: Mutation) -> str:
     for change in mutation.changes:
         match change.space:
             case cells_pb2.SPACE_WRITE:
-                return "commit of the primary" if mutation.not_below else "commit of others"
+                # Only the commit point asks whether it was rolled back; others follow it.
+                asks = any(one.space == cells_pb2.SPACE_ROLLBACK for one in mutation.conditions)
+                return "commit of the primary" if asks else "commit of others"
             case cells_pb2.SPACE_ROLLBACK:
                 return "rollback"
+            case cells_pb2.SPACE_NOTIFY if change.kind == Change.KIND_DELETE:
+                return "notification deleted"
             case cells_pb2.SPACE_LOCK if change.kind == Change.KIND_PUT:
                 return "prewrite" if mutation.not_below else "heartbeat or push"
             case _:

@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.protocol.records import START_TIMESTAMP_BYTES
+from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
+from percolator.tablet.load_fences import LoadFence
 from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
 from services.chassis.files import Files, OpenFile
 
@@ -27,8 +30,13 @@ _HEADER = struct.Struct(">II")
 _BYTES_MAX = 1 << 26
 
 
-async def open_tablet(files: Files, directory: Path, struck: Counter[str]) -> MemoryStorage:
-    """Replays what the directory holds, makes it durable, and begins a new log."""
+async def open_tablet(
+    files: Files, directory: Path, struck: Counter[str], collected: dict[int, int]
+) -> MemoryStorage:
+    """Replays what the directory holds, makes it durable, and begins a new log.
+
+    In `collected` is noted of which transactions a commit record was deleted, and its timestamp.
+    """
     try:
         names = sorted(await files.list(directory))
         numbers = [int(name[:6]) for name in names if name.endswith((".ldb", ".log"))]
@@ -45,7 +53,7 @@ async def open_tablet(files: Files, directory: Path, struck: Counter[str]) -> Me
             await files.unlink(directory / name)
     except OSError as error:
         raise StoreUnusable(f"cannot open {directory}: {error}", fault=_fault(error)) from error
-    return MemoryStorage(_TabletDisk(log, content))
+    return MemoryStorage(_TabletDisk(log, content, collected))
 
 
 async def _replayed(
@@ -96,12 +104,32 @@ def _fault(error: OSError) -> StoreFault:
 class _TabletDisk(MemoryDisk):
     """What stands below a tablet's `MemoryStorage`: its open log."""
 
-    def __init__(self, log: OpenFile, content: dict[bytes, bytes]) -> None:
+    def __init__(
+        self, log: OpenFile, content: dict[bytes, bytes], collected: dict[int, int]
+    ) -> None:
         super().__init__()
         self.durable = content
         self._log = log
+        self._collected = collected
 
     async def sync(self) -> None:
         if self.in_doubt is not None:
+            gone = [key for key, value in self.in_doubt.items() if value is None]
+            gone = [key for key in gone if key.startswith(W) and key in self.durable]
+            undone = self._loads_under_way() if gone else []
+            for key in gone:
+                row = split_component(key, 1)[0]
+                if not any(load.covers(row) for load in undone):
+                    start = int.from_bytes(self.durable[key][:START_TIMESTAMP_BYTES], "big")
+                    self._collected[start] = timestamp_of(key)
             await self._log.append(_framed(self.in_doubt))
             await self._log.fsync()
+
+    def _loads_under_way(self) -> list[LoadFence]:
+        """Behind their fences nothing was committed yet: what goes there is no history."""
+        fences = [
+            LoadFence.of_record(key, record)
+            for key, record in self.durable.items()
+            if key.startswith(LOAD_FENCE_PREFIX)
+        ]
+        return [fence for fence in fences if not fence.commit_timestamp]

@@ -20,9 +20,12 @@ from tests.simulation.tablet_log import open_tablet
 class SimulatedTabletStore:
     """A `TabletStore`."""
 
-    def __init__(self, files: SimulatedFiles, struck: Counter[str]) -> None:
+    def __init__(
+        self, files: SimulatedFiles, struck: Counter[str], collected: dict[int, int]
+    ) -> None:
         self._files = files
         self._struck = struck
+        self._collected = collected
         # Without a single thread: nothing of it that would need one is called.
         self._directories = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
 
@@ -32,7 +35,7 @@ class SimulatedTabletStore:
     async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
         if not isinstance(ownership, EpochDirectory):
             raise TypeError(f"not an ownership of this store: {ownership!r}")
-        return await open_tablet(self._files, ownership.path, self._struck)
+        return await open_tablet(self._files, ownership.path, self._struck, self._collected)
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
         await self._directories.remove_superseded(tablet)

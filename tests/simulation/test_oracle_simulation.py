@@ -23,14 +23,16 @@ from percolator.testing.simulated_process import Incarnation, SimulatedProcess
 from percolator.testing.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.wire.timestamp_source import TimestampSource
+from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
 from services.chassis.rpc import Exposed
+from services.oracle.candidate import Candidate, Site
 from services.oracle.handler import OracleHandler
 from services.oracle.ledger import Ledger
-from services.oracle.oracle import Oracle, OracleLimits
+from services.oracle.oracle import OracleLimits
 
-ORACLE = "oracle:7001"
+ORACLES = ["oracle:7001", "oracle-2:7001"]
 STORE = Path("/store")
 CLIENTS = 3
 SECONDS = 40.0
@@ -44,7 +46,7 @@ BAD = NetworkFaults(
 
 
 class _Cluster:
-    """One oracle on one disk, clients that ask it, and somebody who breaks things."""
+    """Two oracles on one disk, clients that ask them, and somebody who breaks things."""
 
     def __init__(self, loop: SimulationLoop, seed: int) -> None:
         self.random = Random(seed)
@@ -52,7 +54,7 @@ class _Cluster:
         self.recorder = Recorder(itertools.count().__next__)
         self.disk = MemoryDisk()
         self.disk.make_durable_directory(STORE)
-        self.oracle = SimulatedProcess(ORACLE, self.wire, self.random)
+        self.oracles = [SimulatedProcess(one, self.wire, self.random) for one in ORACLES]
         self.clients = [
             SimulatedProcess(f"client-{number}:1", self.wire, self.random)
             for number in range(CLIENTS)
@@ -62,16 +64,15 @@ class _Cluster:
         files = MemoryFiles(self.disk)
         incarnation.life.at_end(files.kill)
         clock = incarnation.world.clock
-        ledger = await Ledger.open(files, STORE, holder=incarnation.life.name, cluster_id="")
-        oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
-        await oracle.extend()
+        site = Site(clock, files, STORE, incarnation.address, "", OracleLimits())
+        candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
-        incarnation.listen([Exposed(service, OracleHandler(oracle))])
-        await oracle.keep_extended()
+        incarnation.listen([Exposed(service, OracleHandler(candidate.serving))])
+        await candidate.run()
 
     async def ask(self, incarnation: Incarnation) -> None:
         world = incarnation.world
-        source = TimestampSource(world, [ORACLE])
+        source = TimestampSource(world, ORACLES)
 
         async def session(name: str) -> None:
             while True:
@@ -86,13 +87,14 @@ class _Cluster:
     async def strike(self) -> None:
         """One fault, and its end."""
         chance = self.random
-        process = chance.choice([self.oracle, self.oracle, *self.clients])
+        process = chance.choice([*self.oracles, *self.clients])
         await asyncio.sleep(chance.uniform(0, 2))
         match chance.randrange(5):
             case 0:
                 process.crash(machine=chance.random() < 0.5)
             case 1:
-                self.oracle.crash(machine=True)
+                for oracle in self.oracles:
+                    oracle.crash(machine=True)
                 self.disk.cut_power(chance)
             case 2:
                 process.pause()
@@ -108,10 +110,11 @@ class _Cluster:
                 await one.restart()
 
     def _all(self) -> list[SimulatedProcess]:
-        return [self.oracle, *self.clients]
+        return [*self.oracles, *self.clients]
 
     async def run(self) -> None:
-        self.oracle.start(self.serve)
+        for oracle in self.oracles:
+            oracle.start(self.serve)
         for client in self.clients:
             client.start(self.ask)
         self.wire.faults = BAD
@@ -136,14 +139,15 @@ def _simulated(seed: int) -> tuple[Report, _Cluster]:
 
 def test_timestamps_are_unique_and_in_real_time_order_whatever_happens() -> None:
     counts: dict[Fault, int] = {}
+    given = 0
     for seed in range(10):
         report, cluster = _simulated(seed)
         assert report, f"seed {seed}: {report}"
         assert [client.exits for client in cluster.clients] == [[]] * CLIENTS
-        given = sum(1 for record in cluster.recorder.history if record.start_ts)
-        assert given > 50, f"seed {seed}: only {given} timestamps were given"
+        given += sum(1 for record in cluster.recorder.history if record.start_ts)
         for fault, count in cluster.wire.counts.items():
             counts[fault] = counts.get(fault, 0) + count
+    assert given > 1_000, f"only {given} timestamps were given"
     assert set(Fault) - counts.keys() <= {Fault.SLOW_LINK}, "some faults never struck"
 
 

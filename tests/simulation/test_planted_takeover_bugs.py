@@ -5,11 +5,24 @@ Tablets, and the roles of the coordinator, are taken over by the same procedure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from services.chassis.epoch_directory import _Takeover
+from services.chassis.epoch_directory import _Takeover, take_over
 from services.chassis.epoch_names import EpochName, Stage
+from services.chassis.memory_disk import MemoryDisk
+from services.chassis.memory_files import MemoryFiles
+from services.tabletserver import leveldb_clone
+from services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
 from tests.unit.tabletserver.interleavings import Explorer
+
+_TABLET = Path("/tablet")
+_UNFINISHED = "000004.ldb"
+"""What the former owner's compaction writes when it is cut off: no MANIFEST names it yet."""
+_NEW = b"what the new owner found in the logs"
 
 
 def test_reading_before_sealing_loses_what_was_acknowledged_between(
@@ -40,3 +53,39 @@ def test_without_looking_again_after_the_claim_a_write_is_lost(
     correct = _Takeover._refuse_if_surpassed
     monkeypatch.setattr(_Takeover, "_refuse_if_surpassed", see_nobody)
     assert Explorer((2, 3)).violations()
+
+
+async def _table_of_the_new_owner() -> bytes:
+    """After a takeover in the middle of a compaction, which then goes on."""
+    disk = MemoryDisk()
+    disk.make_durable_directory(_TABLET)
+    former, new = MemoryFiles(disk), MemoryFiles(disk)
+    own = (await take_over(former, _TABLET, 1, clone_leveldb)).path
+    for name in ("CURRENT", "MANIFEST-000002", "000001.ldb", "000003.log"):
+        async with await former.create(own / name) as file:
+            await file.append(b"written")
+    output = await former.create(own / _UNFINISHED)
+    await output.append(b"half of a table")
+    directory = (await take_over(new, _TABLET, 2, clone_leveldb)).path
+    # Its counter comes from the same MANIFEST: so its first table gets the same number.
+    async with await new.create(directory / _UNFINISHED, exclusive=False) as table:
+        await table.append(_NEW)
+        await table.fsync()
+    await output.append(b", and the other half")
+    return await new.read(directory / _UNFINISHED, bytes_max=1_000)
+
+
+async def test_no_compaction_goes_on_writing_into_a_table_of_the_new_owner() -> None:
+    assert await _table_of_the_new_owner() == _NEW
+
+
+async def test_with_every_table_linked_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former owner's process lives on behind its sealed directory, with its files open."""
+    correct = leveldb_clone.plan_clone
+
+    def link_all(names: Iterable[str]) -> ClonePlan:
+        plan = correct(names)
+        return replace(plan, linked=plan.linked + plan.copied_last, copied_last=())
+
+    monkeypatch.setattr(leveldb_clone, "plan_clone", link_all)
+    assert await _table_of_the_new_owner() != _NEW

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import percolator
-from percolator import Database, Row, Table, Transaction, aio, codecs, transactional
+from percolator import (
+    Column,
+    Database,
+    Observer,
+    Row,
+    Table,
+    Transaction,
+    WorkerLimits,
+    aio,
+    codecs,
+    observes,
+    transactional,
+)
 from percolator.retries import RetryPolicy
 
 accounts = Table("accounts")
@@ -64,6 +77,25 @@ async def asynchronous(db: aio.Database) -> int:
     async with db.snapshot() as snapshot:
         keys: list[str] = [row.key async for row in snapshot.scan(accounts)]
     return await transfer_async(db, "a", amount=len(keys))
+
+
+@observes(balance, owner, name="both", attempts=3)
+async def both(tx: aio.Transaction, row: str, column: Column[Any]) -> None:
+    await tx.set(row, owner, str(await tx.get(row, balance, default=0)))
+
+
+@observes(balance)
+def one(tx: Transaction, row: str) -> None:
+    tx.set(row, owner, "somebody")
+
+
+async def observing(db: aio.Database, blocking_db: Database) -> None:
+    observers: list[Observer] = [both, one]
+    async with db.run_observers(observers, limits=WorkerLimits(threads_max=4)) as worker:
+        runs: int = worker.counters["accounts", "one"].runs
+        print(runs)
+    with blocking_db.run_observers(observers) as blocking_worker:
+        blocking_worker.stop(drain_seconds=1.0)
 
 
 async def connecting() -> None:

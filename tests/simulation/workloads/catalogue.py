@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tests.simulation.workloads.appends import Appends
 from tests.simulation.workloads.bank import Bank
+from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
+from tests.simulation.workloads.crowd import Crowd
 from tests.simulation.workloads.large import Large
+from tests.simulation.workloads.loads import Loads
 from tests.simulation.workloads.lock_order import LockOrder
 from tests.simulation.workloads.long_fork import LongFork
 from tests.simulation.workloads.mixed import Mixed
@@ -26,5 +29,8 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "predicates": Predicates,
     "lock order": LockOrder,
     "large": Large,
+    "loads": Loads,
+    "chains": Chains,
+    "crowd": Crowd,
     "mixed": lambda: Mixed([Bank(), Registers(), Predicates(), Counters()]),
 }

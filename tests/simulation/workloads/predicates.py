@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from percolator.world import Random
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Workload
 
@@ -32,8 +33,16 @@ class Predicates(Workload):
                     await tx.set(row, column, session.unique())
                 else:
                     await tx.delete(row, column)
+            if chance.random() < 0.4:
+                await self._scan_over_own_writes(tx, chance)
 
         await session.run(body)
+
+    async def _scan_over_own_writes(self, tx: RecordedTx, chance: Random) -> None:
+        """What it has put and deleted lies over the snapshot, up to the limit and either way."""
+        start, stop = sorted(chance.sample(_ROWS, 2))
+        reverse, limit = chance.random() < 0.5, chance.choice((0, 1, 3))
+        await tx.scan(self.cells.table, start, stop, reverse=reverse, limit=limit)
 
     async def _scan(self, session: Session) -> None:
         chance = session.random

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from percolator.observers.definition import Observer
 from percolator.testing.history import History, TransactionRecord
 from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 
@@ -36,8 +37,19 @@ class Workload(ABC):
     def tables(self) -> tuple[Cells, ...]:
         return (self.cells,)
 
+    @property
+    def observers(self) -> list[Observer]:
+        """Run by workers, if there are any."""
+        return []
+
     async def load(self, session: Session) -> None:  # noqa: B027
         """Before anything is broken. By default the store begins empty."""
+
+    leaves_behind = False
+    """Whether its clients may leave something behind that `rest` has to end."""
+
+    async def rest(self, session: Session) -> None:  # noqa: B027
+        """When the trouble is over, and all clients have ended."""
 
     @abstractmethod
     async def step(self, session: Session) -> None:

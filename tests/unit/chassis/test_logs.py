@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import structlog
@@ -69,3 +70,19 @@ def test_humans_get_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mark extended" in line
     assert "mark=7" in line
     assert not line.startswith("{")
+
+
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_a_traceback_shows_no_values(
+    log_format: Literal["human", "json"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Local variables hold tokens, keys and what users have stored."""
+    logs.configure("oracle", log_format, "info")
+    token = "".join(["s3", "cret"])
+    try:
+        dict[str, str]()["why"]
+    except KeyError:
+        structlog.get_logger("percolator.oracle").exception("failed")
+    said = capsys.readouterr().err
+    assert "KeyError" in said
+    assert token not in said

@@ -15,19 +15,12 @@ from percolator.errors import PercolatorError, Unavailable, WrongCluster
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE
-from percolator.world import (
-    RequestT,
-    ResponseT,
-    StreamCall,
-    StreamMethod,
-    UnaryCall,
-    UnaryMethod,
-    World,
-)
+from percolator.world import UnaryMethod, World
 from services.chassis.membership import Membership, Registration
+from tests.unit.unary_network import UnaryNetwork
 
 
-class Masters:
+class Masters(UnaryNetwork):
     """A network of masters: those of `cluster_ids` are up."""
 
     def __init__(self, **cluster_ids: str) -> None:
@@ -36,34 +29,23 @@ class Masters:
         self.registered: list[tuple[float, str, cluster.RegisterRequest]] = []
         self.asked: list[tuple[float, str]] = []
 
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        async def call(request: Any, timeout: float) -> Any:
-            now = asyncio.get_running_loop().time()
-            self.asked.append((now, address))
-            if address not in self.cluster_ids:
-                raise Unavailable("connection refused", where=address)
-            own = self.cluster_ids[address]
-            if method.path == DESCRIBE.path:
-                return cluster.DescribeResponse(cluster_id=own)
-            if request.cluster_id != own:
-                raise WrongCluster("refused", expected=own, found=request.cluster_id)
-            copy = cluster.RegisterRequest.FromString(request.SerializeToString())
-            self.registered.append((now, address, copy))
-            return cluster.RegisterResponse(
-                cluster_id=own, interval_milliseconds=self.interval_milliseconds
-            )
-
-        return call
-
-    def stream(
-        self, address: str, method: StreamMethod[RequestT, ResponseT]
-    ) -> StreamCall[RequestT, ResponseT]:
-        raise AssertionError("membership needs no such thing")
-
-    async def close(self) -> None:
-        raise AssertionError("membership needs no such thing")
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
+        now = asyncio.get_running_loop().time()
+        self.asked.append((now, address))
+        if address not in self.cluster_ids:
+            raise Unavailable("connection refused", where=address)
+        own = self.cluster_ids[address]
+        if method.path == DESCRIBE.path:
+            return cluster.DescribeResponse(cluster_id=own)
+        if request.cluster_id != own:
+            raise WrongCluster("refused", expected=own, found=request.cluster_id)
+        copy = cluster.RegisterRequest.FromString(request.SerializeToString())
+        self.registered.append((now, address, copy))
+        return cluster.RegisterResponse(
+            cluster_id=own, interval_milliseconds=self.interval_milliseconds
+        )
 
 
 def world_of(masters: Masters) -> World:

@@ -214,6 +214,29 @@ def test_an_address_that_others_can_reach_needs_explicit_consent(
 ) -> None:
     assert "--insecure" in refusal(capsys, "--listen", listen)
     assert shop("--listen", listen, "--insecure").listen == listen
+    tls = ("--tls-ca=ca.pem", "--tls-certificate=certificate.pem", "--tls-key=key.pem")
+    assert shop("--listen", listen, *tls).listen == listen
+
+
+def test_so_does_an_address_of_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "--metrics-listen", "0.0.0.0:8201")
+    assert said.startswith("shop: metrics_listen: 0.0.0.0:8201 can be reached")
+    assert shop("--metrics-listen", "0.0.0.0:8201", "--insecure").metrics_address is not None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--tls-ca=ca.pem"], "tls_certificate: is empty, although tls_ca is given"),
+        (["--tls-ca=a", "--tls-certificate=b"], "tls_key: is empty, although tls_ca is given"),
+        (["--tls-key=key.pem"], "tls_ca: is empty, although tls_key is given"),
+        (["--tokens=tokens.toml"], "tokens: needs TLS"),
+    ],
+)
+def test_tls_is_given_as_a_whole_and_before_tokens(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert words in refusal(capsys, *argv)
 
 
 # --------------------------------------------------------------------------- derived addresses

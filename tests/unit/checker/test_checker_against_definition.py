@@ -91,7 +91,7 @@ def _changed_scan(scan: Scan, chance: Random) -> Scan:
 
 def _change_timestamps(record: TransactionRecord, chance: Random) -> None:
     if chance.random() < 0.5:
-        record.start_ts = max(0, record.start_ts + chance.randint(-9, 9))
+        record.start_ts = max(1, record.start_ts + chance.randint(-9, 9))
     elif record.committed:
         record.commit_ts = max(0, record.commit_ts + chance.randint(-9, 9))
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from percolator.cli.app import app
 from percolator.cli.connection import plain
+from percolator.cli.overview import Overview
 from percolator.cli.sessions import _as_table
 from percolator.cli.status import _as_text
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
@@ -41,6 +42,7 @@ def test_a_moment_is_turned_into_its_first_timestamp() -> None:
         (["--address", "nowhere", "status"], "--address"),
         (["--address", "host:0", "status"], "--address"),
         (["--address", "host:7100,,host:7101", "status"], "--address"),
+        (["observers", "backfill", "t", "o", "--to", "hex:0"], "--to"),
         (["timestamp", "--count", "0"], "--count"),
         (["timestamp", "--count", "-1"], "--count"),
         (["timestamp", "--count", "1000001"], "--count"),
@@ -64,7 +66,18 @@ def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_command_explains_itself() -> None:
-    for command in ([], ["status"], ["sessions"], ["timestamp"], ["timestamp", "decode"]):
+    commands: tuple[list[str], ...] = (
+        [],
+        ["status"],
+        ["sessions"],
+        ["timestamp"],
+        ["timestamp", "decode"],
+        ["observers"],
+        ["observers", "backfill"],
+        ["notifications"],
+        ["wait"],
+    )
+    for command in commands:
         result = run.invoke(app, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage:" in result.output
@@ -89,4 +102,4 @@ def test_what_others_wrote_is_shown_and_does_nothing() -> None:
     cluster = DescribeResponse(cluster_id=HOSTILE, servers=[server])
     assert printed(plain(HOSTILE)).strip() == HARMLESS
     assert printed(_as_table([session])).count(HARMLESS) == 1
-    assert printed(_as_text(cluster)).count(HARMLESS) == 3
+    assert printed(_as_text(Overview(cluster))).count(HARMLESS) == 3

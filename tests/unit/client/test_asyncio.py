@@ -1,189 +1,29 @@
-"""What only the API for asyncio can get wrong: loops, cancellation, answers that never come."""
+"""What only the API for asyncio can get wrong: attempts, starts, bulk writes, notifications."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
-import pickle
-import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from percolator import (
     InvalidArgument,
     Limits,
-    OutcomeUnknown,
     RetryPolicy,
-    Table,
     UsageError,
     codecs,
 )
-from percolator.aio import Database, Outcome, Transaction
-from percolator.aio.connecting import connect_to
+from percolator.aio import Transaction
 from percolator.decorators import transactional
-from percolator.errors import ConflictError, DeadlineExceeded, Retry, Unavailable
-from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
-from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock, run_virtually
+from percolator.errors import ConflictError
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
-from percolator.world import World
-
-accounts = Table("accounts")
-balance = accounts.column("balance", codecs.integer)
-
-
-class Cluster(ClusterInMemory):
-    """Loses answers, or everything, while a test wants it to."""
-
-    answers_lost = False
-    silent = False
-
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
-        if self.silent:
-            await asyncio.get_running_loop().create_future()
-        response = await super().mutate(request)
-        if self.answers_lost:
-            raise Unavailable("connection reset")
-        return response
-
-
-@asynccontextmanager
-async def connected(limits: Limits | None = None) -> AsyncIterator[tuple[Database, Cluster]]:
-    clock = VirtualClock(asyncio.get_running_loop())
-    cluster = Cluster(clock)
-    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
-    async with await connect_to(world, [ADDRESS], limits or Limits(), RetryPolicy()) as db:
-        await db.create_table(accounts, splits=["m"])
-        yield db, cluster
-
-
-async def test_an_unanswered_commit_is_unknown_and_resolved_by_the_transaction() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=2.0)
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
-        await tx.get("a", balance)
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown):
-            await _commit_once_locked(tx, cluster)
-        assert tx.outcome is Outcome.UNKNOWN
-        with pytest.raises(OutcomeUnknown):
-            await tx.resolve(timeout=1.0)
-        cluster.answers_lost = False
-        assert await tx.resolve() is Outcome.COMMITTED
-        assert tx.commit_timestamp is not None
-        async with db.snapshot() as snapshot:
-            assert await snapshot.get("z", balance) == 1
-
-
-async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:
-    """Answers are lost from the commit point on; prewrites come through."""
-    cluster.answers_lost = False
-    mutate = cluster.mutate
-
-    async def lose_commits(request: wire.MutateRequest) -> wire.MutateResponse:
-        response = await mutate(request)
-        spaces = {c.space for b in request.batches for m in b.mutations for c in m.changes}
-        cluster.answers_lost = cluster.answers_lost or 2 in spaces
-        if cluster.answers_lost:
-            raise Unavailable("connection reset")
-        return response
-
-    cluster.mutate = lose_commits  # type: ignore[method-assign]
-    try:
-        await tx.commit()
-    finally:
-        cluster.mutate = mutate  # type: ignore[method-assign]
-
-
-async def test_an_unknown_outcome_travels_to_another_process_and_is_resolved_there() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=2.0)
-        await tx.set("a", balance, 1)
-        with pytest.raises(OutcomeUnknown) as caught:
-            await _commit_once_locked(tx, cluster)
-        cluster.answers_lost = False
-        travelled = pickle.loads(pickle.dumps(caught.value))
-        assert travelled.retry is Retry.UNKNOWN
-        assert await db.resolve(travelled) is Outcome.COMMITTED
-
-
-async def test_whoever_gives_up_a_commit_leaves_no_locks() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction()
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
-        cluster.silent = True
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await tx.commit()
-        cluster.silent = False
-        assert tx.outcome is Outcome.ABORTED
-        async with db.transaction() as other:
-            await other.set("a", balance, 2)
-        assert other.statistics.lock_waits == []
-
-
-async def test_a_silent_cluster_ends_each_call_with_its_time_out() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=1.5)
-        await tx.set("a", balance, 1)
-        cluster.silent = True
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        with pytest.raises(DeadlineExceeded) as caught:
-            await tx.commit()
-        assert loop.time() - before == pytest.approx(1.5, abs=0.2)
-        assert caught.value.retry is Retry.SAFE, "nothing can be committed: no commit was sent"
-        cluster.silent = False
-
-
-async def test_an_address_that_does_not_answer_is_said_at_once() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    world = World(clock, InProcessNetwork(), random.Random(1))
-    with pytest.raises(Unavailable, match="no master or gateway answered"):
-        await connect_to(world, ["nowhere:1"], Limits(), RetryPolicy())
-
-
-def test_a_database_belongs_to_its_event_loop() -> None:
-    async def connect() -> Database:
-        async with connected() as (db, _):
-            return db
-
-    db = run_virtually(connect())
-
-    async def use() -> None:
-        db.transaction()
-
-    with pytest.raises(UsageError):
-        run_virtually(use())
-
-
-async def test_a_database_used_in_another_loop_says_so() -> None:
-    async with connected() as (db, _):
-        problems: list[Exception] = []
-
-        def elsewhere() -> None:
-            async def use() -> None:
-                try:
-                    db.transaction()
-                except UsageError as error:
-                    problems.append(error)
-
-            asyncio.run(use())
-
-        import threading
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert "event loop" in str(problems[0])
+from tests.unit.client.connected import accounts, balance, connected
 
 
 async def test_several_reads_of_one_transaction_share_one_timestamp() -> None:
@@ -296,19 +136,6 @@ async def test_a_value_that_is_too_long_is_refused_and_nothing_written() -> None
             assert await snapshot.get("a", blob) is None
 
 
-async def test_closing_finishes_what_the_background_has_begun() -> None:
-    clock = VirtualClock(asyncio.get_running_loop())
-    cluster = Cluster(clock)
-    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
-    db = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
-    await db.create_table(accounts, splits=["m"])
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
-    await db.close()
-    assert sum(tablet.statistics().locks for tablet in cluster.tablets.values()) == 0
-
-
 async def test_a_slow_transaction_is_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -394,3 +221,19 @@ async def test_weak_notifications_reach_the_observers_of_the_column() -> None:
             (b"a", tx.commit_timestamp),
             (b"b", only.commit_timestamp),
         ]
+
+
+async def test_a_scan_ends_with_what_it_reads_in() -> None:
+    async with connected() as (db, _):
+        await db.set_many([(f"{i}", {balance: i}) for i in range(5)])
+        async with db.snapshot() as snapshot:
+            rows = snapshot.scan(accounts)
+            assert (await anext(rows)).key == "0"
+        with pytest.raises(UsageError, match="begin another one"):
+            await anext(rows)
+
+
+async def test_a_function_that_is_no_coroutine_function_is_refused() -> None:
+    async with connected() as (db, _):
+        with pytest.raises(UsageError, match="returns int"):
+            await db.run(lambda tx: 5)  # type: ignore[arg-type, return-value]

@@ -10,13 +10,15 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import percolator.testing
-from percolator import Database, Table, UsageError, codecs
+from percolator import Database, Table, UsageError, aio, codecs
 from percolator.aio import Outcome
+from percolator.database import ROWS_PER_PORTION
 from percolator.loop_thread import shared
 from percolator.protocol import commit
 
@@ -55,6 +57,15 @@ FORK = """
 """
 
 
+BEFORE_FORK = """
+    db = percolator.testing.connect()
+    table = percolator.Table("t")
+    column = table.column("c", percolator.codecs.integer)
+    db.create_table(table)
+    tx = db.transaction()
+"""
+
+
 @pytest.mark.parametrize(
     "inside",
     [
@@ -62,14 +73,14 @@ FORK = """
         "db.transaction()",
         "db.snapshot()",
         "db.close()",
+        "db.set_many([])",
+        "tx.set('a', column, 1)",
         "percolator.testing.connect()",
         "percolator.connect('localhost:1')",
     ],
 )
 def test_after_a_fork_the_client_is_dead_in_the_child_and_says_so(inside: str) -> None:
-    program = FORK.format(
-        before="db = percolator.testing.connect()", inside=inside, after="db.tables(); db.close()"
-    )
+    program = FORK.format(before=BEFORE_FORK, inside=inside, after="db.tables(); db.close()")
     assert "spawn or forkserver" in _run(program)
 
 
@@ -117,10 +128,11 @@ def test_the_end_of_the_program_finishes_what_was_committed() -> None:
 def test_the_end_of_the_program_does_not_wait_for_forgotten_scans_and_snapshots() -> None:
     program = """
         import percolator.testing
-        from percolator import Table, codecs
+        from percolator import Limits, Table, codecs
         table = Table("t")
         column = table.column("c", codecs.integer)
-        db = percolator.testing.connect()
+        # On a busy machine all are slow, and would say so.
+        db = percolator.testing.connect(limits=Limits(slow_transaction_seconds=600.0))
         db.create_table(table)
         db.set_many((f"{i:05}", {column: i}) for i in range(3000))
         snapshot = db.snapshot()
@@ -258,3 +270,97 @@ def test_each_database_for_tests_is_empty() -> None:
         one.create_table(accounts)
         assert one.tables() == ["accounts"]
         assert other.tables() == []
+
+
+@pytest.mark.parametrize("kind", ["transaction", "snapshot"])
+def test_a_scan_ends_with_what_it_reads_in(percolator_db: Database, kind: str) -> None:
+    """Also the rows that came along with those that were used already."""
+    percolator_db.create_table(accounts)
+    percolator_db.set_many((f"{i:05}", {balance: i}) for i in range(10))
+    with getattr(percolator_db, kind)() as reads:
+        rows = reads.scan(accounts)
+        assert next(rows).key == "00000"
+    with pytest.raises(UsageError, match="begin another one"):
+        next(rows)
+
+
+def test_a_transaction_of_a_closed_database_takes_no_writes() -> None:
+    db = percolator.testing.connect()
+    db.create_table(accounts)
+    tx = db.transaction()
+    tx.set("bob", balance, 1)
+    db.close()
+    for use in (lambda: tx.set("joe", balance, 1), lambda: tx.delete("bob", balance), tx.commit):
+        with pytest.raises(UsageError, match="the database is closed"):
+            use()
+    tx.rollback()
+
+
+def test_when_the_source_of_a_bulk_write_fails_nothing_is_written_behind_the_callers_back(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def slowly(self: object, rows: object, **_: object) -> int:
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return 0
+
+    def rows() -> Iterator[tuple[str, dict[object, int]]]:
+        for i in range(ROWS_PER_PORTION):
+            yield f"{i:05}", {balance: i}
+        assert begun.wait(5.0)
+        raise ValueError("no more rows")
+
+    monkeypatch.setattr(aio.Database, "set_many", slowly)
+    with pytest.raises(ValueError, match="no more rows"):
+        percolator_db.set_many(rows())
+    assert ended.is_set()
+
+
+def test_an_interrupted_close_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that goes on would make others wait for locks that nobody will release."""
+    db = percolator.testing.connect()
+    closed = threading.Event()
+    inner = db._database.engine
+
+    class Part:
+        async def close(self) -> None:
+            closed.set()
+
+    async def endless(timeout_seconds: float) -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(inner.around.background, "drain", endless)
+    inner._closing.append(Part())
+    with pytest.raises(KeyboardInterrupt):
+        db.close()
+    assert closed.wait(5.0)
+
+
+def test_an_interrupt_while_the_loop_is_being_woken_does_not_keep_it_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fine() -> str:
+        return "fine"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    thread = shared()
+    assert thread.call(fine) == "fine"
+    with monkeypatch.context() as patch:
+        patch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            thread.start(fine)
+    woken = threading.Event()
+
+    async def wake() -> None:
+        woken.set()
+
+    thread.start(wake)
+    assert woken.wait(5.0)

@@ -8,7 +8,9 @@ import pytest
 
 import percolator
 from percolator import aio
+from percolator import worker as blocking_worker
 from percolator.aio.reading import Reading
+from percolator.observers import worker as asynchronous_worker
 from percolator.snapshot import BlockingReads
 
 INTERNAL = {
@@ -16,14 +18,20 @@ INTERNAL = {
     "over",
     "new_transaction",
     "new_snapshot",
+    "new_pin",
     "attempt",
     "attempts",
     "put",
     "writes",
     "known_address",
+    "remember",
     "ended",
     "require_not_ended",
     "scan_pages",
+    "scan_cells",
+    "engine",
+    "resume",
+    "notify_cell",
 }
 
 PAIRS: list[tuple[type, type]] = [
@@ -31,6 +39,7 @@ PAIRS: list[tuple[type, type]] = [
     (percolator.Transaction, aio.Transaction),
     (percolator.Snapshot, aio.Snapshot),
     (BlockingReads, Reading),
+    (blocking_worker.Worker, asynchronous_worker.Worker),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -94,3 +94,11 @@ def test_paths_are_no_markup(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["down", "--data", str(tmp_path / "[/red]")])
     assert result.exit_code == 0
     assert "[/red]" in result.output
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 1}, {"observers": ["m:n"]}, {"workers": -1}])
+def test_workers_are_nothing_without_observers_and_observers_nothing_without_workers(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(LocalClusterError, match="workers and observers: expected both of them"):
+        LocalCluster(tmp_path, **wrong)

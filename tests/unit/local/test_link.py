@@ -97,3 +97,20 @@ async def test_closing_breaks_connections_and_may_be_repeated() -> None:
         await asyncio.to_thread(link.close)
         await asyncio.to_thread(link.close)
         assert await reader.read() == b""
+
+
+async def test_one_who_dials_can_be_cut_off_while_others_go_on() -> None:
+    async with linked() as (link, server, (reader, writer)):
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", link.port)
+        own_port = writer.get_extra_info("sockname")[1]
+        for one in (writer, other_writer):
+            one.write(b"before\n")
+        assert [await reader.readline(), await other_reader.readline()] == [b"before\n"] * 2
+        link.cut(whose=lambda port: port == own_port)
+        writer.write(b"held back\n")
+        other_writer.write(b"passes\n")
+        assert await other_reader.readline() == b"passes\n"
+        assert server.lines == [b"before\n", b"before\n", b"passes\n"]
+        link.mend()
+        assert await reader.readline() == b"held back\n"
+        other_writer.close()

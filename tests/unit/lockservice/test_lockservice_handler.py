@@ -120,6 +120,12 @@ async def test_a_session_that_ends_between_two_pages_spoils_no_other() -> None:
         assert [session.session_id for session in rest.sessions] == ids[2:]
 
 
+async def test_every_page_tells_how_long_any_session_may_live() -> None:
+    async with lock_service(Limits(ttl_milliseconds_max=7_000)) as handler:
+        empty = await handler.list_sessions(wire.ListSessionsRequest())
+        assert empty.ttl_milliseconds_max == 7_000
+
+
 async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
     async with lock_service(Limits(sessions_max=2)) as handler:
         session_id = await opened(handler)

@@ -47,6 +47,7 @@ from services.chassis.lived_time import LivedTime
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
 from services.master.balance import BalanceLimits
+from services.master.collection import CollectionTimes
 from services.master.leader import MasterTimes
 from services.master.master import Master, Site
 from services.master.master_handler import MasterHandler
@@ -188,6 +189,8 @@ class ModelNetwork:
     def __init__(self) -> None:
         self.handlers: dict[str, tuple[object, ...]] = {}
         self.silent: set[str] = set()
+        self.dial_out: set[str] = set()
+        """Of the silent ones, those that register all the same."""
         self.pauses: Callable[[], float] = lambda: 0.001
 
     def unary(
@@ -223,10 +226,12 @@ class ModelNetwork:
             await asyncio.sleep(self.pauses())
             if address not in self.handlers or address in self.silent:
                 raise Unavailable(f"nobody listens at {address}")
-            # No tablet of the model has locks.
-            empty: tuple[ResponseT, ...] = ()
-            for answer in empty:
-                yield answer
+            name = method_name(method.path.rsplit("/", 1)[1])
+            for one in self.handlers[address]:
+                if hasattr(one, name):
+                    answers: Any = getattr(one, name)(request)
+                    async for answer in answers:
+                        yield answer
 
         return call
 
@@ -257,6 +262,9 @@ class ModelCluster:
         self.store = ModelStore()
         self.servers: dict[str, ModelServer] = {}
         self.masters: list[MasterProcess] = []
+        self.parts: list[cluster_pb2.Server] = []
+        """Others than tablet servers that register with the masters."""
+        self.collection_times = CollectionTimes()
         self.limits = BalanceLimits(round_seconds=1.0, quiet_seconds=2.0, split_bytes=1 << 40)
         self._count = 0
         self._registering = asyncio.create_task(self._register_forever())
@@ -272,7 +280,9 @@ class ModelCluster:
         files = MemoryFiles(self.disk)
         registry = Registry(LivedTime(self.clock), silence_milliseconds=5_000, servers_max=100)
         coordinator = DirectoryCoordinator(files, self.clock, ROOT)
-        times = MasterTimes(balance=self.limits, gather_seconds=0.2)
+        times = MasterTimes(
+            balance=self.limits, collection=self.collection_times, gather_seconds=0.2
+        )
         master = Master(Site(self.world, files, ROOT, own, times), coordinator, registry)
         tasks = [asyncio.create_task(master.run()), asyncio.create_task(master.keep_listed())]
         process = MasterProcess(address, files, master, tasks)
@@ -311,14 +321,17 @@ class ModelCluster:
 
     async def _register_forever(self) -> None:
         while True:
-            for address, server in list(self.servers.items()):
-                announced = cluster_pb2.Server(
+            tablet_servers = [
+                cluster_pb2.Server(
                     kind=cluster_pb2.SERVICE_KIND_TABLET_SERVER,
                     server_id=server.server_id,
                     address=address,
                     version="0.1.0",
                 )
-                if address in self.network.silent:
+                for address, server in self.servers.items()
+            ]
+            for announced in [*tablet_servers, *self.parts]:
+                if announced.address in self.network.silent - self.network.dial_out:
                     continue
                 for process in self.masters:
                     try:
@@ -367,7 +380,9 @@ class ModelCluster:
             raise Unavailable(f"nobody listens at {location.address!r}")
         return server
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 30.0) -> float:
+    async def until(
+        self, condition: Callable[[], Any], seconds: float = 30.0, *, every: float = 0.05
+    ) -> float:
         """Virtual seconds that it took. Errors on the way are those of a change in progress."""
         started = self.clock.monotonic_seconds()
         problem: object = None
@@ -379,14 +394,17 @@ class ModelCluster:
                 raise
             except PercolatorError as error:
                 problem = error
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(every)
         raise AssertionError(f"it did not happen within {seconds} s; last: {problem}")
 
 
 @asynccontextmanager
-async def cluster(*servers: str, seed: int = 0) -> AsyncIterator[ModelCluster]:
+async def cluster(
+    *servers: str, seed: int = 0, times: CollectionTimes | None = None
+) -> AsyncIterator[ModelCluster]:
     """With one master, and tablet servers at these addresses."""
     started = ModelCluster(seed)
+    started.collection_times = times or CollectionTimes()
     started.start_master()
     for address in servers:
         started.start_server(address)

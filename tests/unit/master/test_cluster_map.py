@@ -91,7 +91,10 @@ def test_a_dropped_table_leaves_its_directories_to_be_removed_also_those_of_pare
 
 
 def test_what_is_stored_is_read_with_everything_in_it() -> None:
-    observers = (Observer("index", (b"a", b"\xff")), Observer("weak", (b"b",), weak=True))
+    observers = (
+        Observer("index", (b"a", b"\xff"), paused=True),
+        Observer("weak", (b"b",), weak=True),
+    )
     table = Table(1, "t", 7, 1000, 1 << 20, observers, deleting=True)
     tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0)
     current = ClusterMap(5, {1: table}, {2: tablet}, frozenset({"x"}), ((3, 4),))

@@ -68,6 +68,7 @@ def state(world: ModelCluster) -> bytes:
             "add[1].name",
         ),
         (methods.CHANGE_OBSERVERS, Change(table="t", remove=["o"]), "remove"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", pause=["o"]), "pause"),
     ],
 )
 async def test_a_bad_request_names_the_field_and_changes_nothing(

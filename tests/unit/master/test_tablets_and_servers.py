@@ -180,6 +180,51 @@ async def test_a_table_that_grows_is_split_by_itself() -> None:
         assert all([await world.read(table, b"%03d" % n) == bytes(4 << 10) for n in range(40)])
 
 
+async def test_a_tablet_that_cannot_be_split_keeps_no_other_from_being_split_or_moved() -> None:
+    async with cluster("a:1", "b:1") as world:
+        options = wire.TableOptions(split_bytes=64 << 10)
+        tables = []
+        for name in ("one row", "many rows"):
+            request = wire.CreateTableRequest(name=name, options=options)
+            tables.append((await world.ask(methods.CREATE_TABLE, request)).table.table_id)
+        await world.write(tables[0], b"a", bytes(200 << 10))
+        for number in range(40):
+            await world.write(tables[1], b"%03d" % number, bytes(4 << 10))
+        world.start_server("c:1")
+
+        async def shared() -> bool:
+            found = await world.locate(tables[1])
+            return len(found) >= 4 and "c:1" in {one.address for one in found}
+
+        await world.until(shared)
+
+
+async def test_a_tablet_that_cannot_be_opened_keeps_no_other_from_being_moved() -> None:
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        damaged = (await world.locate(table))[0]
+        world.store.tablets[damaged.tablet_id].damaged = True
+        world.kill_server(damaged.address)
+        await asyncio.sleep(5)
+        world.start_server("c:1")
+
+        async def shared() -> bool:
+            return (await addresses(world, table))["c:1"] >= 2
+
+        await world.until(shared, 60)
+
+
+async def test_a_server_that_falls_silent_while_it_takes_over_is_itself_replaced_in_time() -> None:
+    async with cluster("a:1", "b:1", "c:1") as world:
+        table = await create(world)
+        await fill(world, table)
+        world.kill_server("a:1")
+        # What it is given now is ordered, and never answered.
+        world.network.silent.add("b:1")
+        await world.until(lambda: is_complete(world, table), LEASE_SECONDS + 2.0)
+        assert set(await addresses(world, table)) == {"c:1"}
+
+
 async def test_a_new_server_gets_its_share_and_then_nothing_moves_any_more() -> None:
     async with cluster("a:1", "b:1") as world:
         table = await create(world, splits=[b"%02d" % n for n in range(1, 12)])
@@ -192,6 +237,55 @@ async def test_a_new_server_gets_its_share_and_then_nothing_moves_any_more() -> 
         before = await world.locate(table)
         await asyncio.sleep(30)
         assert await world.locate(table) == before
+
+
+async def test_the_tablets_of_a_server_that_can_dial_but_not_be_reached_move_once() -> None:
+    """It registers every second, is watched, and is silent again."""
+    async with cluster("a:1", "b:1", "c:1") as at:
+        table = await create(at)
+        at.network.dial_out.add("a:1")
+        at.network.silent.add("a:1")
+        await asyncio.sleep(10)
+        after = await at.locate(table)
+        assert {one.address for one in after} == {"b:1", "c:1"}
+        await asyncio.sleep(120)
+        assert await at.locate(table) == after
+
+
+async def test_a_server_that_comes_and_goes_is_given_tablets_less_and_less_often() -> None:
+    """Each time somebody would wait for what it had got."""
+    async with cluster("a:1", "b:1", "c:1") as at:
+        table = await create(at)
+        takeovers = []
+        for _ in range(20):
+            before = {one.tablet_id: one.epoch for one in await at.locate(table)}
+            at.network.silent.add("a:1")
+            await asyncio.sleep(6)
+            at.network.silent.discard("a:1")
+            await asyncio.sleep(9)
+            after = {one.tablet_id: one.epoch for one in await at.locate(table)}
+            takeovers.append(sum(after.values()) - sum(before.values()))
+        assert takeovers[0] > 0
+        assert sum(map(bool, takeovers)) <= 5, takeovers
+        # Once it is steady it gets its share again.
+        await asyncio.sleep(90)
+        assert "a:1" in {one.address for one in await at.locate(table)}
+
+
+async def test_a_server_that_comes_and_goes_is_better_than_none() -> None:
+    async with cluster("a:1") as at:
+        table = await create(at)
+        for _ in range(5):
+            at.network.silent.add("a:1")
+            await asyncio.sleep(6)
+            at.network.silent.discard("a:1")
+            await at.until(lambda: served(at, table), 3)
+
+
+async def served(at: ModelCluster, table: int) -> bool:
+    for one in await at.locate(table):
+        await at.read(table, one.range.start)
+    return True
 
 
 async def test_a_drained_server_has_nothing_and_gets_nothing_until_it_is_taken_back() -> None:
@@ -269,6 +363,25 @@ async def test_registering_observers_returns_when_every_tablet_judges_under_the_
         assert {one.schema_version for one in world.servers["b:1"].open.values()} == {2}
 
 
+async def test_a_paused_observer_is_told_to_everybody_and_the_schema_stays() -> None:
+    async with cluster("a:1") as world:
+        table = await create(world)
+        observer = wire.Observer(name="index", columns=[b"body"])
+        add = wire.ChangeObserversRequest(table="t", add=[observer])
+        await world.ask(methods.CHANGE_OBSERVERS, add)
+        for pause, resume in ((["index"], []), ([], ["index"])):
+            change = wire.ChangeObserversRequest(table="t", pause=pause, resume=resume)
+            changed = (await world.ask(methods.CHANGE_OBSERVERS, change)).table
+            observer.paused = bool(pause)
+            assert (changed.schema_version, list(changed.observers)) == (2, [observer])
+            describe = wire.DescribeTableRequest(name="t")
+            described = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
+            locate = wire.LocateTabletsRequest(table_id=table)
+            located = await world.ask(methods.LOCATE_TABLETS, locate)
+            assert list(described.observers) == list(located.observers) == [observer]
+            assert located.schema_version == 2
+
+
 async def test_while_a_server_is_silent_a_registration_waits_for_its_tablets_to_be_taken_over() -> (
     None
 ):
@@ -282,6 +395,24 @@ async def test_while_a_server_is_silent_a_registration_waits_for_its_tablets_to_
         assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
         assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
         assert len(world.servers["a:1"].open) == 6
+
+
+async def test_a_tablet_that_cannot_be_opened_keeps_no_other_table_from_going() -> None:
+    async with cluster("a:1", "b:1") as world:
+        damaged, other = await create(world, "damaged"), await create(world, "other")
+        lost = (await world.locate(damaged))[0]
+        world.store.tablets[lost.tablet_id].damaged = True
+        world.kill_server(lost.address)
+        for name in ("damaged", "other"):
+            await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name))
+        leader = world.masters[0].master.leader
+        assert leader is not None
+
+        async def cleared() -> bool:
+            return other not in leader.store.current.tables
+
+        await world.until(cleared)
+        assert damaged in leader.store.current.tables
 
 
 async def test_a_deleted_table_is_gone_at_once_and_its_name_is_free() -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument
 from percolator.testing.virtual_time import VirtualClock
+from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
 from services.chassis.settings import load
-from services.oracle.ledger import Ledger
+from services.oracle.candidate import Candidate, Site
 from services.oracle.metrics import OracleMetrics
-from services.oracle.oracle import Oracle, OracleLimits
+from services.oracle.oracle import OracleLimits
 from services.oracle.settings import OracleSettings
+from tests.unit.oracle.ledgers import STORE
 
 
 def settings(*flags: str) -> OracleSettings:
@@ -74,33 +75,37 @@ def test_the_store_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_the_metrics_tell_what_happened_under_names_that_stay() -> None:
-    ledger = await Ledger.open(
-        MemoryFiles(MemoryDisk()), Path("/store"), holder="me", cluster_id=""
-    )
+    files = MemoryFiles(MemoryDisk())
     clock = VirtualClock(asyncio.get_running_loop())
-    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
-    await oracle.extend()
+    files.disk.make_durable_directory(STORE)
+    site = Site(clock, files, STORE, "me:1", "", OracleLimits())
+    candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
+    registry = CollectorRegistry()
+    registry.register(OracleMetrics(candidate, files))
+    assert collected(registry)[("percolator_oracle_leading",)] == 0
+    await candidate.lead_within(1)
+    oracle = candidate.serving()
     await oracle.get_timestamps(1000)
     with pytest.raises(InvalidArgument):
         await oracle.get_timestamps(0)
     clock.set_wall_back(10_000)
     await oracle.get_timestamps(1)
-    registry = CollectorRegistry()
-    registry.register(OracleMetrics(oracle, ledger))
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for metric in registry.collect()
-        for sample in metric.samples
-    }
-    assert found == {
+    assert collected(registry) == {
         ("percolator_oracle_timestamps_total",): 1001,
         ("percolator_oracle_mark_extensions_total",): 1,
         ("percolator_oracle_mark_extension_failures_total",): 0,
-        (
-            "percolator_oracle_fsyncs_total",
-        ): 4,  # the mark; its directory; two directories that were made
+        ("percolator_oracle_fsyncs_total",): files.fsyncs,
         ("percolator_oracle_waits_total",): 0,
         ("percolator_oracle_refused_total", "InvalidArgument"): 1,
+        ("percolator_oracle_leading",): 1,
         ("percolator_oracle_wall_clock_lead_seconds",): -10,
         ("percolator_oracle_mark_timestamp_seconds",): 1_800_000_002.9,
+    }
+
+
+def collected(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
     }

@@ -283,6 +283,8 @@ class Client:
         weak: Sequence[CellAddress] = (),
         statistics: Statistics | None = None,
         started_seconds: float | None = None,
+        *,
+        alone: bool = False,
     ) -> Commit:
         write = WriteSteps(
             start, writes, self.network.session_id or b"", self.around.limits.value_inline_bytes_max
@@ -297,6 +299,7 @@ class Client:
                 self.world.clock.monotonic_seconds() if started_seconds is None else started_seconds
             ),
             statistics=statistics or Statistics(),
+            alone=alone,
         )
 
     async def commit_and_settle(self, transaction: Transaction) -> None:
@@ -359,6 +362,8 @@ class Client:
     def crash(self) -> None:
         """From now on, nothing that it sends arrives, and nothing that it awaits comes."""
         self.network.dead = True
+        # Nor does its timer ring: nobody would hear of it.
+        self.heartbeats.close()
 
 
 def _prewrites(step: Step) -> bool:

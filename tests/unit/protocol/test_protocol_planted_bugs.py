@@ -9,6 +9,7 @@ import pytest
 
 from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.records import timestamp_bytes
 from percolator.protocol.write_steps import WriteSteps
 from percolator.v1.tabletserver_pb2 import Change, Mutation
@@ -89,20 +90,20 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
 
 
 def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
-    correct = commit.Commit._commit_primary
+    correct = CommitPoint.reach
 
-    async def wrong(self: commit.Commit, deadline: float) -> int:
+    async def wrong(self: CommitPoint, deadline: float) -> int:
         await correct(self, deadline)
         return self._commit
 
-    patch.setattr(commit.Commit, "_commit_primary", wrong)
+    patch.setattr(CommitPoint, "reach", wrong)
 
 
 def commit_timestamp_taken_before_prewrite(patch: Patch) -> None:
     correct = commit.Commit._prewrite
 
     async def wrong(self: commit.Commit, deadline: float) -> int:
-        await self._take_commit_timestamp(deadline)
+        await self._point._take_commit_timestamp(deadline)
         return await correct(self, deadline)
 
     patch.setattr(commit.Commit, "_prewrite", wrong)
@@ -166,15 +167,15 @@ def pushed_without_looking_at_the_answer(patch: Patch) -> None:
 
 
 def weak_notifications_written_once(patch: Patch) -> None:
-    correct = commit.Commit._notify
-    written: set[commit.Commit] = set()
+    correct = CommitPoint._notify
+    written: set[CommitPoint] = set()
 
-    async def wrong(self: commit.Commit, at: int, deadline: float) -> None:
+    async def wrong(self: CommitPoint, at: int, deadline: float) -> None:
         if self not in written:
             written.add(self)
             await correct(self, at, deadline)
 
-    patch.setattr(commit.Commit, "_notify", wrong)
+    patch.setattr(CommitPoint, "_notify", wrong)
 
 
 def resolver_commits_without_notifying(patch: Patch) -> None:
@@ -188,22 +189,22 @@ def resolver_commits_without_notifying(patch: Patch) -> None:
 
 def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None:
     """Of two, the second's commit timestamp replaces the first's, under which it was committed."""
-    correct, correct_take = commit.Commit._commit_primary, commit.Commit._take_commit_timestamp
+    correct, correct_take = CommitPoint.reach, CommitPoint._take_commit_timestamp
     taken: set[int] = set()
 
-    async def take(self: commit.Commit, deadline: float) -> None:
+    async def take(self: CommitPoint, deadline: float) -> None:
         await correct_take(self, deadline)
         taken.add(self._commit)
 
-    async def wrong(self: commit.Commit, deadline: float) -> int:
+    async def wrong(self: CommitPoint, deadline: float) -> int:
         at = await correct(self, deadline)
         return self._commit if at in taken else at
 
     def settle(self: commit.Commit, deadline: float) -> Coroutine[None, None, int]:
         return self._reach_outcome(deadline, prewritten=True)
 
-    patch.setattr(commit.Commit, "_take_commit_timestamp", take)
-    patch.setattr(commit.Commit, "_commit_primary", wrong)
+    patch.setattr(CommitPoint, "_take_commit_timestamp", take)
+    patch.setattr(CommitPoint, "reach", wrong)
     patch.setattr(commit.Commit, "settle", settle)
 
 
@@ -236,11 +237,11 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
 def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypatch: Patch) -> None:
     """The own lock of a repeated prewrite is not read: no heartbeat ever fits it."""
 
-    def learn(self: commit.Commit, answer: Refused) -> None:
-        ttl = self._ttl
+    def learn(self: CommitPoint, answer: Refused) -> None:
+        ttl = self.ttl
         correct(self, answer)
-        self._ttl = max(self._ttl, ttl)
+        self.ttl = max(self.ttl, ttl)
 
-    correct = commit.Commit._learn_lock
-    monkeypatch.setattr(commit.Commit, "_learn_lock", learn)
+    correct = CommitPoint.learn_lock
+    monkeypatch.setattr(CommitPoint, "learn_lock", learn)
     assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in range(SEEDS_MAX))

@@ -50,7 +50,7 @@ async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
     dead = here.client(PATIENT)
     commit = await locked(dead, *cells)
     if committed:
-        await commit._commit_primary(dead.deadline())
+        await commit._point.reach(dead.deadline())
     dead.crash()
     return commit._write.start
 
@@ -115,15 +115,15 @@ async def test_a_living_writer_is_waited_for() -> None:
     reading = asyncio.ensure_future(reader.read(B, timestamp))
     await asyncio.sleep(0.5)
     assert not reading.done()
-    await commit._commit_primary(writer.deadline())
+    await commit._point.reach(writer.deadline())
     assert await reading is None  # it committed above the reader
-    assert commit._commit > timestamp
+    assert commit._point._commit > timestamp
 
 
 async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_whose_it_is() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
-    writer.heartbeats.add(await locked(writer, A))
+    writer.heartbeats.add((await locked(writer, A))._point)
     timestamp = await reader.start_timestamp()
     question = RowQuestion(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
     statistics = Statistics()
@@ -173,7 +173,7 @@ async def test_more_locks_than_a_read_can_name_stop_no_reader(fate: str) -> None
     timestamp = await reader.start_timestamp()
     if fate == "committed above the reader":
         for commit in commits:
-            await commit._commit_primary(owner.deadline())
+            await commit._point.reach(owner.deadline())
     elif fate == "rolled back":
         owner.crash()
     question = RowQuestion(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
@@ -276,13 +276,13 @@ async def test_a_heartbeat_proves_life_until_the_very_last_moment() -> None:
     async def beat_first(step: Step) -> None:
         if step.mutation.changes:
             reader.network.before_send = None
-            beat, ttl = commit.heartbeat()
-            commit.after_heartbeat(ttl, here.store.apply(beat))
+            beat, ttl = commit._point.heartbeat()
+            commit._point.after_heartbeat(ttl, here.store.apply(beat))
 
     reader.network.before_send = beat_first
     timestamp = await reader.start_timestamp()
     assert await reader.read(A, timestamp) is None
-    at = await commit._commit_primary(writer.deadline())
+    at = await commit._point.reach(writer.deadline())
     assert at > timestamp
 
 

@@ -60,7 +60,7 @@ async def test_a_prewrite_that_nobody_answers_fails_as_safe_to_run_again() -> No
     client = here.client()
     start = await client.start_timestamp()
     with pytest.raises(Unavailable) as caught:
-        await client.commit(start, {A: put(b"1")}).run(client.deadline(1.0))
+        await client.commit(start, {A: put(b"1")}, alone=True).run(client.deadline(1.0))
     assert caught.value.retry is Retry.SAFE
     await settled(client)
 

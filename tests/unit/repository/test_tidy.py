@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,18 @@ def _tracked(*patterns: str) -> list[Path]:
 
 
 SOURCES = [path for path in _tracked("*.py") if not path.match("percolator/v1/*")]
+
+
+PRODUCT = [
+    path
+    for path in SOURCES
+    if path.is_relative_to(ROOT / "percolator") or path.is_relative_to(ROOT / "services")
+]
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -42,7 +55,7 @@ def test_functions_have_at_most_70_lines() -> None:
     long = [
         f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
         for path in SOURCES
-        for function in _functions(ast.parse(path.read_text()))
+        for function in _functions(_parsed(path))
         if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES_MAX
     ]
     assert long == []
@@ -51,9 +64,8 @@ def test_functions_have_at_most_70_lines() -> None:
 def test_every_module_of_the_product_says_what_it_is() -> None:
     silent = [
         str(path.relative_to(ROOT))
-        for path in SOURCES
-        if path.is_relative_to(ROOT / "percolator") or path.is_relative_to(ROOT / "services")
-        if (text := path.read_text()).strip() and not ast.get_docstring(ast.parse(text))
+        for path in PRODUCT
+        if _parsed(path).body and not ast.get_docstring(_parsed(path))
     ]
     assert silent == []
 
@@ -72,9 +84,8 @@ def test_invariants_of_the_product_are_raised_not_asserted() -> None:
     """`python -O` drops asserts: a check that can be dropped guards nothing in production."""
     asserting = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in SOURCES
-        if path.is_relative_to(ROOT / "percolator") or path.is_relative_to(ROOT / "services")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in PRODUCT
+        for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Assert)
     ]
     assert asserting == []
@@ -97,11 +108,11 @@ MAY_TOUCH_THE_MACHINE = ("services/local/",)
 def test_logic_takes_time_and_chance_from_its_arguments() -> None:
     """Code that looks at the machine's clock by itself cannot be simulated."""
     found = []
-    for path in SOURCES:
+    for path in PRODUCT:
         name = str(path.relative_to(ROOT))
         if not name.startswith(LOGIC) or name.startswith(MAY_TOUCH_THE_MACHINE):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_parsed(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
                 yielding = ast.unparse(node) == "asyncio.sleep(0)"
                 if not yielding:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 
 import pytest
 
 from percolator.errors import InvariantViolation
-from percolator.testing.simulated_loop import CURRENT_LIFE, Life, SimulationLoop, run_simulation
+from percolator.testing.simulated_life import CURRENT_LIFE, Life
+from percolator.testing.simulated_loop import SimulationLoop, run_simulation
 from percolator.testing.virtual_time import NothingLeftToHappen
 
 
@@ -36,7 +38,7 @@ def test_time_jumps_to_the_next_timer_and_never_stands_still_or_goes_back() -> N
 
 
 def test_many_cancelled_timers_are_forgotten() -> None:
-    """Every call that is answered leaves a cancelled time-out behind."""
+    """Every time-out that was not needed leaves one behind."""
 
     async def main(loop: SimulationLoop) -> int:
         for _ in range(10_000):
@@ -44,6 +46,72 @@ def test_many_cancelled_timers_are_forgotten() -> None:
         return len(loop._timers)
 
     assert run_simulation(main) < 1_000
+
+
+def test_a_sleep_and_a_cheap_timer_of_a_paused_process_end_when_it_goes_on() -> None:
+    """However cheap they are: no time passes for whoever stands still."""
+
+    async def main(loop: SimulationLoop) -> tuple[list[float], list[float]]:
+        fired: list[float] = []
+        life = Life(loop, "one")
+
+        def note() -> None:
+            fired.append(loop.now)
+
+        async def sleeper() -> None:
+            await loop.sleep(1.0)
+            note()
+
+        life.spawn(sleeper())
+        loop.deliver_at(1.0, note, (), life.own_context)
+        await asyncio.sleep(0.5)
+        life.pause()
+        await asyncio.sleep(2.0)
+        before = list(fired)
+        life.resume()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return before, fired
+
+    assert run_simulation(main) == ([], [2.5, 2.5])
+
+
+def test_a_sleep_that_was_cancelled_wakes_nobody() -> None:
+    async def main(loop: SimulationLoop) -> float:
+        sleeping = asyncio.ensure_future(loop.sleep(1.0))
+        sleeping.cancel()
+        await asyncio.sleep(2.0)
+        return loop.now
+
+    assert run_simulation(main) == 2.0
+
+
+def test_a_step_is_cancelled_by_its_handle_or_says_that_it_cannot_be() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        ran: list[str] = []
+        loop.call_soon(ran.append, "cancelled").cancel()
+        own = loop.call_soon(ran.append, "with a context of its own", context=Context())
+        with pytest.raises(InvariantViolation, match="cannot be cancelled"):
+            own.cancel()
+        await asyncio.sleep(0)
+        return ran
+
+    assert run_simulation(main) == ["with a context of its own"]
+
+
+def test_what_a_step_raises_goes_to_the_handler_of_the_loop_and_the_others_go_on() -> None:
+    async def main(loop: SimulationLoop) -> tuple[list[object], list[str]]:
+        raised: list[object] = []
+        ran: list[str] = []
+        loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        loop.call_soon(ran.index, "missing")
+        loop.call_soon(ran.append, "next")
+        await asyncio.sleep(0)
+        return raised, ran
+
+    raised, ran = run_simulation(main)
+    assert [type(error) for error in raised] == [ValueError]
+    assert ran == ["next"]
 
 
 def test_waiting_for_what_nobody_will_do_is_an_error() -> None:

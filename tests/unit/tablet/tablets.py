@@ -234,3 +234,11 @@ def roll_back(row: bytes, start: int) -> pb.Mutation:
 def written(row: bytes, start: int, end: int, value: bytes = b"") -> pb.Mutation:
     """A committed write out of nowhere."""
     return mutation(row, put(WRITE, write_record(start, value), end))
+
+
+def started(rig: Rig, *mutations: pb.Mutation) -> asyncio.Task[list[pb.MutationResult]]:
+    return asyncio.ensure_future(rig.mutate(*mutations))
+
+
+async def outcomes(task: asyncio.Task[list[pb.MutationResult]]) -> list[int]:
+    return [result.outcome for result in await task]

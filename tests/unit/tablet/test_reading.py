@@ -11,6 +11,7 @@ from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOl
 from percolator.protocol.records import RecordKind
 from percolator.tablet import visible_cells
 from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.tablet.tablet import SafePoints
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -91,10 +92,10 @@ async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"old"), written(b"b", 15, 16, b"new"))
-    await rig.tablet.raise_safe_point(20)
-    await rig.tablet.raise_safe_point(10)
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    await rig.tablet.raise_safe_points(SafePoints(10, 10))
     for opened in (rig, await Rig(disk=disk).open()):
-        assert opened.tablet.safe_point == 20
+        assert opened.tablet.safe_points == (20, 20)
         with pytest.raises(SnapshotTooOld) as caught:
             await opened.scan(19)
         assert (caught.value.timestamp, caught.value.safe_point) == (19, 20)
@@ -107,13 +108,23 @@ async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
         assert fine.outcome == timeless.outcome == pb.OUTCOME_APPLIED
 
 
+async def test_transactions_may_be_refused_above_what_snapshots_may_read() -> None:
+    """One table keeps its history longer than another; transactions write to both."""
+    rig = await Rig().open()
+    await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=50))
+    assert len(await rig.scan(20)) == 1
+    [late, fine] = await rig.mutate(mutation(b"c", not_below=49), mutation(b"c", not_below=50))
+    assert late.error.snapshot_too_old.safe_point == 50
+    assert fine.outcome == pb.OUTCOME_APPLIED
+
+
 async def test_one_read_below_the_safe_point_does_not_spoil_its_batch() -> None:
     rig = await Rig().open()
     await rig.apply(
         written(b"a", 5, 6, b"of a"),
         mutation(b"b", put(WRITE, write_record(5, b"", RecordKind.DELETE), 6)),
     )
-    await rig.tablet.raise_safe_point(20)
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
     reads = [
         pb.RowRead(row=row, columns=[COLUMN], timestamp=timestamp, report_deletes=True)
         for row, timestamp in [(b"a", 19), (b"b", 20), (b"a", 20), (b"b", 7)]
@@ -133,7 +144,7 @@ async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None
     pages = rig.tablet.scan(pb.ScanRequest(target=TARGET, all_columns=True, timestamp=10))
     reading = asyncio.ensure_future(anext(pages))
     await asyncio.sleep(0)
-    raising = asyncio.ensure_future(rig.tablet.raise_safe_point(20))
+    raising = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(20, 20)))
     with pytest.raises(SnapshotTooOld):
         await reading
     await raising

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.tablet import ordered_keys
+from percolator.tablet import opening, ordered_keys
 from percolator.tablet.notify_index import NotifyIndex
 from percolator.tablet.ordered_keys import OrderedKeys
 from percolator.tablet.recent_writes import RecentWrites
@@ -54,34 +55,18 @@ def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- notifications
 
 
-def test_an_index_holds_so_many_and_says_when_there_are_more() -> None:
+def test_an_index_holds_so_many_and_says_from_where_on_there_are_more() -> None:
     index = NotifyIndex(2)
-    states = []
-    for key in (b"a", b"b", b"b", b"c"):
+    missing = []
+    for key in (b"a", b"b", b"b", b"d", b"c", b"e"):
         index.put(key)
-        states.append(index.complete)
-    assert states == [True, True, True, False]
+        missing.append(index.missing_from)
+    assert missing == [None, None, None, b"d", b"c", b"c"]
+    assert not index.complete
     assert list(index.between(b"", None)) == [b"a", b"b"]
     assert not index.worth_filling
     index.remove(b"a")
     assert index.worth_filling
-
-
-def test_filling_completes_an_index_unless_it_overflows_meanwhile() -> None:
-    index = NotifyIndex(2)
-    for key in (b"a", b"b", b"c"):
-        index.put(key)
-    index.remove(b"a")
-    index.begin_filling()
-    index.put(b"c")
-    index.put(b"d")  # somebody else's, and there is no room
-    index.end_filling()
-    assert not index.complete
-    index.remove(b"b")
-    index.begin_filling()
-    index.put(b"d")
-    index.end_filling()
-    assert index.complete
 
 
 async def test_more_notifications_than_memory_holds_are_all_found() -> None:
@@ -94,6 +79,29 @@ async def test_more_notifications_than_memory_holds_are_all_found() -> None:
     assert [cell.row for cell in await rig.cells(NOTIFY)] == rows[7:]
     assert rig.tablet.statistics().notifications == 2  # filled again
     assert [cell.row for cell in await rig.cells(NOTIFY)] == rows[7:]
+
+
+async def test_what_comes_while_the_index_is_filled_and_finds_no_room_is_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = await Rig(notifications_indexed_max=3).open()
+    await rig.apply(*(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in (b"p", b"q", b"r")))
+    await rig.apply(*(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in (b"s", b"t", b"u")))
+    await rig.apply(*(mutation(row, delete(NOTIFY, 5, b"f")) for row in (b"p", b"q", b"r")))
+    came: list[bytes] = []
+
+    async def meanwhile(_: float) -> None:
+        if not came:
+            came.extend((b"a", b"b", b"c"))
+            await rig.apply(*(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in came))
+
+    monkeypatch.setattr(opening, "_SLICE", 1)
+    monkeypatch.setattr(opening, "asyncio", SimpleNamespace(sleep=meanwhile))
+    expected = [b"a", b"b", b"c", b"s", b"t", b"u"]
+    assert [cell.row for cell in await rig.cells(NOTIFY)] == expected
+    await rig.apply(*(mutation(row, delete(NOTIFY, 5, b"f")) for row in (b"a", b"b", b"s")))
+    for _ in range(2):
+        assert [cell.row for cell in await rig.cells(NOTIFY)] == [b"c", b"t", b"u"]
 
 
 async def test_counters_of_what_was_ever_written_never_shrink() -> None:

@@ -45,6 +45,10 @@ TIMES = st.integers(1, 12)
 VALUES = st.sampled_from([b"", b"\0", b"v", b"a longer value"])
 QUALIFIERS = st.sampled_from([b"f", b"f\0", b"g"])
 KINDS = st.sampled_from(list(RecordKind))
+# Made once, as all of them: hypothesis examines each new strategy, which takes longer than a draw.
+TTLS = st.integers(0, 2)
+SESSIONS = st.sampled_from([b"", b"session"])
+STARTS = st.integers(1, 11)
 
 
 @st.composite
@@ -53,9 +57,9 @@ def locks(draw: st.DrawFn) -> bytes:
     return LockRecord(
         start_timestamp=draw(TIMES),
         min_commit_timestamp=draw(TIMES),
-        ttl_milliseconds=draw(st.integers(0, 2)),
+        ttl_milliseconds=draw(TTLS),
         kind=kind,
-        session=draw(st.sampled_from([b"", b"session"])),
+        session=draw(SESSIONS),
         primary=CellAddress(1, draw(ROWS), draw(COLUMNS)),
         value=draw(VALUES) if kind is RecordKind.PUT else b"",
     ).encode()
@@ -64,65 +68,72 @@ def locks(draw: st.DrawFn) -> bytes:
 @st.composite
 def commits(draw: st.DrawFn) -> list[pb.Change]:
     """A write record, and the data that it points to."""
-    start, kind = draw(st.integers(1, 11)), draw(KINDS)
+    start, kind = draw(STARTS), draw(KINDS)
     value = draw(VALUES)
     record = WriteRecord(start, kind, value if kind is RecordKind.PUT else b"").encode()
-    changes = [put(WRITE, record, draw(st.integers(start + 1, 13)))]
+    changes = [put(WRITE, record, start + 1 + draw(TIMES) % (13 - start))]
     if kind is RecordKind.PUT_IN_DATA:
         changes.append(put(DATA, value, start))
     return changes
 
 
-@st.composite
-def other_changes(draw: st.DrawFn) -> list[pb.Change]:
-    return [
-        draw(
-            st.one_of(
-                locks().map(lambda record: put(LOCK, record)),
-                st.just(delete(LOCK)),
-                TIMES.map(lambda start: delete_if(LOCK, own(start))),
-                TIMES.map(lambda start: put(ROLLBACK, b"", start)),
-                TIMES.map(lambda start: delete(ROLLBACK, start)),
-                TIMES.map(lambda end: delete(WRITE, end)),
-                st.tuples(TIMES, TIMES).map(lambda ts: delete_if(WRITE, own(ts[0]), ts[1])),
-                st.tuples(TIMES, QUALIFIERS).map(lambda to: put(NOTIFY, b"", *to)),
-                st.tuples(TIMES, QUALIFIERS).map(lambda to: delete(NOTIFY, *to)),
-            )
-        )
-    ]
+LOCKS = locks()
+COMMITS = commits()
+OTHER_CHANGES: st.SearchStrategy[list[pb.Change]] = st.one_of(
+    LOCKS.map(lambda record: put(LOCK, record)),
+    st.just(delete(LOCK)),
+    TIMES.map(lambda start: delete_if(LOCK, own(start))),
+    TIMES.map(lambda start: put(ROLLBACK, b"", start)),
+    TIMES.map(lambda start: delete(ROLLBACK, start)),
+    TIMES.map(lambda end: delete(WRITE, end)),
+    st.tuples(TIMES, TIMES).map(lambda ts: delete_if(WRITE, own(ts[0]), ts[1])),
+    st.tuples(TIMES, QUALIFIERS).map(lambda to: put(NOTIFY, b"", *to)),
+    st.tuples(TIMES, QUALIFIERS).map(lambda to: delete(NOTIFY, *to)),
+).map(lambda change: [change])
+SPACES = st.sampled_from([LOCK, WRITE, DATA, ROLLBACK, NOTIFY])
+EXPECTATIONS = st.sampled_from([ABSENT, PRESENT, EQUALS, BEGINS_IF_PRESENT])
+PREFIXES = st.integers(0, 5)
+OFFSETS = st.integers(0, 3)
 
 
 @st.composite
 def conditions(draw: st.DrawFn) -> pb.Condition:
-    space = draw(st.sampled_from([LOCK, WRITE, DATA, ROLLBACK, NOTIFY]))
+    space = draw(SPACES)
     start = draw(TIMES)
-    from_ = 0 if space == LOCK else draw(st.sampled_from([0, start, draw(TIMES)]))
-    until = 0 if space == LOCK else draw(st.sampled_from([0, from_ + 1, from_ + 4]))
+    from_ = 0 if space == LOCK else [0, start, start, draw(TIMES)][draw(OFFSETS)]
+    until = 0 if space == LOCK else [0, 0, from_ + 1, from_ + 4][draw(OFFSETS)]
     seen = own(start) + own(draw(TIMES)) + (0).to_bytes(4, "big")
-    full = draw(locks())
+    full = draw(LOCKS)
     return pb.Condition(
         space=space,
-        expectation=draw(st.sampled_from([ABSENT, PRESENT, EQUALS, BEGINS_IF_PRESENT])),
+        expectation=draw(EXPECTATIONS),
         from_timestamp=from_,
         until_timestamp=until,
-        prefix=draw(st.sampled_from([b"", own(start), own(start), seen, full, full[:-1]])),
-        required=draw(st.sampled_from([b"", own(start), seen, full])),
+        prefix=[b"", own(start), own(start), seen, full, full[:-1]][draw(PREFIXES)],
+        required=[b"", own(start), seen, full][draw(OFFSETS)],
         qualifier=draw(QUALIFIERS) if space == NOTIFY else b"",
     )
+
+
+CHANGES = st.lists(COMMITS | OTHER_CHANGES, max_size=3)
+CONDITIONS = st.lists(conditions(), max_size=3)
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> pb.Mutation:
     changes: dict[tuple[int, int, bytes], pb.Change] = {}
-    for part in draw(st.lists(commits() | other_changes(), max_size=3)):
+    for part in draw(CHANGES):
         for change in part:
             changes.setdefault((change.space, change.timestamp, change.qualifier), change)
     return pb.Mutation(
         row=draw(ROWS),
         column=draw(COLUMNS),
-        conditions=draw(st.lists(conditions(), max_size=3)),
+        conditions=draw(CONDITIONS),
         changes=changes.values(),
     )
+
+
+MUTATIONS = mutations()
 
 
 @st.composite
@@ -269,8 +280,8 @@ def dumping(space: cells_pb2.Space, page_rows_max: int, from_: int, until: int) 
 
 
 STEPS: st.SearchStrategy[Step] = st.one_of(
-    st.lists(st.lists(mutations(), min_size=1, max_size=5), min_size=1, max_size=3).map(mutating),
-    st.lists(mutations(), min_size=1, max_size=8).map(lambda all_: mutating([all_])),
+    st.lists(st.lists(MUTATIONS, min_size=1, max_size=5), min_size=1, max_size=3).map(mutating),
+    st.lists(MUTATIONS, min_size=1, max_size=8).map(lambda all_: mutating([all_])),
     st.lists(READS, min_size=1, max_size=4).map(reading),
     scans().map(scanning),
     st.builds(

@@ -18,6 +18,7 @@ from percolator.tablet.tablet import TabletIdentity
 from percolator.testing.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
+from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestLimits, TabletServerHandler
 from services.tabletserver.tablet_store import Ancestry, Ownership
@@ -114,8 +115,15 @@ class Machine:
         self.tablets = Tablets(
             self.store, self.clock, self.tablet_limits, self._background, log, tablets_warn=100
         )
+        self.collecting = Collecting(self.tablets, self._background, log)
         self.handler = TabletServerHandler(
-            self.tablets, self.disk, self.clock, log, self.limits, server_id="server"
+            self.tablets,
+            self.collecting,
+            self.disk,
+            self.clock,
+            log,
+            self.limits,
+            server_id="server",
         )
 
     def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:

@@ -12,11 +12,13 @@ import pytest
 
 from percolator.errors import InvalidArgument, TabletMoved
 from services.chassis.epoch_directory import (
+    Clone,
     EpochDirectory,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
+from services.chassis.files import Files
 from services.chassis.memory_disk import MemoryDisk
 from services.chassis.memory_files import MemoryFiles
 from services.tabletserver.leveldb_clone import clone_leveldb
@@ -59,8 +61,8 @@ async def system_calls_of_a_takeover() -> int:
     return files.faults.calls
 
 
-async def run_until_killed(files: MemoryFiles, epoch: int) -> None:
-    claim = asyncio.create_task(take_over(files, TABLET, epoch, clone_leveldb))
+async def run_until_killed(files: MemoryFiles, epoch: int, clone: Clone = clone_leveldb) -> None:
+    claim = asyncio.create_task(take_over(files, TABLET, epoch, clone))
     killed = asyncio.create_task(files.killed.wait())
     await asyncio.wait({claim, killed}, return_when=asyncio.FIRST_COMPLETED)
     for task in (claim, killed):
@@ -82,6 +84,30 @@ async def test_after_a_claimant_died_anywhere_the_next_one_has_everything(power:
             disk.cut_power(random if power == "fails and some survives" else None)
         owner = await take_over(MemoryFiles(disk), TABLET, 3, clone_leveldb)
         assert await content(disk, owner) == FORMER, f"killed at call {call}"
+
+
+async def test_an_epoch_that_was_withdrawn_is_no_source_after_a_power_cut() -> None:
+    """What went from under its live name may stay gone, and the live name may come back."""
+
+    async def meet_another(files: Files, source: Path, target: Path) -> None:
+        await clone_leveldb(files, source, target)
+        await files.make_directory(TABLET / "e3.tmp")
+
+    withdrawn = 0
+    for call in range(60):
+        for seed in range(8):
+            disk = MemoryDisk()
+            await owned_before(disk)
+            dying = MemoryFiles(disk)
+            dying.faults.kill_at(call)
+            with contextlib.suppress(TabletMoved):
+                await run_until_killed(dying, 2, meet_another)
+            names = await MemoryFiles(disk).list(TABLET)
+            withdrawn += "e2.withdrawn" in names
+            disk.cut_power(Random(seed))
+            owner = await take_over(MemoryFiles(disk), TABLET, 4, clone_leveldb)
+            assert await content(disk, owner) == FORMER, f"killed at call {call}, seed {seed}"
+    assert withdrawn
 
 
 async def test_a_claimant_whose_disk_fails_anywhere_leaves_the_tablet_to_the_next_one() -> None:

@@ -31,6 +31,9 @@ HANDLERS = {
     "RenewSession": "renew_session",
     "EndSession": "end_session",
     "CheckSessions": "check_sessions",
+    "TryLock": "try_lock",
+    "RenewLocks": "renew_locks",
+    "Unlock": "unlock",
 }
 
 

@@ -112,6 +112,7 @@ class Cluster:
         self.now_at: list[TabletLocation] = []
         """What a master would answer."""
         self.searches = 0
+        self.search_seconds = 0.0
         loop = asyncio.get_running_loop()
         self.clock = VirtualClock(loop)
         handlers: dict[str, object] = dict(servers)
@@ -121,6 +122,8 @@ class Cluster:
 
     async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
         self.searches += 1
+        if self.search_seconds:
+            await asyncio.sleep(self.search_seconds)
         return self.now_at
 
     def deadline(self, seconds: float = 10.0) -> float:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable
-from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse
+from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.wire.cluster import describe, parse_addresses
-from percolator.world import Network
+from percolator.world import Network, UnaryMethod
+from tests.unit.unary_network import UnaryNetwork
 
 
-class FakeNetwork:
+class FakeNetwork(UnaryNetwork):
     """Answers Describe at some addresses, and fails at the others."""
 
     def __init__(self, answers: dict[str, DescribeResponse | PercolatorError]) -> None:
@@ -20,16 +21,15 @@ class FakeNetwork:
         self.asked: list[str] = []
         self.timeouts: list[float] = []
 
-    def unary(self, address: str, method: object) -> object:
-        async def call(request: DescribeRequest, timeout: float) -> DescribeResponse:
-            self.asked.append(address)
-            self.timeouts.append(timeout)
-            answer = self.answers[address]
-            if isinstance(answer, PercolatorError):
-                raise answer
-            return answer
-
-        return call
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> DescribeResponse:
+        self.asked.append(address)
+        self.timeouts.append(timeout)
+        answer = self.answers[address]
+        if isinstance(answer, PercolatorError):
+            raise answer
+        return answer
 
 
 def test_a_list_of_addresses_is_split_at_commas() -> None:

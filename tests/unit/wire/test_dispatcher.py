@@ -20,7 +20,8 @@ from percolator.errors import (
 )
 from percolator.limits import MEBIBYTE, Limits
 from percolator.v1 import tabletserver_pb2 as wire
-from percolator.wire.questions import APPLIED, FoundCell
+from percolator.wire.dispatcher import Dispatcher
+from percolator.wire.questions import APPLIED, Answer, FoundCell
 
 from .tablet_servers import Cluster, Server, question, step, tablet
 
@@ -49,9 +50,32 @@ async def test_what_is_asked_while_all_calls_are_in_flight_forms_the_next() -> N
         await cluster.router.mutate([step(b"%d" % i)], cluster.deadline())
 
     await asyncio.gather(*(one(i) for i in range(100)))
-    # Three calls are let out for the first three; the others share what comes after 10 ms.
+    # Three calls are let out for the first four; the others share what comes after 10 ms.
     assert len(server.mutate_calls) <= 6
     assert sorted(server.rows_mutated()) == sorted(b"%d" % i for i in range(100))
+
+
+async def test_a_call_beside_others_carries_as_many_rows_as_they_do() -> None:
+    server = Server(seconds=1.0)
+    cluster = _cluster(server, Limits(server_calls_max=6))
+
+    async def one(i: int) -> None:
+        await asyncio.sleep(i * 0.01)
+        await cluster.router.mutate([step(b"%d" % i)], cluster.deadline())
+
+    await asyncio.gather(*(one(i) for i in range(30)))
+    sizes = [len(batch.mutations) for call in server.mutate_calls for batch in call.batches]
+    assert sizes[:5] == [1, 1, 2, 4, 8]
+    assert sum(sizes) == 30
+    assert cluster.clock.monotonic_seconds() < 2.5  # who waited for a call went with the next
+
+
+async def test_a_full_call_waits_for_no_other() -> None:
+    server = Server(seconds=1.0)
+    cluster = _cluster(server, Limits(batch_rows_max=10, server_calls_max=4))
+    steps = [step(b"%d" % i) for i in range(30)]
+    await cluster.router.mutate(steps, cluster.deadline())
+    assert cluster.clock.monotonic_seconds() == pytest.approx(1.0)
 
 
 async def test_a_lone_caller_waits_for_one_round_trip() -> None:
@@ -242,6 +266,40 @@ async def test_closing_leaves_nobody_waiting() -> None:
     (answer,) = await asked
     assert isinstance(answer, PercolatorError)
     assert answer.retry is Retry.UNKNOWN
+
+
+async def _about_to_call(cluster: Cluster) -> tuple[Dispatcher, asyncio.Future[list[Answer]]]:
+    """A call that was put together, in the moment before it begins."""
+    await cluster.router.mutate([step(b"first")], cluster.deadline())
+    (dispatcher,) = cluster.router._dispatchers.values()
+    asked = asyncio.ensure_future(
+        cluster.router.mutate([step(b"a"), step(b"b"), step(b"c")], cluster.deadline())
+    )
+    for _ in range(10):  # turns of the loop, of which a few are needed
+        if not dispatcher._in_flight:
+            await asyncio.sleep(0)
+    assert dispatcher._in_flight
+    assert not any(call.begun for call in dispatcher._in_flight)
+    return dispatcher, asked
+
+
+async def test_a_call_that_is_given_up_before_it_begins_holds_up_nobody_after_it() -> None:
+    """Else the next calls would wait for one that never ends, until as many rows had come."""
+    cluster = _cluster(Server())
+    dispatcher, asked = await _about_to_call(cluster)
+    dispatcher.leave(lambda _: True)
+    assert len(await asked) == 3
+    assert await cluster.router.mutate([step(b"z")], cluster.deadline()) == [APPLIED]
+    assert dispatcher.silent_seconds() == 0.0
+
+
+async def test_closing_before_a_call_begins_leaves_nobody_waiting() -> None:
+    cluster = _cluster(Server())
+    _, asked = await _about_to_call(cluster)
+    began = cluster.clock.monotonic_seconds()
+    await cluster.router.close()
+    assert all(isinstance(answer, Unavailable) for answer in await asked)
+    assert cluster.clock.monotonic_seconds() == began
 
 
 def _answers(server: Server, **methods: object) -> None:

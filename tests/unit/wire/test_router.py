@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -250,6 +251,45 @@ async def test_a_broken_stream_goes_on_where_it_was() -> None:
     assert rows == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
 
 
+def _a_value_less(page: wire.ScanResponse) -> None:
+    page.found.values.pop()
+
+
+def _again_from_the_beginning(page: wire.ScanResponse) -> None:
+    page.rest.CopyFrom(RowRange(start=b"", end=b"h"))
+
+
+def _backwards(page: wire.ScanResponse) -> None:
+    page.rest.CopyFrom(RowRange(start=b"", end=b"c"))
+
+
+def _a_row_of_somebody_else(page: wire.ScanResponse) -> None:
+    page.found.rows[-1] = b"z"
+
+
+@pytest.mark.parametrize(
+    "malform", [_a_value_less, _again_from_the_beginning, _backwards, _a_row_of_somebody_else]
+)
+async def test_a_malformed_page_is_asked_for_again_until_the_time_out(
+    malform: Callable[[wire.ScanResponse], None],
+) -> None:
+    cluster = _three_tablets()
+
+    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+        found = _page(request, 4)
+        malform(found[0])
+        return found
+
+    server = cluster.servers["a:1"]
+    correct, server.pages = server.pages, pages
+    with pytest.raises(DeadlineExceeded, match="malformed") as caught:
+        await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert caught.value.retry is Retry.SAFE
+    server.pages = correct
+    found = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert len([row for page in found for row in page.rows]) == 26
+
+
 async def test_a_scan_that_nobody_answers_ends_with_its_time_out() -> None:
     cluster = _three_tablets()
     cluster.servers["a:1"].down = True
@@ -260,15 +300,29 @@ async def test_a_scan_that_nobody_answers_ends_with_its_time_out() -> None:
 
 
 async def test_a_scan_leaves_a_silent_server_for_the_one_that_took_over() -> None:
-    """Paused or cut off, it refuses nothing: only the time of the one attempt may be lost."""
-    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(attempt_seconds_max=2.0))
+    """Paused or cut off, it refuses nothing: a master has to be asked."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
     cluster.tablets.learn([tablet("a:1")])
     cluster.now_at = [tablet("b:1", epoch=2)]
     cluster.servers["a:1"].seconds = 10**6
     cluster.servers["b:1"].pages = lambda request: _page(request, 30)
     (page,) = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
     assert len(page.rows) == 26
-    assert cluster.clock.monotonic_seconds() == pytest.approx(2.0, abs=0.2)
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
+
+
+async def test_a_page_that_comes_while_a_master_is_asked_about_its_server_is_not_lost() -> None:
+    """The position has moved on to the next tablet by then, which another server has."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
+    cluster.now_at = [tablet("a:1", b"", b"h"), tablet("b:1", b"h", b"", tablet_id=2)]
+    cluster.tablets.learn(cluster.now_at)
+    cluster.search_seconds = 0.5
+    cluster.servers["a:1"].seconds = 1.0
+    for server in cluster.servers.values():
+        server.pages = lambda request: _page(request, 30)
+    pages = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
+    assert cluster.searches == 1
+    assert sum(len(page.rows) for page in pages) == 26
 
 
 async def test_a_scan_that_had_no_time_to_find_the_new_server_leaves_it_to_the_next_one() -> None:
@@ -285,8 +339,8 @@ async def test_a_scan_that_had_no_time_to_find_the_new_server_leaves_it_to_the_n
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.5, abs=0.2)
 
 
-async def test_a_silent_server_costs_one_attempt_however_many_of_its_tablets_are_scanned() -> None:
-    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(attempt_seconds_max=2.0))
+async def test_a_silent_server_costs_one_silence_however_many_of_its_tablets_are_scanned() -> None:
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
     cluster.tablets.learn([tablet("a:1", b"", b"h"), tablet("a:1", b"h", b"", tablet_id=2)])
     cluster.now_at = [
         tablet("b:1", b"", b"h", epoch=2),
@@ -296,4 +350,67 @@ async def test_a_silent_server_costs_one_attempt_however_many_of_its_tablets_are
     cluster.servers["b:1"].pages = lambda request: _page(request, 30)
     pages = await _scan(cluster, RangeQuestion(1, b"", b"", None, 7))
     assert len(pages) == 2
-    assert cluster.clock.monotonic_seconds() == pytest.approx(2.0, abs=0.2)
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
+
+
+# ------------------------------------------------------------------ silence
+
+
+def _silent_cluster() -> Cluster:
+    """Everything was at a:1, which has fallen silent."""
+    cluster = Cluster({"a:1": Server(seconds=10**6), "b:1": Server()}, Limits(server_calls_max=2))
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("a:1")]
+    return cluster
+
+
+async def test_reads_leave_a_silent_server_when_a_master_says_that_another_one_took_over() -> None:
+    cluster = _silent_cluster()
+    reading = asyncio.ensure_future(cluster.router.read([question(b"a")], cluster.deadline()))
+    await asyncio.sleep(2.2)
+    assert not reading.done()
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    (answer,) = await reading
+    assert answer.found[b"c"].value == b"value of a"
+    assert cluster.clock.monotonic_seconds() == pytest.approx(2.5, abs=0.3)
+
+
+async def test_mutations_that_a_silent_server_was_sent_are_unknown_once_it_was_replaced() -> None:
+    cluster = _silent_cluster()
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
+    assert isinstance(answer, DeadlineExceeded)
+    assert answer.retry is Retry.UNKNOWN
+    assert cluster.clock.monotonic_seconds() == pytest.approx(1.0, abs=0.2)
+    assert cluster.servers["b:1"].rows_mutated() == []
+
+
+async def test_mutations_that_a_silent_server_was_not_sent_go_to_the_one_in_its_place() -> None:
+    """They waited for a call that never came back."""
+    cluster = _silent_cluster()
+    sent = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.ensure_future(cluster.router.mutate([step(b"b")], cluster.deadline()))
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    assert await waiting == [APPLIED]
+    assert cluster.servers["b:1"].rows_mutated() == [b"b"]
+    (unknown,) = await sent
+    assert isinstance(unknown, DeadlineExceeded)
+
+
+async def test_a_slow_server_that_keeps_its_tablets_is_waited_for() -> None:
+    cluster = _silent_cluster()
+    cluster.servers["a:1"].seconds = 3.0
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+    assert 1 < cluster.searches < 6
+
+
+async def test_a_slow_server_is_waited_for_as_well_while_no_master_answers() -> None:
+    cluster = _silent_cluster()
+
+    async def nobody(table_id: int, row: bytes) -> list[TabletLocation]:
+        raise DeadlineExceeded("no master answered in time")
+
+    cluster.tablets._find = nobody
+    cluster.servers["a:1"].seconds = 3.0
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]

@@ -58,6 +58,7 @@ def filled(message: Message) -> None:
 def test_every_field_of_every_cause_travels_both_ways(cause: str) -> None:
     """A cause that is added to the messages, and forgotten in one direction, fails here."""
     detail = ErrorDetail(message="text", where="w", retry=errors_pb2.RETRY_SAFETY_UNKNOWN)
+    getattr(detail, cause).SetInParent()
     filled(getattr(detail, cause))
     back = to_detail(from_detail(detail))
     assert back.WhichOneof("cause") == cause

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.errors import TabletLocation
+from percolator.errors import SchemaError, TabletLocation
 from percolator.wire.tablet_map import TabletMap
 
 from .tablet_servers import tablet
@@ -73,6 +73,19 @@ async def test_of_a_silent_server_every_table_is_asked_for_once() -> None:
     )
     await tablets.refresh_server("a:1")
     assert sorted(asked) == [(1, b"c"), (2, b"")]
+
+
+async def test_a_table_that_was_dropped_keeps_nobody_from_finding_another_one() -> None:
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        if table_id == 2:
+            raise SchemaError("there is no table with the id 2")
+        return [tablet("b:1", epoch=3)]
+
+    tablets = TabletMap(find)
+    tablets.learn([tablet("a:1", epoch=2), TabletLocation(2, 7, 1, b"", b"", "a:1")])
+    await tablets.refresh_server("a:1")
+    assert [location.address for location in tablets.tablets(1)] == ["b:1"]
+    assert tablets.tablets(2) == []
 
 
 @given(st.lists(st.binary(max_size=3), min_size=1, max_size=8, unique=True), st.binary(max_size=4))

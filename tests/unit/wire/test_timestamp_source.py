@@ -254,6 +254,46 @@ async def test_a_silent_oracle_is_given_up_for_the_next_one() -> None:
     assert elapsed == pytest.approx(ATTEMPT_SECONDS_MAX + ROUND_TRIP_SECONDS)
 
 
+async def test_the_successor_of_a_silent_oracle_is_found_within_a_second() -> None:
+    """Until it leads it refuses; the silent one is tried again and again, but not for long."""
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    oracles.behaviours["b:2"] = refusing(errors.NotReady("a:1 leads"))
+    source = source_of(oracles, "a:1", "b:2")
+    asked = source.get()
+    await asyncio.sleep(5)
+    del oracles.behaviours["b:2"]
+    assert await asked == 1000
+    assert asyncio.get_running_loop().time() == pytest.approx(5.5, abs=0.5)
+
+
+async def test_a_paused_oracle_that_wakes_is_asked_again_within_a_second() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    oracles.behaviours["b:2"] = refusing(errors.NotReady("a:1 leads"))
+    source = source_of(oracles, "a:1", "b:2")
+    asked = source.get()
+    await asyncio.sleep(5)
+    del oracles.behaviours["a:1"]
+    assert await asked == 1000
+    assert asyncio.get_running_loop().time() == pytest.approx(5.5, abs=0.7)
+
+
+async def test_somebody_is_told_when_an_oracle_does_not_answer() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = refusing(errors.Unavailable("gone"))
+    addresses, told = ["a:1"], []
+
+    def another() -> None:
+        told.append(1)
+        addresses[:] = ["b:2"]
+
+    world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
+    source = TimestampSource(world, addresses, on_trouble=another)
+    assert await source.get() == 1000
+    assert told == [1]
+
+
 async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))

@@ -1,0 +1,150 @@
+"""Catches a tablet server while LevelDB compacts, with its locks taken away.
+
+A paused owner that is deposed in the middle of a compaction, and wakes, goes on writing tables
+under numbers that the new owner uses, too: a clone that shares such a file with it is corrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from percolator import Table, aio, codecs
+from percolator.errors import PercolatorError, TabletLocation
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.world import Network
+from services.local.process import ServiceProcess
+from tests.chaos.standing_still import DidNotStrike, require_stopped
+
+WRITE_BUFFERS_BYTES = 64 << 10
+"""Of all tablets of a server: LevelDB is always at work then."""
+_TABLETS = 6
+_WRITERS = 4
+_VALUE_BYTES = 8 << 10
+_ROWS = 200
+_CAUGHT_SECONDS = 30.0
+_BEGUN = re.compile(r"Level-0 table #[0-9]+: started|Compacting [0-9]+@")
+_ENDED = re.compile(r"Level-0 table #[0-9]+: [0-9]+ bytes|compacted to: |Compaction error")
+
+filler = Table("filler")
+content = filler.column("content", codecs.raw)
+
+
+async def _put(tx: aio.Transaction, row: str, value: bytes) -> None:
+    await tx.set(row, content, value)
+
+
+class Filler:
+    """Overwrites rows with noise, and knows what was acknowledged."""
+
+    def __init__(self, database: aio.Database) -> None:
+        self.database = database
+        self.known: dict[str, bytes] = {}
+        self._going = asyncio.Event()
+
+    @classmethod
+    async def of(cls, database: aio.Database) -> Filler:
+        splits = [f"{_ROWS * part // _TABLETS:04d}" for part in range(1, _TABLETS)]
+        await database.create_table(filler, splits, exist_ok=True)
+        return cls(database)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[None]:
+        self._going.set()
+        tasks = [asyncio.create_task(self._write(number)) for number in range(_WRITERS)]
+        try:
+            yield
+        finally:
+            self._going.clear()
+            await asyncio.gather(*tasks)
+
+    async def _write(self, number: int) -> None:
+        rows = [f"{row:04d}" for row in range(number, _ROWS, _WRITERS)]
+        while self._going.is_set():
+            for row in rows:
+                value = secrets.token_bytes(_VALUE_BYTES)
+                try:
+                    await self.database.run(_put, row, value)
+                except PercolatorError:
+                    # Whether it was done is not known: no row is expected to have either value.
+                    self.known.pop(row, None)
+                else:
+                    self.known[row] = value
+                if not self._going.is_set():
+                    return
+
+    async def require_intact(self) -> None:
+        """Every row has what was acknowledged last."""
+        async with self.database.snapshot() as snapshot:
+            for row, value in self.known.items():
+                if (await snapshot.get(row, content)) != value:
+                    raise AssertionError(f"row {row} of {filler.name}: a lost write")
+
+    async def tablets_of(self, address: str) -> list[TabletLocation]:
+        engine = self.database._engine
+        deadline = engine.now() + _CAUGHT_SECONDS
+        info = await engine.catalog.table(filler.name, deadline)
+        found = await engine.catalog.all_tablets(info.table_id, deadline)
+        return [one for one in found if one.address == address]
+
+
+def directory_of(store: Path, tablet: TabletLocation) -> Path:
+    return store / str(tablet.table_id) / str(tablet.tablet_id) / f"e{tablet.epoch}"
+
+
+def is_compacting(directory: Path) -> bool:
+    """By LevelDB's own log, of a process that stands still."""
+    begun = False
+    for line in (directory / "LOG").read_text(errors="replace").splitlines():
+        if _BEGUN.search(line):
+            begun = True
+        elif _ENDED.search(line):
+            begun = False
+    return begun
+
+
+async def pause_in_compaction(
+    victim: ServiceProcess, store: Path, tablets: list[TabletLocation]
+) -> list[Path]:
+    """Returns the directories in which it is under way; the process stands still."""
+    deadline = time.monotonic() + _CAUGHT_SECONDS
+    while time.monotonic() < deadline:
+        victim.pause()
+        require_stopped(victim.pid)
+        directories = [directory_of(store, one) for one in tablets]
+        found = [one for one in directories if one.exists() and is_compacting(one)]
+        if found:
+            return found
+        victim.resume()
+        await asyncio.sleep(0.005)
+    raise DidNotStrike(f"{victim.name} never compacts")
+
+
+def remove_locks(store: Path, tablets: list[TabletLocation]) -> int:
+    """LevelDB's LOCK files: a tripwire, and nothing that ownership may rest on."""
+    removed = 0
+    for tablet in tablets:
+        lock = directory_of(store, tablet) / "LOCK"
+        if lock.exists():
+            lock.unlink()
+            removed += 1
+    return removed
+
+
+async def require_deposed(network: Network, address: str, tablet: TabletLocation) -> None:
+    """A former owner refuses a write of its former tablet, and even a question about it."""
+    target = wire.TabletTarget(tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=1)
+    mutation = wire.Mutation(row=tablet.start, column=b"content")
+    batch = wire.MutationBatch(target=target, mutations=[mutation])
+    request = wire.MutateRequest(batches=[batch])
+    (answer,) = (await network.unary(address, methods.MUTATE)(request, 30.0)).batches
+    if not answer.HasField("error"):
+        outcomes = [one.outcome for one in answer.results]
+        if set(outcomes) & {wire.OUTCOME_APPLIED, wire.OUTCOME_REFUSED}:
+            raise AssertionError(f"tablet {tablet.tablet_id}: a former owner answered {outcomes}")

@@ -1,0 +1,90 @@
+"""The tablet server as it is, which also notes how much of each log is surely on the disk.
+
+    python -m tests.chaos.tablet_server --store STORE ...
+
+LevelDB's log may end with what was appended and not yet synced: a power cut drops that, in whole or
+in part. A process that is killed leaves it in the page cache, where the next owner finds it. So
+after each synced write (one at a time in a tablet) the log's size is noted; what lies behind the
+last note was acknowledged to nobody, and `drop_unsynced` takes some of it away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import IO
+
+import plyvel
+
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.world import Random
+from services.chassis.lifecycle import run
+from services.chassis.settings import load
+from services.tabletserver.__main__ import build
+from services.tabletserver.leveldb_storage import LevelDBStorage
+from services.tabletserver.settings import TabletServerSettings
+
+_NOTES = ".fsynced"
+
+
+def note_fsyncs(notes: IO[str]) -> None:
+    """From now on, in this process."""
+    write = LevelDBStorage.write
+
+    async def noting(self: LevelDBStorage, batch: plyvel.WriteBatch) -> None:
+        await write(self, batch)
+        for path, size in _logs(self._directory):
+            notes.write(f"{size} {path}\n")
+
+    LevelDBStorage.write = noting  # type: ignore[method-assign]
+
+
+def _logs(directory: Path) -> list[tuple[str, int]]:
+    try:
+        with os.scandir(directory) as entries:
+            return [(one.path, one.stat().st_size) for one in entries if one.name.endswith(".log")]
+    except FileNotFoundError:
+        return []  # sealed by a later owner, or a log that was just removed
+
+
+def notes_of(store: Path, server_id: str) -> Path:
+    return store.parent / "run" / f"{server_id}{_NOTES}"
+
+
+def unsynced(store: Path) -> dict[Path, tuple[int, int]]:
+    """Logs that are longer than is known to be on the disk: the synced size and the present one.
+
+    Only of logs about which something is known: one that was copied for a new owner was synced by
+    whoever copied it.
+    """
+    synced: defaultdict[str, int] = defaultdict(int)
+    for notes in (store.parent / "run").glob(f"*{_NOTES}"):
+        for line in notes.read_text().split("\n")[:-1]:
+            size, _, path = line.partition(" ")
+            synced[path] = max(synced[path], int(size))
+    found = {}
+    for name, surely in synced.items():
+        log = Path(name)
+        if log.exists() and log.stat().st_size > surely:
+            found[log] = surely, log.stat().st_size
+    return found
+
+
+def drop_unsynced(store: Path, chance: Random) -> int:
+    """As a power cut: the end of each log is gone, torn anywhere. Returns how many bytes are."""
+    dropped = 0
+    for path, (synced, present) in unsynced(store).items():
+        left = synced + int(chance.random() * (present - synced))
+        os.truncate(path, left)
+        dropped += present - left
+    return dropped
+
+
+if __name__ == "__main__":
+    settings = load(TabletServerSettings)
+    with notes_of(settings.store_root, str(os.getpid())).open("w", buffering=1) as notes:
+        note_fsyncs(notes)
+        code = run(settings, ServiceKind.SERVICE_KIND_TABLET_SERVER, build)
+    sys.exit(code)

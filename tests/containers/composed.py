@@ -1,0 +1,163 @@
+"""A cluster of containers, as compose.yaml and compose.tls.yaml make it, from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+COMMAND_SECONDS = 240.0
+_GONE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+class ContainersFailed(Exception):
+    """Docker refused something, or something is not as it was asked to be."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container; who it is stays the same when it is killed and started again."""
+
+    service: str
+    id: str
+
+    def state(self) -> dict[str, Any]:
+        found = json.loads(run(["docker", "inspect", self.id]))
+        state: dict[str, Any] = found[0]
+        return state
+
+    def is_running(self) -> bool:
+        return bool(self.state()["State"]["Running"])
+
+    def kill(self) -> None:
+        """kill -9, and shows that this is what ended it."""
+        run(["docker", "kill", "--signal=KILL", self.id])
+        deadline = time.monotonic() + _GONE_SECONDS
+        while self.is_running():
+            if time.monotonic() > deadline:
+                raise ContainersFailed(f"{self.service} {self.id} runs on after kill -9")
+            time.sleep(_POLL_SECONDS)
+        code = self.state()["State"]["ExitCode"]
+        if code != 137:
+            raise ContainersFailed(f"{self.service} {self.id} exited with {code}, not by kill -9")
+
+    def start(self) -> None:
+        run(["docker", "start", self.id])
+
+    def networks(self) -> list[str]:
+        return list(self.state()["NetworkSettings"]["Networks"])
+
+    def disconnect(self) -> list[str]:
+        """From everybody; returns from what, and shows that nothing is left."""
+        networks = self.networks()
+        for network in networks:
+            run(["docker", "network", "disconnect", network, self.id])
+        if left := self.networks():
+            raise ContainersFailed(f"{self.service} {self.id} is still in {left}")
+        return networks
+
+    def connect(self, networks: Sequence[str]) -> None:
+        for network in networks:
+            run(["docker", "network", "connect", "--alias", self.service, network, self.id])
+
+    def log(self) -> str:
+        """Of all its lives."""
+        return run(["docker", "logs", self.id], and_errors=True)
+
+
+class ComposedCluster:
+    """All containers of one project. Its images are built before."""
+
+    def __init__(
+        self, project: str, port: int, files: Sequence[str], certificates: Path | None = None
+    ) -> None:
+        named = [part for name in files for part in ("--file", name)]
+        self._compose = [*compose_command(), "--project-name", project, *named]
+        self._environment = {"PERCOLATOR_PORT": str(port)}
+        if certificates is not None:
+            self._environment["CERTIFICATES"] = str(certificates)
+        self._logs: dict[str, str] = {}
+        self.address = f"127.0.0.1:{port}"
+
+    def up(self, *, profile: str = "", **replicas: int) -> None:
+        """With so many containers of each service; of the others as many as the files say."""
+        scales = [part for one in replicas.items() for part in ("--scale", "{}={}".format(*one))]
+        profiles = ["--profile", profile] if profile else []
+        self._run(*profiles, "up", "--detach", "--no-build", *scales)
+
+    def down(self, *, profile: str = "", even_data: bool = False) -> None:
+        self._logs = self.logs()
+        profiles = ["--profile", profile] if profile else []
+        self._run(*profiles, "down", *(("--volumes",) if even_data else ()))
+
+    def containers(self, service: str = "") -> list[Container]:
+        listed = self._run("ps", "--quiet", *((service,) if service else ())).split()
+        found = [Container("", one) for one in listed]
+        return [
+            Container(one.state()["Config"]["Labels"]["com.docker.compose.service"], one.id)
+            for one in found
+        ]
+
+    def logs(self) -> dict[str, str]:
+        """Of the containers before the last `down`, too."""
+        logs = {f"{one.service} {one.id[:12]}": one.log() for one in self.containers()}
+        return self._logs | logs
+
+    def at(self, address: str) -> Container:
+        """Whoever announces itself at this address, which begins with its container's id."""
+        host = address.partition(":")[0]
+        for container in self.containers():
+            if container.id.startswith(host):
+                return container
+        raise ContainersFailed(f"no container is behind {address}")
+
+    def _run(self, *arguments: str) -> str:
+        return run([*self._compose, *arguments], environment=self._environment)
+
+
+def free_port() -> int:
+    """For the gateway, on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def compose_command() -> list[str]:
+    """The new Compose where it is there, else the old one."""
+    if shutil.which("docker"):
+        tried = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+        if tried.returncode == 0:
+            return ["docker", "compose"]
+    if shutil.which("docker-compose"):
+        return ["docker-compose"]
+    raise ContainersFailed("neither `docker compose` nor `docker-compose` is there")
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: dict[str, str] | None = None,
+    and_errors: bool = False,
+) -> str:
+    """What a command prints; a failure is told with the command's own words."""
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise ContainersFailed(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
+    return done.stdout + (done.stderr if and_errors else "")

@@ -1,0 +1,134 @@
+"""What is done to containers, one thing at a time; each shows that it struck.
+
+The recovery time counts from the strike until everything can be read, and written in every tablet,
+through the published port; it includes starting the container again where nobody can take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from percolator.wire.cluster import addresses_of, describe
+from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, Supervisor
+from tests.containers.composed import ComposedCluster, Container, ContainersFailed
+from tests.containers.described import KINDS
+
+LONGER_THAN_LEASES_SECONDS = 4.5
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Whatever a fault may hurt, and who watches."""
+
+    cluster: ComposedCluster
+    supervisor: Supervisor
+
+    async def missed_most(self, kind: str) -> Container:
+        """Of one kind: who leads, who serves most tablets."""
+        if kind == "gateway":
+            return self.cluster.containers("gateway")[0]
+        described = await describe(
+            self.supervisor.network, [self.cluster.address], RECOVERY_SECONDS_MAX
+        )
+        addresses = addresses_of(described, KINDS[kind])
+        if kind in ("master", "oracle"):
+            address = await self.supervisor.leader(kind, addresses)
+        elif kind == "tabletserver":
+            address = await self.supervisor.owner_of_most(addresses)
+        else:
+            address = addresses[-1]
+        return await asyncio.to_thread(self.cluster.at, address)
+
+    async def recovered_since(self, strike: float) -> float:
+        await self.supervisor.recovered()
+        return time.monotonic() - strike
+
+
+class Fault(ABC):
+    """One kind of fault, on one kind of container."""
+
+    name: str
+
+    @abstractmethod
+    async def strike(self, scene: Scene) -> float:
+        """Strikes, repairs, and returns the seconds until everything worked again."""
+
+
+class Kill(Fault):
+    """kill -9; started again after others have taken over, or at once where nobody can."""
+
+    def __init__(self, kind: str, *, replaced: bool) -> None:
+        leading = "leading " if kind in ("master", "oracle") else ""
+        self.name = f"kill -9 of a {leading}{kind}"
+        self._kind = kind
+        self._replaced = replaced
+
+    async def strike(self, scene: Scene) -> float:
+        victim = await scene.missed_most(self._kind)
+        struck = time.monotonic()
+        await asyncio.to_thread(victim.kill)
+        if not self._replaced:
+            await asyncio.to_thread(victim.start)
+        seconds = await scene.recovered_since(struck)
+        if self._replaced:
+            await asyncio.to_thread(victim.start)
+        return seconds
+
+
+class Disconnect(Fault):
+    """A tablet server without a network, until all its leases have run out; then with it again."""
+
+    name = "disconnection of a tabletserver"
+
+    async def strike(self, scene: Scene) -> float:
+        victim = await scene.missed_most("tabletserver")
+        host = victim.id[:12]
+        struck = time.monotonic()
+        networks = await asyncio.to_thread(victim.disconnect)
+        try:
+            seconds = await scene.recovered_since(struck)
+            if any(one.address.startswith(host) for one in await scene.supervisor.tablets()):
+                raise ContainersFailed(f"tablets are still served by {host}, whom nobody reaches")
+            await asyncio.sleep(max(0.0, struck + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
+        finally:
+            await asyncio.to_thread(victim.connect, networks)
+        await scene.recovered_since(time.monotonic())
+        return seconds
+
+
+class DownAndUp(Fault):
+    """All containers are removed, and made anew with one tablet server more: the data is there."""
+
+    name = "down, and up with more tablet servers"
+
+    def __init__(self, tablet_servers: int) -> None:
+        self._tablet_servers = tablet_servers
+
+    async def strike(self, scene: Scene) -> float:
+        before = {one.id for one in scene.cluster.containers()}
+        struck = time.monotonic()
+        await asyncio.to_thread(scene.cluster.down)
+        await asyncio.to_thread(scene.cluster.up, tabletserver=self._tablet_servers)
+        seconds = await scene.recovered_since(struck)
+        if before & {one.id for one in scene.cluster.containers()}:
+            raise ContainersFailed("containers have survived `down`")
+        if len(scene.cluster.containers("tabletserver")) != self._tablet_servers:
+            raise ContainersFailed(f"there are not {self._tablet_servers} tablet servers")
+        return seconds
+
+
+def all_faults(tablet_servers: int) -> list[Fault]:
+    """Every kind, once."""
+    return [
+        Kill("tabletserver", replaced=True),
+        Disconnect(),
+        Kill("oracle", replaced=True),
+        Kill("master", replaced=True),
+        Kill("lockservice", replaced=False),
+        Kill("gateway", replaced=False),
+        Kill("worker", replaced=True),
+        DownAndUp(tablet_servers + 1),
+    ]

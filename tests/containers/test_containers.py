@@ -1,0 +1,119 @@
+"""`make compose-test`: the cluster of compose.tls.yaml is hurt, and checked from outside of it.
+
+Clients are processes of this machine that know the published port, a certificate and a token. One
+kind of container after the other is killed, one is cut off; at the end the checker sees the whole
+history, and the audit everything that is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
+from services.local.authority import files_in, make_all
+from tests.chaos.clients import Clients
+from tests.chaos.supervisor import Verdict, supervising
+from tests.containers.composed import ComposedCluster, free_port
+from tests.containers.container_faults import Scene, all_faults
+from tests.containers.described import KINDS, until_described
+from tests.containers.shop import Shop
+
+FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.worker.yaml")
+TABLET_SERVERS = 3
+CLIENTS = 2
+SESSIONS_PER_CLIENT = 4
+WORKS_AGAIN_SECONDS = 30.0
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+
+console = Console()
+
+
+@pytest.fixture(name="certificates")
+def _certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that `make certs` makes; this process is an operator."""
+    make_all(tmp_path / "certificates")
+    client = tmp_path / "certificates" / "client"
+    files = files_in(client)
+    for part, name in TLS_VARIABLES.items():
+        monkeypatch.setenv(name, getattr(files, part))
+    monkeypatch.setenv(TOKEN_VARIABLE, str(client / "admin.token"))
+    return tmp_path / "certificates"
+
+
+@pytest.fixture(name="cluster")
+def _cluster(certificates: Path) -> Iterator[ComposedCluster]:
+    project = f"percolator-test-{os.getpid()}"
+    cluster = ComposedCluster(project, free_port(), FILES, certificates)
+    try:
+        cluster.up(tabletserver=TABLET_SERVERS)
+        yield cluster
+    finally:
+        cluster.down(even_data=True)
+
+
+async def test_whatever_container_is_lost_nothing_else_is(
+    cluster: ComposedCluster,
+    certificates: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recovery: dict[str, float] = {}
+    faults = all_faults(TABLET_SERVERS)
+    await until_described(cluster.address, dict.fromkeys(set(KINDS) - {"worker"}, 1))
+    async with supervising(cluster, "bank", tmp_path) as supervisor:
+        # From here on whoever is started is a client, and no operator.
+        monkeypatch.setenv(TOKEN_VARIABLE, str(certificates / "client" / "client.token"))
+        shop = Shop(supervisor.database)
+        await shop.open()
+        await until_described(cluster.address, {"worker": 1})
+        orders = asyncio.create_task(shop.work())
+        clients = Clients(
+            cluster.address,
+            tmp_path / "clients",
+            "bank",
+            seed=1,
+            count=CLIENTS,
+            sessions=SESSIONS_PER_CLIENT,
+        )
+        try:
+            scene = Scene(cluster, supervisor)
+            for fault in faults:
+                await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)
+                console.print(f"{fault.name}: ", end="")
+                recovery[fault.name] = await fault.strike(scene)
+                console.print(f"works again after {recovery[fault.name]:.2f} s")
+            await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)
+            await asyncio.to_thread(clients.stop)
+            shop.stop()
+            await orders
+        finally:
+            orders.cancel()
+            clients.kill()
+        problems = await shop.problems()
+        verdict = await supervisor.judge(clients)
+    show(recovery, verdict)
+    console.print(f"{shop.placed} orders, each of which two observers had to answer once")
+    verdict.require_clean(tmp_path)
+    assert problems == []
+    assert shop.placed > 10 * len(recovery)
+    assert recovery.keys() == {fault.name for fault in faults}
+    assert verdict.committed > CLIENTS * SESSIONS_PER_CLIENT * len(recovery)
+
+
+def show(recovery: dict[str, float], verdict: Verdict) -> None:
+    table = Table("fault", "works again after, s", box=None)
+    for name, seconds in recovery.items():
+        table.add_row(name, f"{seconds:.2f}")
+    console.print(table)
+    console.print(
+        f"{len(verdict.history):,} transactions checked: {verdict.committed:,} committed writes, "
+        f"{verdict.unknown:,} of which nobody was told how they ended"
+    )

@@ -1,0 +1,280 @@
+"""Waiting for observers, backfilling and removing them: in this process and over real servers."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import percolator
+import percolator.testing
+from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs
+from percolator.aio.observing import observers_client
+from percolator.errors import CellAddress
+from percolator.observers.backfilling import backfill
+from percolator.observers.client import Client
+from percolator.observers.definition import Observer, observes
+from percolator.observers.removal import Removed, remove_observer
+from percolator.observers.survey import survey
+from percolator.protocol.records import KIND_PUT
+from percolator.protocol.write_steps import WriteSteps
+from percolator.schema import Column
+from percolator.v1.master_pb2 import ChangeObserversRequest
+from percolator.v1.master_pb2 import Observer as Registered
+from percolator.wire.notifications import WorkQuestion
+from percolator.wire.questions import APPLIED
+from services.local.cluster import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
+        yield started
+
+
+@pytest.fixture(
+    scope="module",
+    params=["in this process", pytest.param("cluster", marks=pytest.mark.integration)],
+)
+def db(request: pytest.FixtureRequest) -> Iterator[Database]:
+    if request.param == "in this process":
+        with percolator.testing.connect() as database:
+            yield database
+        return
+    started: LocalCluster = request.getfixturevalue("cluster")
+    with percolator.connect(started.address) as database:
+        yield database
+
+
+class Pages:
+    """A table of pages, and an observer that writes the length of each."""
+
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.table: Table[str] = Table(f"pages-{uuid.uuid4().hex[:8]}")
+        self.body: Column[str] = self.table.column("body", codecs.text)
+        self.length: Column[int] = self.table.column("length", codecs.integer)
+        self.runs: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        db.create_table(self.table, splits=["m"])
+
+    def measure(self, tx: percolator.Transaction, row: str) -> None:
+        with self._counting:
+            self.runs[row] += 1
+        tx.set(row, self.length, len(tx.get(row, self.body, "")))
+
+    def observer(self) -> Observer:
+        return observes(self.body, name="measure")(self.measure)
+
+    def write(self, rows: int, body: str = "text") -> list[str]:
+        names = [f"{'az'[number % 2]}{number:03}" for number in range(rows)]
+        self.db.set_many((name, {self.body: body}) for name in names)
+        return names
+
+    def lengths(self) -> dict[str, int]:
+        with self.db.snapshot() as snapshot:
+            rows = snapshot.scan(self.table, columns=[self.length])
+            return {row.key: row[self.length] for row in rows}
+
+    # ------------------------------------------------------------------ behind the API
+
+    def call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        """A function of the observers' runtime, on this database's connection."""
+
+        async def run() -> Any:
+            client = observers_client(self.db._database.engine)
+            return await function(client, self.table.name, *arguments, **keywords)
+
+        return self.db._loop_thread.call(run)
+
+    def change(self, **fields: Any) -> None:
+        async def change(client: Client, table: str) -> None:
+            request = ChangeObserversRequest(table=table, **fields)
+            await client.catalog.change_observers(request, client.deadline())
+
+        self.call(change)
+
+    def register(self) -> None:
+        self.change(add=[Registered(name="measure", columns=[b"body"])])
+
+    def notified(self) -> list[str]:
+        """Rows with a notification."""
+
+        async def look(client: Client, table: str) -> list[str]:
+            described = await client.describe(table)
+            answers = survey(client, WorkQuestion(described.table_id))
+            return [one.row.decode() async for answer in answers for one in answer.waiting]
+
+        return sorted(self.call(look))
+
+
+@pytest.fixture
+def pages(db: Database) -> Iterator[Pages]:
+    made = Pages(db)
+    yield made
+    db.drop_table(made.table)
+
+
+def test_cells_that_were_written_before_are_answered_after_a_backfill(pages: Pages) -> None:
+    rows = pages.write(40)
+    measure = pages.observer()
+    with pages.db.run_observers([measure]):
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.lengths() == {}
+        assert pages.db.backfill(measure) == 40
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.lengths() == dict.fromkeys(rows, 4)
+
+
+def test_what_was_answered_is_answered_again_only_when_that_is_asked_for(pages: Pages) -> None:
+    rows = pages.write(10)
+    measure = pages.observer()
+    with pages.db.run_observers([measure]):
+        pages.db.backfill(measure)
+        pages.db.wait_for_observers(timeout=30)
+        before = +pages.runs
+        pages.db.backfill(measure)
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.runs == before
+        assert pages.notified() == []
+        assert pages.db.backfill(measure, again=True) == 10
+        pages.db.wait_for_observers(timeout=30)
+    assert all(pages.runs[row] > before[row] for row in rows)
+
+
+def test_a_backfill_goes_on_where_it_broke_off(pages: Pages) -> None:
+    rows = pages.write(20)
+    pages.register()
+    done = pages.call(backfill, "measure", end=b"a010")
+    assert (done.cells, pages.notified()) == (5, rows[:10:2])
+    done = pages.call(backfill, "measure", start=done.row)
+    assert (done.cells, pages.notified()) == (15, sorted(rows))
+
+
+def test_only_a_registered_observer_is_backfilled(pages: Pages) -> None:
+    pages.write(1)
+    with pytest.raises(SchemaError, match="measure"):
+        pages.db.backfill(pages.observer())
+    assert pages.notified() == []
+
+
+def test_waiting_returns_when_a_chain_of_observers_is_at_its_end(pages: Pages) -> None:
+    """Work moves between rows and tablets all the time: nothing of it may be overlooked."""
+    doubled = pages.table.column("doubled", codecs.integer)
+    moved = pages.table.column("moved", codecs.integer)
+
+    @observes(pages.length, name="double")
+    async def double(tx: percolator.aio.Transaction, row: str) -> None:
+        await tx.set(row[::-1], doubled, 2 * await tx.get(row, pages.length, 0))
+
+    @observes(doubled, name="move")
+    async def move(tx: percolator.aio.Transaction, row: str) -> None:
+        await tx.set(row[::-1], moved, await tx.get(row, doubled, 0))
+
+    with pages.db.run_observers([pages.observer(), double, move]):
+        for body in ("one", "three"):
+            rows = pages.write(30, body)
+            pages.db.wait_for_observers(timeout=60)
+            with pages.db.snapshot() as snapshot:
+                found = {r.key: r[moved] for r in snapshot.scan(pages.table, columns=[moved])}
+            assert found == dict.fromkeys(rows, 2 * len(body))
+
+
+def test_waiting_in_vain_says_for_what(pages: Pages) -> None:
+    pages.register()
+    pages.write(3)
+    with pytest.raises(DeadlineExceeded, match=f"3 for 'measure' of '{pages.table.name}'"):
+        pages.db.wait_for_observers(timeout=0.3)
+
+
+def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
+    """Its transaction may have committed already: then nothing else tells of the change yet."""
+    pages.register()
+
+    async def lock(client: Client, table: str) -> WriteSteps:
+        table_id = (await client.describe(table)).table_id
+        cell = CellAddress(table_id, b"a", b"body")
+        start = await client.around.timestamps.get()
+        write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, b"", 1024)
+        step = write.prewrite(cell, start + 1, 60_000)
+        assert await client.around.cells.mutate([step], client.deadline()) == [APPLIED]
+        return write
+
+    async def commit(client: Client, table: str, write: WriteSteps) -> None:
+        schema = await client.around.schema(write.primary.table_id, client.deadline())
+        end = await client.around.timestamps.get()
+        step = write.commit_primary(schema, write.start + 1, end)
+        assert await client.around.cells.mutate([step], client.deadline()) == [APPLIED]
+
+    write = pages.call(lock)
+    with pytest.raises(DeadlineExceeded, match=f"1 under a lock in '{pages.table.name}'"):
+        pages.db.wait_for_observers(timeout=2)
+    with pages.db.run_observers([pages.observer()]):
+        pages.call(commit, write)
+        pages.db.wait_for_observers(timeout=30)
+    assert pages.lengths() == {"a": 4}
+
+
+def test_paused_observers_are_notified_and_not_waited_for(pages: Pages) -> None:
+    pages.register()
+    pages.change(pause=["measure"])
+    rows = pages.write(4)
+    quiet = pages.db.wait_for_observers(timeout=30)
+    assert (pages.table.name, "measure") in quiet.paused
+    assert pages.notified() == sorted(rows)
+    with pages.db.run_observers([pages.observer()]):
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.lengths() == {}
+        pages.change(resume=["measure"])
+        pages.db.wait_for_observers(timeout=30)
+    assert pages.lengths() == dict.fromkeys(rows, 4)
+
+
+def test_an_observer_with_work_left_is_removed_only_with_its_work(pages: Pages) -> None:
+    pages.register()
+    pages.write(5)
+    with pytest.raises(UsageError, match="notifications left"):
+        pages.call(remove_observer, "measure")
+    assert len(pages.notified()) == 5
+    removed = pages.call(remove_observer, "measure", purge=True)
+    assert removed == Removed(was_registered=True, purged=5, left=0)
+    assert pages.notified() == []
+    pages.write(1)
+    assert pages.notified() == []
+    for purge in (False, True):
+        with pytest.raises(SchemaError, match="measure"):
+            pages.call(remove_observer, "measure", purge=purge)
+
+
+def test_an_observer_without_work_is_removed(pages: Pages) -> None:
+    pages.register()
+    assert pages.call(remove_observer, "measure") == Removed(True, 0, 0)
+
+
+def test_registering_the_same_again_changes_nothing_for_others(pages: Pages) -> None:
+    """Every start of a worker registers its observers."""
+
+    def version() -> int:
+        async def read(client: Client, table: str) -> int:
+            return int((await client.describe(table)).schema_version)
+
+        return int(pages.call(read))
+
+    for _ in range(2):
+        pages.db.register_observers([pages.observer()])
+        with pages.db.run_observers([pages.observer()]):
+            assert version() == 2
+    wider = observes(pages.body, pages.length, name="measure")(pages.measure)
+    with pytest.raises(percolator.InvalidArgument, match="another observer 'measure'"):
+        pages.db.register_observers([wider])
+    other = partial(pages.change, add=[Registered(name="measure", columns=[b"length"])])
+    with pytest.raises(percolator.InvalidArgument, match="another observer 'measure'"):
+        other()
+    assert version() == 2
+    other(replace=True)
+    assert version() == 3

@@ -1,0 +1,108 @@
+"""Whether the commands of a block exist, with the options that it gives them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from typer.testing import CliRunner
+
+from percolator.cli.app import app
+from tests.documents.blocks import ROOT
+
+OTHERS = {"bash", "cargo", "cd", "docker", "docker-compose", "export", "pip", "pytest", "."}
+"""Commands of somebody else, whose options nobody checks here."""
+
+
+def problems(text: str) -> list[str]:
+    """One line for each command that would not be understood."""
+    return [f"{shlex.join(words)}: {wrong}" for words in _commands(text) if (wrong := _look(words))]
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    pending = ""
+    for line in text.splitlines():
+        pending += line.removesuffix("\\") + "\n"
+        if line.endswith("\\"):
+            continue
+        lexer = shlex.shlex(pending, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:
+            continue  # within quotes, which end in a later line
+        pending = ""
+        yield from _between_operators(words)
+
+
+def _between_operators(words: list[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if not re.fullmatch(r"[;&|<>]+", word):
+            if command or not re.fullmatch(r"[A-Z_]+=.*", word):
+                command.append(word)
+        elif command:
+            yield command
+            command = []
+            if word in {"<", ">", ">>"}:
+                return
+
+
+def _look(words: list[str]) -> str:
+    name, *arguments = words
+    name = name.removeprefix(".venv/bin/")
+    if name == "make":
+        unknown = {word for word in arguments if "=" not in word} - _targets()
+        return f"no such target: {', '.join(sorted(unknown))}" if unknown else ""
+    if name == "percolator":
+        return _parse(arguments)
+    if name == "python" and arguments[0] == "-m":
+        return _module(arguments[1], arguments[2:])
+    if name == "python":
+        return ""
+    return "" if name in OTHERS else "not a command of this project"
+
+
+@functools.cache
+def _targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def _parse(arguments: list[str]) -> str:
+    """Down to the last subcommand; asked for help, it does nothing else."""
+    if "--install-completion" in arguments:
+        return ""  # would be done before anybody is helped
+    if "--" in arguments:
+        arguments = arguments[: arguments.index("--")]
+    result = CliRunner().invoke(app, [*arguments, "--help"])
+    return result.output.strip() if result.exit_code else ""
+
+
+def _module(name: str, arguments: list[str]) -> str:
+    if importlib.util.find_spec(name) is None:
+        return "no such module"
+    given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
+    if not given:
+        return ""
+    told = _help(name, *itertools.takewhile(lambda word: word not in given, arguments))
+    unknown = sorted(option for option in given if not re.search(f"{option}(?![a-z-])", told))
+    return f"no such option: {', '.join(unknown)}" if unknown else ""
+
+
+@functools.cache
+def _help(*words: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", *words, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    ).stdout

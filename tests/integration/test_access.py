@@ -1,0 +1,297 @@
+"""Every remote procedure of every service, tried with every kind of credentials.
+
+The list is percolator/wire/methods.py: a new procedure is tried as soon as it is there, and fails
+here until its service is known and its role is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from percolator import Table, aio, codecs
+from percolator.errors import PercolatorError, PermissionDenied, Unauthenticated, Unavailable
+from percolator.wire import methods, tls
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.credentials import PLAIN_TEXT, Credentials
+from percolator.wire.roles import REQUIRED, Role
+from percolator.wire.through import ThroughNetwork
+from percolator.wire.tls import Tls
+from percolator.world import Network, StreamMethod, UnaryMethod
+from services.local.authority import Authority, files_in, make_all
+from services.local.cluster import LocalCluster
+from services.local.process import ServiceProcess
+
+pytestmark = pytest.mark.integration
+
+PROCESS_OF = {
+    "ClusterService": "master",
+    "MasterService": "master",
+    "OracleService": "oracle",
+    "LockService": "lockservice",
+    "TabletServerService": "tabletserver-1",
+    "GatewayService": "gateway",
+}
+SECONDS = 5.0
+WITHDRAWN_SECONDS = 15.0
+
+Method = UnaryMethod[Any, Any] | StreamMethod[Any, Any]
+METHODS: list[Method] = [
+    value for value in vars(methods).values() if isinstance(value, UnaryMethod | StreamMethod)
+]
+
+
+@dataclass(frozen=True)
+class Running:
+    cluster: LocalCluster
+    certificates: Path
+
+    def token(self, role: str) -> str:
+        return (self.certificates / "client" / f"{role}.token").read_text().strip()
+
+    def credentials(self, directory: str = "client", token: str = "") -> Credentials:
+        return Credentials(material(files_in(self.certificates / directory)), token)
+
+    def address_of(self, method: Method) -> str:
+        service = method.path.split("/")[1].rpartition(".")[2]
+        return self.cluster.processes[PROCESS_OF[service]].address
+
+
+def material(files: Tls) -> tls.TlsMaterial:
+    return tls.load(files, "tls_{}".format, serves=False)
+
+
+def untried(files: Tls) -> tls.TlsMaterial:
+    ca, certificate, key = (
+        Path(name).read_bytes() for name in (files.ca, files.certificate, files.key)
+    )
+    return tls.TlsMaterial(files, ca, certificate, key)
+
+
+def shown_by(process: ServiceProcess) -> list[str]:
+    """Its log, and what every process list shows of it."""
+    about = Path(f"/proc/{process.pid}")
+    files = (process.log, about / "cmdline", about / "environ")
+    return [file.read_text(errors="replace") for file in files]
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    root = tmp_path_factory.mktemp("access")
+    make_all(root / "certificates")
+    certificates = root / "certificates"
+    with LocalCluster(
+        root / "data", tablet_servers=1, gateways=1, certificates=certificates
+    ) as cluster:
+        yield Running(cluster, certificates)
+
+
+async def outcome(network: Network, address: str, method: Method) -> PercolatorError | None:
+    """What an empty request meets: None or an error of its content, once the caller was let in."""
+    try:
+        if isinstance(method, UnaryMethod):
+            await network.unary(address, method)(method.request(), SECONDS)
+        else:
+            async for _ in network.stream(address, method)(method.request(), SECONDS):
+                break
+    except PercolatorError as error:
+        return error
+    return None
+
+
+async def outcomes(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
+    network = GrpcNetwork(credentials)
+    try:
+        return {
+            method.path: await outcome(network, running.address_of(method), method)
+            for method in METHODS
+        }
+    finally:
+        await network.close()
+
+
+def kinds(found: dict[str, PercolatorError | None]) -> dict[str, type[PercolatorError] | None]:
+    return {path: None if error is None else type(error) for path, error in found.items()}
+
+
+Attempt = Callable[[Running], Credentials]
+UNKNOWN: dict[str, Attempt] = {
+    "no token": lambda running: running.credentials(),
+    "a wrong token": lambda running: running.credentials(token=secrets.token_urlsafe(32)),
+    "a token and more": lambda running: running.credentials(token=running.token("admin") + "x"),
+    "a server that shows a wrong token": lambda running: running.credentials("cluster", "x"),
+}
+
+
+@pytest.mark.parametrize("attempt", UNKNOWN)
+async def test_nobody_is_let_in_without_a_token_that_the_cluster_knows(
+    running: Running, attempt: str
+) -> None:
+    found = kinds(await outcomes(running, UNKNOWN[attempt](running)))
+    assert found == dict.fromkeys(found, Unauthenticated)
+
+
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.ADMIN, Role.SERVER])
+async def test_each_role_is_let_in_exactly_where_it_may(running: Running, role: Role) -> None:
+    if role is Role.SERVER:
+        credentials = running.credentials("cluster")
+    else:
+        credentials = running.credentials(token=running.token(role.name.lower()))
+    found = await outcomes(running, credentials)
+    denied = {path for path, error in found.items() if isinstance(error, PermissionDenied)}
+    assert denied == {path for path in found if REQUIRED[path] > role}
+    assert Unauthenticated not in kinds(found).values()
+
+
+async def test_no_other_certificate_is_let_in(running: Running, tmp_path: Path) -> None:
+    stranger = Authority("stranger").issue(tmp_path / "stranger", tls.CLUSTER_NAME)
+    trusting = Tls(files_in(running.certificates / "client").ca, stranger.certificate, stranger.key)
+    # It trusts the cluster; the cluster does not trust it.
+    for credentials in (PLAIN_TEXT, Credentials(untried(trusting))):
+        found = kinds(await outcomes(running, credentials))
+        assert found == dict.fromkeys(found, Unavailable)
+
+
+async def test_a_certificate_is_asked_for(running: Running) -> None:
+    ca = material(files_in(running.certificates / "client")).ca
+    option = ("grpc.ssl_target_name_override", tls.CLUSTER_NAME)
+    for process in running.cluster.processes.values():
+        async with grpc.aio.secure_channel(
+            process.address, grpc.ssl_channel_credentials(ca), options=[option]
+        ) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=SECONDS)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_client_refuses_a_server_of_another_name(running: Running, tmp_path: Path) -> None:
+    impostor = Authority("impostor")
+    server = grpc.aio.server()
+    files = impostor.issue(tmp_path / "impostor", tls.CLUSTER_NAME)
+    own = material(files)
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([(own.key, own.certificate)])
+    )
+    await server.start()
+    network = GrpcNetwork(running.credentials(token=running.token("admin")))
+    try:
+        error = await outcome(network, f"127.0.0.1:{port}", methods.DESCRIBE)
+    finally:
+        await network.close()
+        await server.stop(None)
+    assert isinstance(error, Unavailable)
+    assert "CERTIFICATE_VERIFY_FAILED" in error.message
+
+
+async def through(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
+    """The same calls as `outcomes`, by way of the gateway."""
+    network = GrpcNetwork(credentials)
+    gateway = running.cluster.processes["gateway"].address
+    behind = ThroughNetwork(network, [gateway])
+    try:
+        return {
+            method.path: await outcome(behind, running.address_of(method), method)
+            for method in METHODS
+        }
+    finally:
+        await network.close()
+
+
+@pytest.mark.parametrize("role", [None, Role.CLIENT, Role.ADMIN])
+async def test_a_gateway_lets_nobody_in_who_would_not_be_let_in_without_it(
+    running: Running, role: Role | None
+) -> None:
+    token = running.token(role.name.lower()) if role else "wrong"
+    found = await through(running, running.credentials(token=token))
+    if role is None:
+        assert kinds(found) == dict.fromkeys(found, Unauthenticated)
+        return
+    denied = {path for path, error in found.items() if isinstance(error, PermissionDenied)}
+    assert denied == {path for path in found if REQUIRED[path] > role}
+
+
+async def test_what_a_gateway_passes_on_is_not_a_servers_own_call(running: Running) -> None:
+    """Otherwise everybody behind a gateway would be a server."""
+    own = running.credentials("cluster").tls
+    assert own is not None
+    async with grpc.aio.secure_channel(
+        running.cluster.processes["master"].address,
+        grpc.ssl_channel_credentials(own.ca, own.key, own.certificate),
+        options=[("grpc.ssl_target_name_override", tls.CLUSTER_NAME)],
+    ) as channel:
+        describe = channel.unary_unary(methods.DESCRIBE.path)
+        await describe(b"", timeout=SECONDS)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await describe(b"", timeout=SECONDS, metadata=(("percolator-server", "any"),))
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_token_that_is_taken_out_of_the_file_is_refused_within_seconds(
+    running: Running,
+) -> None:
+    tokens = running.certificates / "cluster" / "tokens.toml"
+    before = read_text(tokens)
+    table = Table("withdrawn")
+    column = table.column("value", codecs.integer)
+    files = files_in(running.certificates / "client")
+    address = running.cluster.address
+    async with aio.connect(address, tls=files, token=running.token("admin")) as operator:
+        await operator.create_table(table)
+    async with aio.connect(address, tls=files, token=running.token("client")) as database:
+
+        async def write(tx: aio.Transaction) -> None:
+            await tx.set("row", column, 1)
+
+        await database.run(write)
+        replace_text(tokens, before[before.index("[admin]") :])
+        try:
+            deadline = time.monotonic() + WITHDRAWN_SECONDS
+            while await is_let_in(database, write):
+                assert time.monotonic() < deadline, "a withdrawn token is accepted"
+        finally:
+            replace_text(tokens, before)
+        deadline = time.monotonic() + WITHDRAWN_SECONDS
+        while not await is_let_in(database, write):
+            assert time.monotonic() < deadline, "a token that was put back is not accepted"
+
+
+async def is_let_in(
+    database: aio.Database, write: Callable[[aio.Transaction], Awaitable[None]]
+) -> bool:
+    try:
+        await database.run(write)
+    except Unauthenticated:
+        return False
+    return True
+
+
+def read_text(path: Path) -> str:
+    return path.read_text()
+
+
+def replace_text(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.replace(path)
+
+
+async def test_no_secret_is_in_a_log_a_process_list_or_an_error(running: Running) -> None:
+    wrong = secrets.token_urlsafe(32)
+    attempts: list[Awaitable[dict[str, PercolatorError | None]]] = [
+        outcomes(running, running.credentials(token=token))
+        for token in (wrong, running.token("client"), running.token("admin"))
+    ]
+    said = [str(error) for found in await asyncio.gather(*attempts) for error in found.values()]
+    for process in running.cluster.processes.values():
+        said += shown_by(process)
+    key = material(files_in(running.certificates / "cluster")).key.decode().splitlines()[1]
+    for secret in (wrong, running.token("client"), running.token("admin"), key):
+        assert not [text for text in said if secret in text]

@@ -1,0 +1,92 @@
+"""What a call over a real channel comes to when it is cancelled, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from percolator.errors import Unavailable
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+
+pytestmark = pytest.mark.integration
+
+
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Takes calls, and never answers them."""
+    asked = asyncio.Event()
+
+    async def never(request: bytes, context: object) -> bytes:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+        return request
+
+    async def never_any(request: bytes, context: object) -> AsyncIterator[bytes]:
+        yield await never(request, context)
+
+    class Silent(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            if details.method == methods.SCAN.path:
+                return grpc.unary_stream_rpc_method_handler(never_any)
+            return grpc.unary_unary_rpc_method_handler(never)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Silent(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", asked
+    finally:
+        await server.stop(None)
+
+
+async def _unary(network: GrpcNetwork, address: str) -> None:
+    await network.unary(address, methods.READ)(wire.ReadRequest(), 60.0)
+
+
+async def _stream(network: GrpcNetwork, address: str) -> None:
+    request = wire.ScanRequest(range=cells_pb2.RowRange())
+    async for _ in network.stream(address, methods.SCAN)(request, 60.0):
+        pass
+
+
+CALLS = {"unary": _unary, "stream": _stream}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_whose_channel_is_closed_is_an_error_and_no_cancellation(kind: str) -> None:
+    """Whoever waits for it was not cancelled, and must not end as if he had been."""
+
+    async def close_meanwhile() -> None:
+        async with silent_server() as (address, asked):
+            network = GrpcNetwork()
+            call = asyncio.create_task(CALLS[kind](network, address))
+            await asked.wait()
+            await network.close()
+            with pytest.raises(Unavailable, match="channel was closed") as caught:
+                await call
+            assert address in caught.value.where
+
+    asyncio.run(close_meanwhile())
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_whoever_is_cancelled_while_the_channel_closes_is_cancelled(kind: str) -> None:
+    async def cancel_and_close() -> None:
+        async with silent_server() as (address, asked):
+            network = GrpcNetwork()
+            call = asyncio.create_task(CALLS[kind](network, address))
+            await asked.wait()
+            call.cancel()
+            await network.close()
+            await asyncio.wait([call])
+            assert call.cancelled()
+
+    asyncio.run(cancel_and_close())

@@ -1,0 +1,59 @@
+"""Each example runs with one command, and leaves nothing behind.
+
+The bank's other test is test_bank.py; the client in Rust is run by tests/rust.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("example", "ends_with"),
+    [
+        ("bank", "12,000 in all accounts together: nothing was made or lost"),
+        ("counter_view", "the view is what all orders add up to"),
+    ],
+)
+def test_an_example_runs_on_a_cluster_of_its_own(
+    example: str, ends_with: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", f"examples.{example}", "--seconds", "0.5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "examples", *command],
+        cwd=ROOT,
+        env={"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == ends_with
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_commands_of_the_makefile_run_the_examples() -> None:
+    recipes = (ROOT / "Makefile").read_text()
+    for example in ("bank", "counter_view", "webindex.load"):
+        assert re.search(rf"-m examples .*?python -m examples\.{example}\b", recipes, re.DOTALL)
+
+
+def test_a_command_that_fails_on_its_cluster_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples", "bash", "-c", "echo $PERCOLATOR_GATEWAY; exit 7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 7
+    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout)

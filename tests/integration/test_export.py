@@ -1,0 +1,368 @@
+"""Tables are exported while they are written to, and made again: whole, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import percolator
+from percolator import Table, Timestamp, codecs
+from percolator.aio import Database
+from percolator.aio.connecting import connect
+from percolator.backup import cells_file, exporting, import_log, importing, layout
+from percolator.backup.layout import DamagedExport
+from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from services.local.cluster import LocalCluster
+from tests.integration.command_line import CommandLine
+
+pytestmark = pytest.mark.integration
+
+ROWS = 1_500
+shop = Table("shop.items", key=codecs.text)
+price = shop.column("price", codecs.integer)
+label = shop.column("label", codecs.text)
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process."""
+
+
+def break_off(_cells: int, done: int, _all: int) -> None:
+    """As a progress callback: after two parts."""
+    if done == 2:
+        raise Interrupted
+
+
+@pytest.fixture(scope="module", name="cluster")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("source"), tablet_servers=2) as started:
+        with percolator.connect(started.address) as db:
+            db.create_table(shop, splits=["g", "r"])
+            db.create_table(Table("empty"))
+            rows = (
+                (f"{'abcxyz'[at % 6]}{at:05}", {price: at, label: "l" * 50}) for at in range(ROWS)
+            )
+            db.set_many(rows)
+            with db.transaction() as tx:
+                tx.set("long", label, "v" * 5_000)
+        yield started
+
+
+@pytest.fixture(scope="module", name="target")
+def _target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("target"), tablet_servers=1) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", name="exported")
+def _exported(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an export that was never interrupted; tests damage copies of it."""
+    directory = tmp_path_factory.mktemp("exports") / "whole"
+    CommandLine(cluster.address).run("export", str(directory))
+    return directory
+
+
+async def scan_hash(db: Database, at: Timestamp | None = None) -> str:
+    """Of all rows, columns and values."""
+    digest = sha256()
+    async with db.snapshot(at) as snapshot:
+        async for page in snapshot.scan_cells(shop):
+            for cell in zip(page.rows, page.columns, page.values, strict=True):
+                digest.update(repr(cell).encode())
+    return digest.hexdigest()
+
+
+def copied(exported: Path, to: Path) -> Path:
+    subprocess.run(["cp", "-r", str(exported), str(to)], check=True)
+    return to
+
+
+async def test_what_is_exported_under_writes_is_one_moment_and_comes_back_the_same(
+    cluster: LocalCluster, target: LocalCluster, tmp_path: Path
+) -> None:
+    stop, writing = threading.Event(), threading.Event()
+
+    def overwrite() -> None:
+        with percolator.connect(cluster.address) as db:
+            value = 0
+            while not stop.is_set():
+                with db.transaction() as tx:
+                    # Equal at each moment: a copy of several would tear them apart.
+                    for row in ("a00000", "x00003", "long"):
+                        tx.set(row, price, value)
+                value += 1
+                writing.set()
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    assert writing.wait(20)
+    try:
+        async with connect(cluster.address) as db:
+            made = await exporting.export(db, tmp_path / "copy")
+            before = await scan_hash(db, Timestamp(made.at))
+    finally:
+        stop.set()
+        writer.join()
+    assert made.cells >= 2 * ROWS + 2
+    assert [len(table.parts) for table in made.tables] == [1, 3]
+    async with connect(target.address) as db:
+        await db.drop_table(shop, missing_ok=True)
+        await importing.import_tables(db, tmp_path / "copy")
+        assert await scan_hash(db) == before
+        assert await db.tables() == ["empty", "shop.items"]
+        async with db.snapshot() as snapshot:
+            torn = {await snapshot.get(row, price) for row in ("a00000", "x00003", "long")}
+        assert len(torn) == 1
+    tablets = await asyncio.to_thread(CommandLine(target.address).data, "tablets")
+    starts = {one["start"] for one in tablets if one["table"] == "shop.items"}
+    assert len(starts) == 3
+
+
+def test_the_files_are_parquet_that_other_programs_read(exported: Path) -> None:
+    files = sorted((exported / "shop%2Eitems").glob("*.parquet"))
+    tables = [pq.read_table(file) for file in files]
+    assert sum(map(len, tables)) >= 2 * ROWS + 1
+    assert tables[0].schema.equals(cells_file.SCHEMA)
+    asked_verify = importing.verify(exported)
+    assert asked_verify.cells == sum(map(len, tables))
+
+
+async def test_an_import_into_a_table_that_is_not_empty_is_refused_and_changes_nothing(
+    cluster: LocalCluster, exported: Path
+) -> None:
+    async with connect(cluster.address) as db:
+        before = await scan_hash(db)
+        with pytest.raises(UsageError, match=r"'shop.items' is not empty .* there is row"):
+            await importing.import_tables(db, exported)
+        assert await scan_hash(db) == before
+        # Nor has the other table, which was begun before it, stayed closed.
+        async with db.snapshot() as snapshot:
+            assert [row async for row in snapshot.scan(Table("empty"))] == []
+    command = CommandLine(cluster.address)
+    refused = await asyncio.to_thread(command.error, "import", str(exported), code=2)
+    assert "is not empty" in refused
+
+
+@pytest.mark.parametrize(
+    "harm", ["missing", "shorter", "changed", "one too many", "manifest", "no manifest"]
+)
+async def test_what_is_wrong_with_an_export_is_said_by_file_and_nothing_is_imported(
+    harm: str, cluster: LocalCluster, exported: Path, tmp_path: Path
+) -> None:
+    directory = copied(exported, tmp_path / "copy")
+    part = directory / "shop%2Eitems" / "part-00001.parquet"
+    named: Path = part
+    error: type[PercolatorError] = DamagedExport
+    if harm == "missing":
+        part.unlink()
+    elif harm == "shorter":
+        part.write_bytes(part.read_bytes()[:-1])
+    elif harm == "changed":
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content)
+    elif harm == "one too many":
+        named = part.with_name("part-00007.parquet")
+        named.write_bytes(part.read_bytes())
+    elif harm == "manifest":
+        named = directory / layout.MANIFEST
+        named.write_text(named.read_text().replace(": 2,", ": 3,", 1).replace('"at": 4', '"at": 5'))
+    else:
+        (directory / layout.MANIFEST).unlink()
+        named, error = directory, InvalidArgument
+    with pytest.raises(error, match=str(named)):
+        importing.verify(directory)
+    verify = ("export", "verify", str(directory))
+    code = 1 + (harm[:2] == "no")
+    command = CommandLine(cluster.address)
+    assert str(named) in await asyncio.to_thread(command.error, *verify, code=code)
+    async with connect(cluster.address) as db:
+        with pytest.raises(error, match=str(named)):
+            await importing.import_tables(db, directory)
+
+
+async def test_an_interrupted_export_is_gone_on_with_at_its_own_moment(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    directory = tmp_path / "copy"
+
+    async with connect(cluster.address) as db:
+        with pytest.raises(Interrupted):
+            await exporting.export(db, directory, tables=["shop.items"], progress=break_off)
+        assert not (directory / layout.MANIFEST).exists()
+        planned = layout.read_export(directory / layout.PLAN)
+        done = {
+            path: path.stat().st_mtime_ns
+            for path in directory.rglob("*.parquet")
+            if path.with_suffix(".json").exists()
+        }
+        assert done
+        with pytest.raises(InvalidArgument, match="interrupted: finish it first"):
+            importing.verify(directory)
+        with pytest.raises(InvalidArgument, match="was begun at"):
+            await exporting.export(db, directory, at=await db.timestamp())
+        await db.run(_change)
+        made = await exporting.export(db, directory)
+        assert made.at == planned.at
+        assert {path: path.stat().st_mtime_ns for path in done} == done
+        importing.verify(directory)
+        with pytest.raises(InvalidArgument, match="whole export"):
+            await exporting.export(db, directory)
+
+
+async def _change(tx: percolator.aio.Transaction) -> None:
+    await tx.set("zzz", price, 1)
+
+
+async def interrupted_import(db: Database, exported: Path) -> set[str]:
+    """Of one table, when some of its parts are loaded: returns which."""
+
+    def break_off(done: int, in_all: int) -> None:
+        if done >= in_all - 1:
+            raise Interrupted
+
+    await db.drop_table(shop, missing_ok=True)
+    with pytest.raises(Interrupted):
+        await importing.import_tables(db, exported, tables=[shop.name], progress=break_off)
+    with import_log.open_log(exported) as log:
+        return log.tables[shop.name].parts
+
+
+async def require_closed(db: Database) -> None:
+    with pytest.raises(PercolatorError, match="closed for the bulk load"):
+        async with db.snapshot(timeout=0.5) as snapshot:
+            await snapshot.get("a00000", price)
+
+
+async def rows_of(db: Database) -> int:
+    async with db.snapshot() as snapshot:
+        return sum([len(page.rows) async for page in snapshot.scan_cells(shop)])
+
+
+async def test_an_interrupted_import_shows_nothing_and_is_gone_on_with(
+    target: LocalCluster, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = copied(exported, tmp_path / "copy")
+    read = []
+
+    def noted(directory: Path, part: layout.Part) -> Any:
+        read.append(part.file)
+        return cells_file.cells_of(directory, part)
+
+    async with connect(target.address) as db:
+        done = await interrupted_import(db, exported)
+        await require_closed(db)
+        monkeypatch.setattr(importing, "cells_of", noted)
+        told: list[int] = []
+        made = await importing.import_tables(
+            db, exported, tables=[shop.name], progress=lambda cells, _: told.append(cells)
+        )
+        assert 0 < len(read) < 3
+        assert not done & set(read)
+        assert told[-1] == made.cells == await rows_of(db) > ROWS
+        assert not (exported / import_log.NAME).exists()
+
+
+@pytest.mark.parametrize("harm", ["cut", "garbage", "lost", "another table"])
+async def test_an_import_begins_anew_when_what_it_has_noted_is_not_to_be_relied_on(
+    harm: str, target: LocalCluster, exported: Path, tmp_path: Path
+) -> None:
+    exported = copied(exported, tmp_path / "copy")
+    noted = exported / import_log.NAME
+    async with connect(target.address) as db:
+        await interrupted_import(db, exported)
+        if harm == "cut":
+            noted.write_bytes(noted.read_bytes()[:-1])
+        elif harm == "garbage":
+            noted.write_bytes(b"x" + noted.read_bytes())
+        elif harm == "lost":
+            noted.unlink()
+        else:
+            # As in another cluster: the log is of what is no more.
+            await db.drop_table(shop)
+        made = await importing.import_tables(db, exported, tables=[shop.name])
+        assert await rows_of(db) == made.cells
+
+
+async def test_an_abandoned_import_leaves_its_tables_open_and_empty(
+    target: LocalCluster, exported: Path, tmp_path: Path
+) -> None:
+    exported = copied(exported, tmp_path / "copy")
+    async with connect(target.address) as db:
+        await interrupted_import(db, exported)
+        assert await importing.abandon(db, exported) == []
+        assert await rows_of(db) == 0
+        made = await importing.import_tables(db, exported, tables=[shop.name])
+        assert await rows_of(db) == made.cells
+
+
+async def test_two_imports_of_one_export_do_not_run_beside_each_other(
+    target: LocalCluster, exported: Path, tmp_path: Path
+) -> None:
+    exported = copied(exported, tmp_path / "copy")
+    async with connect(target.address) as db:
+        with (
+            import_log.open_log(exported),
+            pytest.raises(UsageError, match="another process is importing"),
+        ):
+            await importing.import_tables(db, exported)
+        with pytest.raises(InvalidArgument, match="not in the export"):
+            await importing.import_tables(db, exported, tables=["other"])
+
+
+async def test_a_part_that_was_damaged_since_is_exported_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    directory = tmp_path / "copy"
+
+    async with connect(cluster.address) as db:
+        with pytest.raises(Interrupted):
+            await exporting.export(db, directory, tables=["shop.items"], progress=break_off)
+        done = next(directory.rglob("part-*.json")).with_suffix(".parquet")
+        done.write_bytes(done.read_bytes()[:-1])
+        await exporting.export(db, directory)
+        importing.verify(directory)
+
+
+async def test_an_interrupted_export_of_a_table_that_was_made_again_is_not_gone_on_with(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    directory, passing = tmp_path / "copy", Table("passing")
+
+    def break_off(*_: int) -> None:
+        raise Interrupted
+
+    async with connect(cluster.address) as db:
+        await db.create_table(passing)
+        with pytest.raises(Interrupted):
+            await exporting.export(db, directory, tables=["passing"], progress=break_off)
+        await db.drop_table(passing)
+        await db.create_table(passing)
+        with pytest.raises(SchemaError, match="deleted and made again"):
+            await exporting.export(db, directory)
+        await db.drop_table(passing)
+
+
+async def test_bad_requests_to_export_name_what_is_wrong(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "other").write_text("something else")
+    async with connect(cluster.address) as db:
+        with pytest.raises(InvalidArgument, match="neither empty nor an export"):
+            await exporting.export(db, tmp_path)
+        with pytest.raises(SchemaError, match="no table 'nothing'"):
+            await exporting.export(db, tmp_path / "new", tables=["nothing"])
+        later = Timestamp(await db.timestamp() + (1 << 40))
+        with pytest.raises(InvalidArgument, match="lies in the future"):
+            await exporting.export(db, tmp_path / "new", at=later)
+    command = CommandLine(cluster.address)
+    refused = await asyncio.to_thread(command.error, "export", "a", "b", code=2)
+    assert "expected one directory" in refused

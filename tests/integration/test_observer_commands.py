@@ -1,0 +1,123 @@
+"""`percolator observers`, `notifications` and `wait`, over a running cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import percolator
+from percolator import Database, Table, codecs
+from percolator.observers.definition import observes
+from services.local.cluster import LocalCluster
+from tests.integration.command_line import CommandLine
+
+pytestmark = pytest.mark.integration
+
+pages = Table("pages")
+body = pages.column("body", codecs.text)
+size = pages.column("size", codecs.integer)
+_TIMEOUT_SECONDS = 30
+
+
+@observes(body, name="measure")
+async def measure(tx: percolator.aio.Transaction, row: str) -> None:
+    await tx.set(row, size, len(await tx.get(row, body, "")))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def db(cluster: LocalCluster) -> Iterator[Database]:
+    with percolator.connect(cluster.address) as database:
+        database.create_table(pages, splits=["m"])
+        database.set_many((f"{side}{n}", {body: "text"}) for side in "az" for n in range(3))
+        yield database
+
+
+@pytest.fixture
+def command(cluster: LocalCluster, db: Database) -> CommandLine:
+    """While `measure` is registered, and has nothing to do."""
+    with db.run_observers([measure]):
+        db.wait_for_observers(timeout=_TIMEOUT_SECONDS)
+    return CommandLine(cluster.address)
+
+
+def test_observers_are_listed_paused_and_resumed(command: CommandLine) -> None:
+    listed = command.data("observers", "list", "--table", "pages")
+    expected = {"table": "pages", "observer": "measure", "columns": ["body"]}
+    assert listed == [{**expected, "weak": False, "paused": False}]
+    assert "paused from now on" in command.text("observers", "pause", "pages", "measure")
+    assert "paused" in command.text("observers", "list")
+    quiet = command.data("wait", "--timeout", "20")
+    assert quiet["paused"] == [{"table": "pages", "observer": "measure"}]
+    assert "is paused" in command.text("wait")
+    assert not command.data("observers", "resume", "pages", "measure")["paused"]
+
+
+def test_what_waits_is_listed_counted_and_thrown_away(command: CommandLine) -> None:
+    assert command.text("notifications").strip() == "no notifications"
+    assert command.data("observers", "backfill", "pages", "measure")["cells"] == 6
+    listed = command.data("notifications", "--limit", "2")
+    assert [one["row"] for one in listed] == ["a0", "a1"]
+    assert (listed[0]["observer"], listed[0]["column"]) == ("measure", "body")
+    assert "there are more" in command.text("notifications", "--limit", "2")
+    counted = [{"table": "pages", "observer": "measure", "cells": 6}]
+    assert command.data("notifications", "--count") == counted
+    assert command.data("notifications", "--observer", "other") == []
+    late = command.error("wait", "--timeout", "0.2", code=1)
+    assert "6 for 'measure' of 'pages'" in late
+    assert "purge" in command.error("observers", "remove", "pages", "measure", code=2)
+    removed = command.data("observers", "remove", "pages", "measure", "--purge")
+    assert (removed["removed"], removed["purged"], removed["left"]) == (True, 6, 0)
+    assert command.text("observers", "list").strip() == "no observers"
+
+
+def test_what_is_not_there_is_said_by_name(command: CommandLine) -> None:
+    assert "'nobody'" in command.error("observers", "pause", "pages", "nobody", code=2)
+    assert "'nobody'" in command.error("observers", "backfill", "pages", "nobody", code=1)
+    assert "'nobody'" in command.error("observers", "remove", "pages", "nobody", code=1)
+    assert "'none'" in command.error("notifications", "--table", "none", code=1)
+    assert "'none'" in command.error("observers", "list", "--table", "none", code=1)
+    assert "--from" in command.error(
+        "observers", "backfill", "pages", "measure", "--from", "hex:0", code=2
+    )
+    assert "no such observer" in command.error(
+        "notifications", "--follow", "--table", "pages", "--observer", "nobody", code=1
+    )
+
+
+def test_notifications_are_followed_without_taking_work_from_anybody(
+    cluster: LocalCluster, db: Database
+) -> None:
+    done = threading.Event()
+
+    def write() -> None:
+        """Whoever listens hears nothing of what was before he began: so there is always more."""
+        while not done.wait(0.05):
+            db.set_many([("a0", {body: "first"}), ("z0", {body: "second"})])
+
+    follow = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, "--json"]
+    with db.run_observers([measure]):
+        writing = threading.Thread(target=write)
+        writing.start()
+        command = [*follow, "notifications", "--follow"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+            try:
+                assert following.stdout is not None
+                heard = [json.loads(following.stdout.readline()) for _ in range(4)]
+            finally:
+                done.set()
+                writing.join()
+                following.kill()
+        db.wait_for_observers(timeout=_TIMEOUT_SECONDS)
+    assert {one["row"] for one in heard} == {"a0", "z0"}
+    assert {(one["table"], one["observer"]) for one in heard} == {("pages", "measure")}

@@ -1,0 +1,253 @@
+"""What operators do by the command line: look at rows, mend them, see who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from percolator import aio
+from percolator.cli.app import app
+from percolator.cli.connection import console
+from percolator.errors import CellAddress
+from percolator.protocol.records import LockRecord, RecordKind
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.roles import Role
+from percolator.wire.sessions import Sessions, SessionSettings
+from services.chassis.tokens import Tokens
+from services.local.cluster import LocalCluster
+
+pytestmark = pytest.mark.integration
+
+SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
+        run(started, "tables", "create", "shop", "--split", "m")
+        run(started, "tables", "create", "attic")
+        yield started
+
+
+def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
+    """In this process: starting one takes longer than all that is tested here."""
+    with console.capture() as shown:
+        done = CliRunner().invoke(app, ["--address", cluster.address, *arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout + shown.get()
+
+
+def run_apart(cluster: LocalCluster, *arguments: str) -> str:
+    """In a process of its own, beside an event loop that is busy here."""
+    return apart(cluster, *arguments).stdout
+
+
+def apart(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+
+
+def asked(cluster: LocalCluster, *arguments: str, code: int = 0) -> Any:
+    return json.loads(run(cluster, "--json", *arguments, code=code))
+
+
+def test_what_was_set_is_shown_and_what_was_deleted_is_not(cluster: LocalCluster) -> None:
+    run(cluster, "set", "shop", "pen", "price=3", "stock=hex:00ff")
+    run(cluster, "set", "shop", "ink", "price=7", "--as", "integer")
+    assert asked(cluster, "get", "shop", "pen") == {"price": "3", "stock": "hex:00ff"}
+    assert asked(cluster, "get", "shop", "ink", "--as", "integer") == {"price": 7}
+    assert asked(cluster, "get", "shop", "pen", "price") == {"price": "3"}
+    assert [row["row"] for row in asked(cluster, "scan", "shop")] == ["ink", "pen"]
+    assert [row["row"] for row in asked(cluster, "scan", "shop", "--prefix", "p")] == ["pen"]
+    assert [row["row"] for row in asked(cluster, "scan", "shop", "--reverse", "--limit=1")] == [
+        "pen"
+    ]
+    assert "price" in run(cluster, "get", "shop", "pen")
+    before = asked(cluster, "timestamp")[0]
+    assert asked(cluster, "delete", "shop", "pen", "stock") == {"deleted": 1}
+    assert asked(cluster, "delete", "shop", "pen") == {"deleted": 1}
+    assert asked(cluster, "get", "shop", "pen", code=1) == {}
+    at = f"--at={before}"
+    assert asked(cluster, "get", "shop", "pen", at) == {"price": "3", "stock": "hex:00ff"}
+    assert [row["row"] for row in asked(cluster, "scan", "shop", at)] == ["ink", "pen"]
+
+
+def test_every_stored_version_is_shown_raw(cluster: LocalCluster) -> None:
+    for price in ("1", "2"):
+        run(cluster, "set", "shop", "brush", f"price={price}")
+    run(cluster, "delete", "shop", "brush")
+    cells = asked(cluster, "get", "shop", "brush", "--raw")
+    assert [(cell["space"], cell["kind"], cell["value"]) for cell in cells] == [
+        ("write", "delete", None),
+        ("write", "put", "2"),
+        ("write", "put", "1"),
+    ]
+    assert "commit_timestamp" in run(cluster, "scan", "shop", "--raw", "--prefix", "brush")
+
+
+def test_nothing_is_there_raw_either(cluster: LocalCluster) -> None:
+    assert asked(cluster, "get", "shop", "nobody", "--raw", code=1) == []
+
+
+def test_of_more_cells_than_asked_for_the_first_rows_are_whole(cluster: LocalCluster) -> None:
+    """A value this long lies in another space than the record of its commit."""
+    for row in ("wide-1", "wide-2"):
+        run(cluster, "set", "attic", row, f"text={'x' * 2000}")
+    found = apart(cluster, "--json", "scan", "attic", "--prefix=wide", "--raw", "--limit=3")
+    cells = json.loads(found.stdout)
+    assert [(cell["row"], cell["space"]) for cell in cells] == [
+        ("wide-1", "write"),
+        ("wide-1", "data"),
+        ("wide-2", "write"),
+    ]
+    assert found.stderr == "only the first 3 cells; --limit shows more\n"
+    found = apart(cluster, "--json", "scan", "attic", "--prefix=wide", "--raw", "--limit=4")
+    assert len(json.loads(found.stdout)) == 4
+    assert found.stderr == ""
+
+
+def test_figures_that_json_has_no_word_for_are_text(cluster: LocalCluster) -> None:
+    run(cluster, "set", "attic", "odd", "a=nan", "b=-inf", "c=0.5", "--as=float")
+    printed = run(cluster, "--json", "get", "attic", "odd", "--as=float")
+    assert json.loads(printed, parse_constant=pytest.fail) == {
+        "a": "NaN",
+        "b": "-Infinity",
+        "c": 0.5,
+    }
+
+
+def test_json_may_be_asked_for_anywhere(cluster: LocalCluster) -> None:
+    run(cluster, "set", "attic", "nib", "price=1")
+    found = apart(cluster, "get", "attic", "nib", "--json")
+    assert json.loads(found.stdout) == {"price": "1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["set", "shop", "pen", "price"], "expected COLUMN=VALUE"),
+        (["set", "shop", "pen", "=3"], "no column in '=3'"),
+        (["set", "shop", "pen", "price=3", "price=4"], "two values for 'price'"),
+        (["set", "shop", "pen", "price=x", "--as=integer"], "price: expected integer"),
+        (["get", "shop", "pen", "--raw", "--at=1"], "--raw: shows all versions"),
+        (["get", "shop", "hex:0"], "row: expected pairs"),
+        (["get", "shop", "pen", "--at=yesterday"], "--at: 'yesterday'"),
+        (["scan", "shop", "--prefix=p", "--start=a"], "--prefix"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(
+    cluster: LocalCluster, arguments: list[str], words: str
+) -> None:
+    command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+async def test_a_lock_is_shown_with_its_owner_and_whether_he_lives(cluster: LocalCluster) -> None:
+    async with aio.connect(cluster.address) as database:
+        world = database.engine.world
+        services = [cluster.processes["lockservice"].address]
+        settings = SessionSettings(description="the till", ttl_seconds=20)
+        owner = Sessions(world, services, settings)
+        session = await owner.current()
+        await lock(database, b"lamp", session or b"")
+        ask = ("--json", "locks", "shop", "lamp")
+        held = json.loads(await asyncio.to_thread(run_apart, cluster, *ask))
+        shown = await asyncio.to_thread(run_apart, cluster, "locks", "shop")
+        await owner.close()
+        after = json.loads(await asyncio.to_thread(run_apart, cluster, *ask))
+    assert [(one["row"], one["column"], one["kind"]) for one in held] == [("lamp", "price", "put")]
+    assert (held[0]["owner"], held[0]["state"]) == ("the till", "alive")
+    assert "the till" in shown
+    assert (after[0]["owner"], after[0]["state"]) == (None, "gone")
+
+
+def test_reading_settles_what_a_dead_owner_has_left(cluster: LocalCluster) -> None:
+    async def left_behind() -> None:
+        async with aio.connect(cluster.address) as database:
+            services = [cluster.processes["lockservice"].address]
+            owner = Sessions(database.engine.world, services, SessionSettings())
+            await lock(database, b"table", await owner.current() or b"")
+            await owner.close()
+
+    asyncio.run(left_behind())
+    assert asked(cluster, "locks", "shop", "table")[0]["state"] == "gone"
+    assert asked(cluster, "get", "shop", "table", code=1) == {}
+    assert asked(cluster, "locks", "shop", "table") == []
+    assert "no locks" in run(cluster, "locks", "shop", "table")
+
+
+async def lock(database: aio.Database, row: bytes, session: bytes) -> None:
+    """As a client leaves it that stops between prewrite and commit."""
+    engine = database.engine
+    info = await engine.catalog.table("shop", engine.now() + SECONDS)
+    tablets = await engine.catalog.all_tablets(info.table_id, engine.now() + SECONDS)
+    tablet = next(one for one in tablets if row >= one.start and (not one.end or row < one.end))
+    started = await database.timestamp()
+    record = LockRecord(
+        int(started), 0, 3_000, RecordKind.PUT, session, CellAddress(info.table_id, row, b"price")
+    )
+    target = wire.TabletTarget(
+        tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=info.schema.version
+    )
+    put = wire.Change(kind=wire.Change.KIND_PUT, space=cells_pb2.SPACE_LOCK, value=record.encode())
+    mutation = wire.Mutation(row=row, column=b"price", changes=[put])
+    request = wire.MutateRequest(batches=[wire.MutationBatch(target=target, mutations=[mutation])])
+    call = engine.world.network.unary(tablet.address, methods.MUTATE)
+    answer = await call(request, SECONDS)
+    assert answer.batches[0].results[0].outcome == wire.OUTCOME_APPLIED
+
+
+def test_one_screen_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:
+    status = asked(cluster, "status", "--check")
+    assert (status["tables"], status["tablets"], status["tablets_served"]) == (2, 3, 3)
+    assert status["problems"] == []
+    assert "2 tables, 3 of 3 tablets served" in run(cluster, "status")
+    cluster.processes["oracle"].ask_to_stop()
+    cluster.processes["oracle"].wait_stopped()
+    try:
+        while not asked(cluster, "status")["problems"]:
+            assert cluster.processes["master"].exit_code is None
+        assert "! " in run(cluster, "status", "--check", code=3)
+    finally:
+        cluster.restart("oracle")
+
+
+def test_a_new_token_goes_into_a_file_and_its_hash_to_the_servers(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    secret, servers = tmp_path / "token", tmp_path / "tokens.toml"
+    entry = run(cluster, "tokens", "new", "shop", "--role=admin", f"--file={secret}")
+    token = secret.read_text().strip()
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert token not in entry
+    servers.write_text(entry)
+    assert Tokens(servers).role_of(token) is Role.ADMIN
+    assert "File exists" not in run(cluster, "tokens", "new", "shop", f"--file={secret}", code=2)
+    assert secret.read_text().strip() == token
+
+
+def test_a_shell_completes_commands() -> None:
+    script = Path(sys.executable).with_name("percolator")
+    environment = {
+        **os.environ,
+        "_PERCOLATOR_COMPLETE": "complete_bash",
+        "COMP_WORDS": "percolator sta",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["status"]

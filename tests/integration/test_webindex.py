@@ -1,0 +1,121 @@
+"""The document pipeline on a cluster of processes, as docs/webindex.md runs it, and among kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import percolator
+from examples.webindex import tables
+from examples.webindex.definition import served
+from examples.webindex.documents import Document
+from examples.webindex.served import served_table
+from percolator import Database
+from services.local.cluster import LocalCluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "webindex.md"
+WAIT_SECONDS = 120.0
+LOADED = 150
+"""So many documents are there when processes are killed."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        tmp_path_factory.mktemp("cluster"),
+        tablet_servers=2,
+        workers=2,
+        observers=["examples.webindex.observers:observers"],
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def db(cluster: LocalCluster) -> Iterator[Database]:
+    with percolator.connect(cluster.address) as database:
+        yield database
+
+
+def load(cluster: LocalCluster, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.webindex.load", "--address", cluster.address, *options],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def crawled(db: Database) -> list[Document]:
+    with db.snapshot() as snapshot:
+        rows = snapshot.scan(tables.documents, columns=[tables.body])
+        return [Document(row.key, row[tables.body]) for row in rows]
+
+
+def test_a_crawl_is_served_although_a_worker_and_a_tablet_server_are_killed_in_the_middle(
+    cluster: LocalCluster, db: Database
+) -> None:
+    tables.create_tables(db, ["http://site1", "http://site2"])
+    with load(cluster, "--documents", "300", "--updates", "80", "--deletions", "40") as loading:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(crawled(db)) < LOADED:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert loading.poll() is None, "everything was written before anything was killed"
+        for name in ("worker", "tabletserver-1"):
+            cluster.processes[name].kill()
+        cluster.restart("worker")
+        cluster.restart("tabletserver-1")
+        _, told = loading.communicate(timeout=WAIT_SECONDS)
+        assert loading.returncode == 0, told
+    quiet = db.wait_for_observers(timeout=WAIT_SECONDS)
+    assert not quiet.dead_letters
+    documents = crawled(db)
+    assert 250 < len(documents) < 300
+    assert served_table(db) == served(documents)
+
+
+def test_the_guides_program_shows_what_is_served(cluster: LocalCluster, db: Database) -> None:
+    with load(cluster, "--documents", "20", "--seed", "7") as loading:
+        _, told = loading.communicate(timeout=WAIT_SECONDS)
+    assert loading.returncode == 0, told
+    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PERCOLATOR_ADDRESS": cluster.address},
+    ).stdout.splitlines()
+    urls = [line.split()[0] for line in shown]
+    assert urls == sorted(served_table(db))[:5]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--rate", "0"], "has to be above 0"),
+        (["--documents", "0", "--forever"], "only synthetic documents change"),
+        (["--text", "no-such-file"], "no-such-file"),
+        (["--text", str(GUIDE)], "a document begins with"),
+    ],
+)
+def test_the_loader_says_what_is_wrong(
+    cluster: LocalCluster, options: list[str], told: str
+) -> None:
+    with load(cluster, *options) as loading:
+        _, errors = loading.communicate(timeout=WAIT_SECONDS)
+    assert loading.returncode
+    assert told in errors
+    assert "Traceback" not in errors

@@ -1,0 +1,178 @@
+"""Workers as processes: killed in the middle they lose nothing, and do nothing twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import percolator
+from percolator import Database
+from services.local.cluster import START_SECONDS, LocalCluster
+from tests.integration.command_line import CommandLine
+
+from .observed_orders import disputed, orders, packed, placed, shipped
+
+pytestmark = pytest.mark.integration
+
+ROWS = 400
+WAIT_SECONDS = 50.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        tmp_path_factory.mktemp("cluster"),
+        tablet_servers=2,
+        workers=2,
+        observers=["tests.integration.observed_orders:observers"],
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def db(cluster: LocalCluster) -> Iterator[Database]:
+    with percolator.connect(cluster.address) as database:
+        database.create_table(orders, splits=["1", "3"])
+        cluster.wait_workers()
+        yield database
+
+
+def counts(db: Database, column: percolator.Column[int]) -> Counter[int]:
+    """How many of the numbered rows have which count."""
+    with db.snapshot() as snapshot:
+        rows = snapshot.scan(orders, start="000", end="999z")
+        return Counter(row[column] for row in rows if column in row)
+
+
+def wait_for(db: Database, column: percolator.Column[int], rows: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while sum(counts(db, column).values()) < rows:
+        assert time.monotonic() < deadline, f"only {counts(db, column)} of {rows} rows"
+        time.sleep(0.02)
+
+
+def test_workers_killed_in_the_middle_lose_no_change_and_answer_none_twice(
+    cluster: LocalCluster, db: Database
+) -> None:
+    first, second = cluster.processes["worker"], cluster.processes["worker-2"]
+    db.set_many(((f"{number:03}", {placed: 1}) for number in range(ROWS)), in_flight_max=32)
+    first.kill()
+    assert sum(counts(db, shipped).values()) < ROWS, "the worker was killed too late"
+    cluster.restart("worker")
+    second.kill()
+    cluster.restart("worker-2")
+    wait_for(db, shipped, ROWS)
+    db.wait_for_observers(timeout=WAIT_SECONDS)
+    assert counts(db, packed) == {1: ROWS}
+    assert counts(db, shipped) == {1: ROWS}
+
+
+def test_a_worker_tells_of_its_health_and_of_what_its_observers_do(
+    cluster: LocalCluster, db: Database
+) -> None:
+    with db.transaction() as tx:
+        tx.set("one more", placed, 1)
+    db.wait_for_observers(timeout=WAIT_SECONDS)
+    commits = 0.0
+    for name in ("worker", "worker-2"):
+        ready = cluster.processes[name].wait_ready(START_SECONDS)
+        with grpc.insecure_channel(ready.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_SECONDS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with urllib.request.urlopen(f"http://{ready.metrics_address}/metrics") as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith('percolator_observer_commits_total{observer="pack"'):
+                    commits += float(line.rpartition(" ")[2])
+    assert commits >= 1
+
+
+def test_dead_letters_are_listed_shown_tried_again_and_thrown_away(
+    cluster: LocalCluster, db: Database
+) -> None:
+    command = CommandLine(cluster.address)
+
+    def dead_letters(*arguments: str) -> str:
+        return command.text("dead-letters", *arguments)
+
+    db.set_many((row, {disputed: 1}) for row in ("x1", "x2", "y"))
+    db.wait_for_observers(timeout=WAIT_SECONDS)
+    assert dead_letters("list", "--observer", "settle").count("was never packed") == 3
+    assert "ValueError: order x1 was never packed" in dead_letters("show", "x1")
+    assert dead_letters("list", "--observer", "pack") == "no dead letters\n"
+
+    db.set_many((row, {packed: 1}) for row in ("x1", "x2"))
+    assert dead_letters("retry", "--table", "orders") == "3 dead letters are tried again\n"
+    db.wait_for_observers(timeout=WAIT_SECONDS)
+    assert [one["attempts"] for one in command.data("dead-letters", "list")] == [1]
+    cleared = dead_letters("clear", "--row", "y", "--yes")
+    assert cleared == "1 dead letters were thrown away\n"
+    assert command.data("dead-letters", "list") == []
+    command.run("dead-letters", "retry", code=2)
+
+
+def test_a_worker_that_is_told_to_stop_drains_and_another_goes_on(
+    cluster: LocalCluster, db: Database
+) -> None:
+    worker = cluster.processes["worker"]
+    worker.ask_to_stop()
+    assert worker.wait_stopped() == 0
+    with db.transaction() as tx:
+        tx.set("without it", placed, 1)
+    db.wait_for_observers(timeout=WAIT_SECONDS)
+    with db.snapshot() as snapshot:
+        assert snapshot.get("without it", shipped) == 1
+    cluster.restart("worker")
+
+
+@pytest.mark.parametrize(
+    ("module", "observers", "reason"),
+    [
+        (
+            "services.worker",
+            "tests.integration.observed_orders:others",
+            "has another observer 'pack'",
+        ),
+        ("services.worker", "tests.integration.nothing:x", "does not import: ModuleNotFoundError"),
+        (
+            "percolator.cli",
+            "tests.integration.observed_orders:observer",
+            "did you mean 'observers'?",
+        ),
+    ],
+)
+def test_wrong_observers_are_told_in_one_line_and_with_exit_code_2(
+    cluster: LocalCluster, db: Database, module: str, observers: str, reason: str
+) -> None:
+    if module == "services.worker":
+        arguments = ["--masters", cluster.address, "--listen", "127.0.0.1:0", "--metrics-listen="]
+    else:
+        arguments = ["--address", cluster.address, "worker"]
+    command = [sys.executable, "-m", module, *arguments, "--observers", observers]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
+    assert ended.returncode == 2, ended.stderr
+    assert reason in ended.stderr.splitlines()[-1]
+
+
+def test_the_command_runs_observers_until_it_is_told_to_stop(
+    cluster: LocalCluster, db: Database
+) -> None:
+    command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, "worker"]
+    command += ["--observers", "tests.integration.observed_orders:observers"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        assert "running pack of orders, ship of orders" in running.stderr.readline()
+        running.terminate()
+        assert running.wait(WAIT_SECONDS) == 0
+    finally:
+        running.kill()
+        running.communicate()

@@ -1,0 +1,196 @@
+"""The wheel that `make wheel` built, where nothing else is installed: the client, and only that."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from services.local.cluster import LocalCluster
+
+pytestmark = pytest.mark.timeout(180)  # the first test fetches and installs
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+MAY_NEED = {
+    "percolator.spark": {"pyspark", "pyarrow"},
+    "percolator.backup": {"pyarrow"},
+    "percolator.testing.pytest_plugin": {"pytest"},
+}
+"""What programs import only if they have installed the extra, or pytest."""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    (built,) = (ROOT / "dist").glob("percolator_store-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def surroundings(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel, in the versions of the lock, and what it asks for."""
+    directory = tmp_path_factory.mktemp("environment")
+    lock = (ROOT / "requirements.lock").read_text()
+    locked = re.findall(r"^([\w.-]+==[^ ;\\]+)", lock, re.MULTILINE)
+    constraints = directory / "constraints.txt"
+    constraints.write_text("\n".join(locked))
+    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+    pip = [str(directory / "venv/bin/pip"), "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, "--constraint", str(constraints), str(wheel)], check=True)
+    return directory / "venv/bin"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=1) as started:
+        yield started
+
+
+def _command(cluster: LocalCluster) -> dict[str, str]:
+    return {"PERCOLATOR_ADDRESS": cluster.address, "PATH": "/usr/bin:/bin"}
+
+
+def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    info = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"
+    assert tops == {"percolator", "pyspark_percolator", info}
+    assert {"percolator/py.typed", "percolator/v1/cells_pb2.pyi", f"{info}/licenses/LICENSE"} <= {
+        *names
+    }
+    tracked = subprocess.run(
+        ["git", "ls-files", "percolator/*.py", "pyspark_percolator/*.py"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    missing = [name for name in tracked if (ROOT / name).exists() and name not in names]
+    assert missing == []
+
+
+def test_the_wheel_asks_for_what_a_client_needs(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    always = [one for one in metadata.get_all("Requires-Dist", []) if "extra ==" not in one]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bare = re.compile(r"^[\w-]+")
+    assert {bare.findall(one)[0] for one in always} == {
+        bare.findall(one)[0] for one in project["dependencies"]
+    }
+    assert {"spark", "export"} <= set(metadata.get_all("Provides-Extra", []))
+
+
+def test_neither_services_nor_what_they_need_is_installed(surroundings: Path) -> None:
+    absent = ["plyvel", "pyspark", "pyarrow", "prometheus_client", "services", "tests"]
+    program = (
+        "import importlib.util, sys\n"
+        "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
+    )
+    found = subprocess.run(
+        [surroundings / "python", "-I", "-c", program, *absent],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == "[]\n"
+    subprocess.run([surroundings / "pip", "check"], check=True, capture_output=True)
+
+
+def test_every_module_is_there_or_names_what_it_needs(surroundings: Path) -> None:
+    program = """
+import importlib, pkgutil, percolator
+for found in pkgutil.walk_packages(percolator.__path__, "percolator."):
+    if found.name.endswith("__main__"): continue
+    try: importlib.import_module(found.name)
+    except ModuleNotFoundError as error: print(found.name, error.name)
+"""
+    done = subprocess.run(
+        [surroundings / "python", "-I", "-c", program], capture_output=True, text=True, check=True
+    )
+    refused = dict(line.split() for line in done.stdout.splitlines())
+    unexpected = {
+        module: missing
+        for module, missing in refused.items()
+        if not any(
+            module.startswith(package) and missing in extra for package, extra in MAY_NEED.items()
+        )
+    }
+    assert unexpected == {}
+
+
+def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
+    surroundings: Path, cluster: LocalCluster, tmp_path: Path
+) -> None:
+    for name in ("program.py", "watched_notes.py"):
+        shutil.copy(HERE / name, tmp_path)
+
+    def run(*arguments: str) -> str:
+        return subprocess.run(
+            [str(surroundings / arguments[0]), *arguments[1:]],
+            cwd=tmp_path,
+            env=_command(cluster),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=40,
+        ).stdout
+
+    assert run("python", "program.py").splitlines() == ["one two", "conflict"]
+    worker = subprocess.Popen(
+        [surroundings / "percolator", "worker", "--observers", "watched_notes:observers"],
+        cwd=tmp_path,
+        env=_command(cluster),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert worker.stderr is not None
+        assert worker.stderr.readline() == "running count of notes\n"
+        run("percolator", "set", "notes", "c", "text=four five six")
+        run("percolator", "wait")
+        got = run("percolator", "get", "notes", "c", "words", "--as", "integer")
+        assert got.split()[-3:] == ["c", "words", "3"]
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate(timeout=30)
+    assert (worker.returncode, said) == (0, "stopping\n")
+
+
+def test_a_database_in_memory_comes_with_it(surroundings: Path) -> None:
+    program = """
+import percolator.testing
+from percolator import Table, codecs
+table = Table("t")
+column = table.column("c", codecs.text)
+with percolator.testing.connect() as db:
+    db.create_table(table)
+    with db.transaction() as tx: tx.set("a", column, "kept")
+    with db.snapshot() as snapshot: print(snapshot.get("a", column))
+"""
+    done = subprocess.run(
+        [surroundings / "python", "-I", "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "kept\n"
+
+
+def test_what_needs_an_extra_says_which(surroundings: Path, cluster: LocalCluster) -> None:
+    done = subprocess.run(
+        [surroundings / "percolator", "export", "somewhere"],
+        env=_command(cluster),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "percolator-store[export]" in done.stderr

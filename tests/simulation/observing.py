@@ -1,0 +1,152 @@
+"""Workers in the simulated cluster: the product's own, with every run written down.
+
+Each run of an observer is a transaction like any other, recorded as a session of its own, since the
+runs of a worker overlap. The acknowledgement is the run's own business and is not written down; the
+audit knows of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from percolator.aio import Database, Transaction
+from percolator.aio.engine import Engine
+from percolator.aio.observing import observers_client
+from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError
+from percolator.observers.client import Client
+from percolator.observers.definition import Observer
+from percolator.observers.work import Work
+from percolator.observers.worker import Worker, WorkerLimits
+from percolator.protocol.records import KIND_DELETE, KIND_PUT
+from percolator.schema import Readable
+from percolator.testing.history import CellKey, RecordedTransaction, Recorder
+from percolator.testing.isolation.observer_runs import WatchedColumns
+from percolator.timestamps import Timestamp
+from percolator.v1 import master_pb2
+
+WORKER_LIMITS = WorkerLimits(
+    concurrency_max=8, queue_rows_max=64, threads_max=1, scan_pause_seconds_max=1.0
+)
+_AGAIN_SECONDS = 0.3
+_RESERVED = b"\x00"
+
+
+def watched_columns(observers: list[Observer]) -> list[WatchedColumns]:
+    """As checker and audit know observers."""
+    return [
+        WatchedColumns(
+            one.name,
+            frozenset((column.table.name, column.name) for column in one.columns),
+            weak=one.weak,
+        )
+        for one in observers
+    ]
+
+
+def registered(observers: list[Observer], table: str) -> list[master_pb2.Observer]:
+    """As the schema of a table has them."""
+    return [
+        master_pb2.Observer(
+            name=one.name, columns=[column.name for column in one.columns], weak=one.weak
+        )
+        for one in observers
+        if one.table.name == table
+    ]
+
+
+class RecordedRun(Transaction):
+    """The transaction of one run."""
+
+    def __init__(
+        self, engine: Engine, recorded: RecordedTransaction, tables: dict[int, str]
+    ) -> None:
+        super().__init__(engine, None)
+        self._recorded = recorded
+        self._tables = tables
+
+    async def timestamp(self) -> Timestamp:
+        known = self.start_timestamp
+        timestamp = await super().timestamp()
+        if known is None:
+            self._recorded.began(timestamp)
+        return timestamp
+
+    async def get(
+        self,
+        row: object,
+        column: Readable[Any],
+        default: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        value = await super().get(row, column, timeout=timeout)
+        self._recorded.read(_key(row, column), value)
+        return default if value is None else value
+
+    async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
+        for address, (kind, value) in self.writes.cells.items():
+            if not address.column.startswith(_RESERVED):
+                key = self._key_of(address)
+                if kind == KIND_PUT:
+                    self._recorded.put(key, value)
+                elif kind == KIND_DELETE:
+                    self._recorded.delete(key)
+        self._recorded.commit_called()
+        try:
+            commit = await super().commit(timeout=timeout)
+        except OutcomeUnknown:
+            self._recorded.unknown()
+            raise
+        except PercolatorError:
+            self._recorded.aborted()
+            raise
+        self._recorded.committed(commit or 0)
+        return commit
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._recorded.aborted()
+
+    def _key_of(self, address: CellAddress) -> CellKey:
+        return self._tables[address.table_id], address.row, address.column
+
+
+def _key(row: object, column: Readable[Any]) -> CellKey:
+    return column.table.name, column.table.key.encode(row), column.name
+
+
+def recording_client(database: Database, recorder: Recorder, name: str) -> Client:
+    """The client of a worker whose runs are written down as those of `name`."""
+    engine = database._engine
+    tables: dict[int, str] = {}
+    numbers = itertools.count(1)
+
+    def begin(work: Work | None) -> RecordedRun:
+        session = f"{name} run {next(numbers)}"
+        if work is None:
+            return RecordedRun(engine, recorder.begin(session), tables)
+        table = work.watched.observer.table.name
+        tables[work.watched.table_id] = table
+        observer = work.watched.observer.name
+        trigger = (table, work.row, work.column)
+        recorded = recorder.begin(session, observer=observer, trigger=trigger)
+        return RecordedRun(engine, recorded, tables)
+
+    return observers_client(engine, begin)
+
+
+async def work(
+    database: Database, recorder: Recorder, name: str, observers: list[Observer]
+) -> None:
+    """What a worker does until it is killed."""
+    client = recording_client(database, recorder, name)
+    while True:
+        worker = Worker(client, observers, WORKER_LIMITS)
+        try:
+            await worker.start()
+        except PercolatorError:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            continue
+        await worker.wait()

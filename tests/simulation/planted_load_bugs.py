@@ -1,0 +1,129 @@
+"""Bugs of bulk loads that a simulation has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from percolator.aio.bulk_load import CALL_SECONDS, BulkLoad, LoadTimestamps
+from percolator.errors import UsageError
+from percolator.tablet import bulk_load
+from percolator.tablet.load_fences import LoadFence, LoadFences
+from percolator.tablet.recent_writes import RecentWrites
+from percolator.tablet.state import TabletState
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire.methods import FENCE
+from tests.simulation.scenario import Kind
+
+Patch = pytest.MonkeyPatch
+
+
+def scans_pass_the_fence(patch: Patch) -> None:
+    """They see a part of what is being loaded."""
+    patch.setattr(LoadFences, "among", lambda self, start, end: None)
+
+
+def timestamps_before_the_fence(patch: Patch) -> None:
+    """A snapshot in between has seen the range empty, and sees the rows when it looks again."""
+
+    async def wrong(self: BulkLoad) -> LoadTimestamps:
+        await self._know_table()
+        timestamps = self._engine.around.timestamps
+        early = LoadTimestamps(await timestamps.get(), await timestamps.get())
+        await _raise_or_give_up(self, early.start)
+        return early
+
+    patch.setattr(BulkLoad, "begin", wrong)
+
+
+async def _raise_or_give_up(load: BulkLoad, run: int) -> None:
+    """In one go, with one run."""
+    found = await load._raise(run)
+    if found.complete is not None:
+        await load._open(run, found.complete)
+    elif found.obstacle is not None or found.remains:
+        await load._open_again(run)
+    else:
+        return
+    raise UsageError("it cannot begin")
+
+
+def rows_of_a_former_run_are_taken_for_ones_own(patch: Patch) -> None:
+    """They were loaded at other timestamps, and not all of them."""
+    correct = BulkLoad._raise
+
+    async def wrong(self: BulkLoad, run: int) -> Any:
+        found = await correct(self, run)
+        found.remains = False
+        return found
+
+    patch.setattr(BulkLoad, "_raise", wrong)
+
+
+def every_run_of_a_load_is_let_in(patch: Patch) -> None:
+    """What a run sends that was taken over from lands among the rows of the other one."""
+    correct = bulk_load._of_run
+
+    def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
+        present = state.load_fences.get(asked.name)
+        return correct(state, asked) if present is None else present
+
+    patch.setattr(bulk_load, "_of_run", wrong)
+
+
+def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
+    """A part of it stays for ever."""
+
+    async def nothing(state: TabletState, asked: LoadFence) -> wire.FenceResponse:
+        return wire.FenceResponse()
+
+    patch.setitem(bulk_load._ACTIONS, wire.FenceRequest.ACTION_CLEAR, nothing)
+    patch.setattr(bulk_load, "_first_cell", lambda state, fence: None)
+
+
+def tablets_are_opened_before_all_know_that_the_load_is_complete(patch: Patch) -> None:
+    """Whoever finds it so clears those that do not know."""
+
+    async def wrong(self: BulkLoad, timestamps: LoadTimestamps) -> None:
+        await self._know_table()
+        asked = wire.FenceRequest
+
+        async def one_by_one(location: Any) -> None:
+            for action in (asked.ACTION_FINISH, asked.ACTION_LIFT):
+                fence = wire.LoadFence(
+                    name=self._plan.name,
+                    run=timestamps.start,
+                    range=RowRange(start=self._plan.start, end=self._plan.end),
+                    commit_timestamp=timestamps.commit,
+                )
+                request = asked(target=self._target(location), action=action, fence=fence)
+                call = self._engine.world.network.unary(location.address, FENCE)
+                await call(request, CALL_SECONDS)
+
+        await self._walk.each(self._table_id, self._plan.start, self._plan.end, one_by_one)
+
+    patch.setattr(BulkLoad, "finish", wrong)
+
+
+def the_judge_does_not_learn_of_loads(patch: Patch) -> None:
+    """A transaction that began before the load writes over it."""
+    patch.setattr(RecentWrites, "forget", lambda self, newest_commit: None)
+
+
+ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+    (scans_pass_the_fence, (), True),
+    (timestamps_before_the_fence, (), False),
+    (rows_of_a_former_run_are_taken_for_ones_own, (), False),
+    (every_run_of_a_load_is_let_in, (), False),
+    (an_abandoned_load_is_opened_as_it_is, (), True),
+    (
+        tablets_are_opened_before_all_know_that_the_load_is_complete,
+        (Kind.CLIENT_STEP,),
+        False,
+    ),
+    (the_judge_does_not_learn_of_loads, (), False),
+)
+"""Each with the strikes that bring it to light, and whether it is caught in seconds."""

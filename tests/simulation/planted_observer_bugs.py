@@ -1,0 +1,165 @@
+"""Bugs of notifications and acknowledgements that a simulation has to find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from percolator.errors import OutcomeUnknown, PercolatorError
+from percolator.observers.acknowledgement import Acknowledgement
+from percolator.observers.lanes import Lanes
+from percolator.observers.run import ObserverRun
+from percolator.observers.work import Work
+from percolator.protocol import steps
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.commit_point import CommitPoint
+from percolator.tablet.commit_work import CommitWork
+from percolator.tablet.state import TabletState
+from percolator.v1.cells_pb2 import SPACE_NOTIFY
+from percolator.v1.tabletserver_pb2 import Mutation
+from percolator.wire.catalog import TableSchema
+from services.master.cluster_map import Table
+from services.master.tables import Tables
+
+Patch = pytest.MonkeyPatch
+
+
+def notification_newer_than_the_snapshot_deleted(patch: Patch) -> None:
+    """It tells of a change that the run could not see."""
+    correct = Lanes._answered
+
+    def wrong(self: Lanes, work: Work, seen: int) -> None:
+        correct(self, work, max(work.timestamps | {seen}))
+
+    patch.setattr(Lanes, "_answered", wrong)
+
+
+def notification_at_the_start_timestamp(patch: Patch) -> None:
+    """A run whose snapshot lies between start and commit takes it for one that it has answered."""
+    for name in ("commit_primary", "commit_secondary"):
+        _at_the_start(patch, name)
+
+
+def _at_the_start(patch: Patch, name: str) -> None:
+    correct = getattr(steps, name)
+
+    def wrong(row: bytes, column: bytes, start: int, *rest: Any) -> Mutation:
+        mutation: Mutation = correct(row, column, start, *rest)
+        for change in mutation.changes:
+            if change.space == SPACE_NOTIFY:
+                change.timestamp = start
+        return mutation
+
+    patch.setattr(steps, name, wrong)
+
+
+def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
+    """Written after it: two runs for one change do not even notice each other."""
+    begin, commit = ObserverRun.begin, ObserverRun.commit
+
+    async def begin_wrong(self: ObserverRun) -> bool:
+        wanted = await begin(self)
+        work = self._work
+        address = work.watched.acknowledgement(work.row, work.column)
+        self.transaction.writes.cells.pop(address, None)
+        return wanted
+
+    async def commit_wrong(self: ObserverRun) -> float | None:
+        latency = await commit(self)
+        work = self._work
+        if not work.watched.observer.weak:
+            later = self._client.begin(None)
+            # Or it would be caught for writing a cell that no client knows of.
+            vars(later)["_recorded"].record.observer = work.watched.observer.name
+            await later.timestamp()
+            address = work.watched.acknowledgement(work.row, work.column)
+            later.writes.put(address, Acknowledgement(self.start).encode())
+            await later.commit()
+        return latency
+
+    patch.setattr(ObserverRun, "begin", begin_wrong)
+    patch.setattr(ObserverRun, "commit", commit_wrong)
+
+
+def weak_notification_not_written_again(patch: Patch) -> None:
+    """The commit timestamp has changed, and who was notified has looked too early."""
+    correct = CommitPoint._notify
+
+    async def wrong(self: CommitPoint, commit: int, deadline: float) -> None:
+        await correct(self, commit, deadline)
+        self._weak_notifications = ()
+
+    patch.setattr(CommitPoint, "_notify", wrong)
+
+
+def roll_forward_without_the_notification(patch: Patch) -> None:
+    """A passer-by commits an observed cell for its dead owner, and tells nobody."""
+    correct = Cleanup._settle
+
+    async def wrong(self: Cleanup, met: list[MetLock], deadline: float) -> None:
+        around = replace(self._around, schemas=_Unobserved(self._around.schemas))
+        await correct(Cleanup(around), met, deadline)
+
+    patch.setattr(Cleanup, "_settle", wrong)
+
+
+class _Unobserved:
+    """Schemas as if nobody observed anything."""
+
+    def __init__(self, schemas: Any) -> None:
+        self._schemas = schemas
+
+    def get(self, table_id: int) -> TableSchema | None:
+        known = self._schemas.get(table_id)
+        return None if known is None else TableSchema(known.version)
+
+    async def refresh(self, table_id: int, deadline: float) -> TableSchema:
+        return TableSchema((await self._schemas.refresh(table_id, deadline)).version)
+
+
+def registration_returns_before_tablets_know(patch: Patch) -> None:
+    """Commits for the older schema are taken for a while: they notify nobody."""
+
+    async def wrong(self: Tables, table: Table, deadline: float) -> None:
+        return
+
+    patch.setattr(Tables, "_until_served", wrong)
+
+
+def commits_of_any_schema_are_taken(patch: Patch) -> None:
+    """Who does not know of an observer commits what it observes, long after its registration."""
+    correct = CommitWork.refusal
+
+    def wrong(self: CommitWork, state: TabletState) -> PercolatorError | None:
+        self._schema_version = state.schema_version
+        return correct(self, state)
+
+    patch.setattr(CommitWork, "refusal", wrong)
+    patch.setattr(TabletState, "require_target", TabletState.require_tablet)
+
+
+def unknown_run_taken_for_committed(patch: Patch) -> None:
+    """Its notifications are deleted, and it turns out to have been rolled back."""
+    correct = ObserverRun.commit
+
+    async def wrong(self: ObserverRun) -> float | None:
+        try:
+            return await correct(self)
+        except OutcomeUnknown:
+            return None
+
+    patch.setattr(ObserverRun, "commit", wrong)
+
+
+def notification_deleted_before_the_run(patch: Patch) -> None:
+    """Whoever dies in the middle leaves nothing to find."""
+    correct = Lanes._attempt
+
+    async def wrong(self: Lanes, work: Work) -> None:
+        self._results.deletions.add(work, sorted(work.timestamps))
+        await self._results.deletions.done()
+        await correct(self, work)
+
+    patch.setattr(Lanes, "_attempt", wrong)

@@ -1,0 +1,95 @@
+"""Tables that the tests fill and read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import percolator
+from percolator import Table, codecs, loop_thread
+from percolator.v1 import master_pb2, tabletserver_pb2
+from percolator.wire import methods
+
+CATALOG = json.dumps(
+    {
+        "key": {"name": "url", "type": "text"},
+        "columns": {
+            "title": {"type": "text", "column": "meta:title"},
+            "visits": {"type": "integer"},
+        },
+    }
+)
+PAGES = "url string, title string, visits bigint"
+_numbers = itertools.count(1)
+
+
+class Pages:
+    """A table of its own with a title and a number of visits in each row, in four tablets."""
+
+    def __init__(self, db: percolator.Database, rows: int = 0) -> None:
+        self.name = f"pages-{next(_numbers)}"
+        self.table = Table(self.name)
+        self.title = self.table.column("meta:title", codecs.text)
+        self.visits = self.table.column("visits", codecs.integer)
+        self.db = db
+        db.create_table(self.table, ["b", "c", "d"])
+        self.fill(rows)
+
+    def fill(self, rows: int, visits: int = 0) -> None:
+        """The same number of rows in each tablet."""
+        self.db.set_many(
+            (key, {self.title: f"title of {key}", self.visits: visits + number})
+            for number, key in enumerate(keys(rows))
+        )
+
+    def stored(self) -> dict[str, tuple[Any, Any]]:
+        """Title and visits by url, as the client reads them."""
+        with self.db.snapshot() as snapshot:
+            return {
+                row.key: (row.get(self.title), row.get(self.visits))
+                for row in snapshot.scan(self.table)
+            }
+
+    def observe(self, master: str) -> None:
+        """From now on, titles have an observer."""
+        observer = master_pb2.Observer(name="indexer", columns=[b"meta:title"])
+        request = master_pb2.ChangeObserversRequest(table=self.name, add=[observer])
+        network = self.db._database.engine.world.network
+
+        async def change() -> None:
+            await network.unary(master, methods.CHANGE_OBSERVERS)(request, 10.0)
+
+        loop_thread.shared().call(change)
+
+    def flush(self, master: str) -> None:
+        """Moves each tablet to where it is: its rows are in files then, whose sizes are known."""
+        engine = self.db._database.engine
+
+        async def move() -> None:
+            info = await engine.catalog.table(self.name, engine.now() + 10)
+            for tablet in await engine.catalog.all_tablets(info.table_id, engine.now() + 10):
+                request = master_pb2.MoveTabletRequest(tablet_id=tablet.tablet_id)
+                await engine.world.network.unary(master, methods.MOVE_TABLET)(request, 20.0)
+
+        loop_thread.shared().call(move)
+
+    def notifications(self) -> int:
+        """How many wait for observers, in all tablets."""
+        engine = self.db._database.engine
+
+        async def count() -> int:
+            info = await engine.catalog.table(self.name, engine.now() + 10)
+            found = 0
+            for tablet in await engine.catalog.all_tablets(info.table_id, engine.now() + 10):
+                call = engine.world.network.unary(tablet.address, methods.DESCRIBE_TABLETS)
+                request = tabletserver_pb2.DescribeTabletsRequest(tablet_ids=[tablet.tablet_id])
+                (description,) = (await call(request, 5.0)).tablets
+                found += description.statistics.notifications
+            return found
+
+        return loop_thread.shared().call(count)
+
+
+def keys(rows: int) -> list[str]:
+    return [f"{letter}{number:05}" for letter in "abcd" for number in range(rows // 4)]

@@ -1,0 +1,96 @@
+"""What cannot work fails on the driver, in the words of what is wrong, before any task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+import percolator
+from tests.spark.tables import CATALOG, PAGES, Pages
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def pages(db: percolator.Database) -> Pages:
+    return Pages(db, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "message"),
+    [
+        ({"transaction_row": "7"}, None, "'transaction_rows' meant"),
+        ({"table": "nowhere"}, None, "table: there is no table 'nowhere'"),
+        ({"address": "127.0.0.1:1", "timeout_seconds": "0.2"}, None, "address: no cluster answers"),
+        ({"as_of": "2999-01-01T00:00:00Z"}, None, "as_of: .* lies in the future"),
+        ({"catalog": CATALOG, "columns": "titel"}, None, "is 'title' meant"),
+        ({"catalog": CATALOG}, "url string, titel string", "'titel' is not in the catalogue"),
+        ({"catalog": CATALOG}, "url string, visits string", "'visits' is string"),
+        ({}, "row string", "'row' is string"),
+    ],
+)
+def test_a_read_that_cannot_work(
+    spark: SparkSession, cluster: Any, pages: Pages, options: dict[str, str],
+    schema: str | None, message: str,
+) -> None:  # fmt: skip
+    given = {"address": cluster.address, "table": pages.name, **options}
+    reader = spark.read.format("percolator").options(**given)
+    before = _jobs(spark)
+    with pytest.raises(AnalysisException, match=message):
+        (reader.schema(schema) if schema else reader).load().collect()
+    assert _jobs(spark) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "message"),
+    [
+        ({"nulls": "keep"}, PAGES, "nulls: expected one of refuse, skip, delete"),
+        ({"table": "nowhere"}, PAGES, "table: there is no table 'nowhere'"),
+        ({"address": "127.0.0.1:1", "timeout_seconds": "0.2"}, PAGES, "address: no cluster"),
+        ({}, "title string, visits bigint", "the key field 'url' is missing"),
+        ({}, "url string, title string, visits string", "'visits' is string; .* bigint"),
+        ({}, "url string, title string, owner string", "'owner' is not in the catalogue"),
+        ({"transaction_rows": "100000"}, PAGES, "transaction_rows: .* 100000 cells"),
+    ],
+)
+def test_a_write_that_cannot_work(
+    spark: SparkSession, cluster: Any, pages: Pages, options: dict[str, str],
+    schema: str, message: str,
+) -> None:  # fmt: skip
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **options}
+    frame = spark.createDataFrame([], schema)
+    before = _jobs(spark)
+    with pytest.raises(AnalysisException, match=message):
+        frame.write.format("percolator").options(**given).mode("append").save()
+    assert _jobs(spark) == before
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("errorifexists", 'cannot be written in the "ErrorIfExists" mode. .* "Append"'),
+        ("overwrite", 'mode: overwrite would delete the table: use mode\\("append"\\)'),
+    ],
+)
+def test_every_mode_but_append_is_refused(
+    spark: SparkSession, cluster: Any, pages: Pages, mode: str, message: str
+) -> None:
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+    frame = spark.createDataFrame([("a", "b", 1)], PAGES)
+    before = pages.stored()
+    with pytest.raises(AnalysisException, match=message):
+        frame.write.format("percolator").options(**given).mode(mode).save()
+    assert pages.stored() == before
+
+
+def _jobs(spark: SparkSession) -> int:
+    """How many jobs were started."""
+    tracker = spark.sparkContext.statusTracker()
+    return len(tracker.getJobIdsForGroup(None))

@@ -1,0 +1,189 @@
+"""Bulk load: all rows at once, or none; and whatever is left behind can be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import percolator
+from percolator import errors, loop_thread
+from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps
+from percolator.spark.bulk_loading import abandon_load, bulk_load
+from percolator.v1 import master_pb2
+from percolator.v1.tabletserver_pb2 import FenceRequest
+from percolator.wire import methods
+from services.local.cluster import LocalCluster
+from tests.spark.tables import CATALOG, PAGES, Pages, keys
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+ROWS = 4_000
+
+
+def _rows(count: int = ROWS) -> list[tuple[str, str, int]]:
+    return [(key, f"title of {key}", number) for number, key in enumerate(keys(count))]
+
+
+def _frame(spark: SparkSession) -> Any:
+    return spark.createDataFrame(_rows(), PAGES)
+
+
+def _expected() -> dict[str, tuple[str, int]]:
+    return {key: (title, number) for key, title, number in _rows()}
+
+
+def _options(cluster: LocalCluster, pages: Pages, **more: object) -> dict[str, Any]:
+    return {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
+
+
+def _cells(frame: list[tuple[str, str, int]]) -> list[tuple[bytes, bytes, bytes]]:
+    return [(key.encode(), b"meta:title", title.encode()) for key, title, _ in frame]
+
+
+def _left_behind(
+    db: percolator.Database, pages: Pages, name: str
+) -> tuple[BulkLoad, LoadTimestamps]:
+    """By a driver that has died: the first half of the rows."""
+    plan = LoadPlan(pages.name, name, b"", b"", notify=False)
+    load = BulkLoad(db._database, plan)
+    loop = loop_thread.shared()
+    timestamps = loop.call(load.begin)
+    loop.call(lambda: load.load(_cells(_rows()[: ROWS // 2]), timestamps))
+    return load, timestamps
+
+
+def test_all_rows_appear_at_one_timestamp(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db)
+    before = db.timestamp()
+    bulk_load(_frame(spark), **_options(cluster, pages))
+    assert pages.stored() == _expected()
+    read = spark.read.format("percolator").options(address=cluster.address, table=pages.name)
+    commits = read.load().select("commit_timestamp").distinct().collect()
+    assert len(commits) == 1
+    with db.snapshot(at=percolator.Timestamp(commits[0][0] - 1)) as snapshot:
+        assert list(snapshot.scan(pages.table)) == []
+    assert commits[0][0] > before
+
+
+def test_a_frame_that_is_written_as_it_comes_and_tasks_that_fail_load_the_same(
+    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    pages = Pages(db)
+
+    def some(rows: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        yield from rows
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 1 and context.attemptNumber() == 0:
+            (tmp_path / "failed").touch()
+            raise RuntimeError("the task fails after all its rows")
+
+    frame = _frame(spark).repartition(3)
+    failing = spark.createDataFrame(frame.rdd.mapPartitions(some), frame.schema)
+    write(failing, pages.name, catalog=CATALOG, operation="bulk_load").save()
+    assert (tmp_path / "failed").exists()
+    assert pages.stored() == _expected()
+
+
+def test_a_job_that_fails_leaves_nothing_and_the_table_open(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db)
+    twice = _frame(spark).unionAll(_frame(spark).limit(1))
+    with pytest.raises(Exception, match="is in the frame twice"):
+        bulk_load(twice, **_options(cluster, pages))
+    assert pages.stored() == {}
+    pages.fill(4)
+    assert len(pages.stored()) == 4
+
+
+def test_a_table_with_rows_or_living_locks_is_refused_and_stays_open(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db, 4)
+    with pytest.raises(Exception, match="is not empty where rows are to be loaded"):
+        bulk_load(_frame(spark), **_options(cluster, pages))
+    pages.fill(8)
+    assert len(pages.stored()) == 8
+    rest = {"load_from": "d1", "load_to": "e"}
+    above = spark.createDataFrame([("d1", "x", 1), ("dz", "y", 2)], PAGES)
+    bulk_load(above, **_options(cluster, pages, **rest))
+    assert len(pages.stored()) == 10
+
+
+def test_the_same_load_takes_over_from_a_driver_that_died(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db)
+    former, timestamps = _left_behind(db, pages, "crawl")
+    with pytest.raises(errors.DeadlineExceeded, match="closed for the bulk load 'crawl'"):
+        db.snapshot().get("a00000", pages.title, timeout=0.5)
+    bulk_load(_frame(spark).where("visits >= 100"), **_options(cluster, pages, load_name="crawl"))
+    assert len(pages.stored()) == ROWS - 100
+    cells = _cells(_rows()[:1])
+    with pytest.raises(errors.InvalidArgument, match="it was lifted, or another run has taken"):
+        loop_thread.shared().call(lambda: former.load(cells, timestamps))
+
+
+def test_a_load_that_was_left_behind_is_abandoned_or_finished_when_it_was_complete(
+    db: percolator.Database, cluster: LocalCluster
+) -> None:
+    pages = Pages(db)
+    _left_behind(db, pages, "crawl")
+    where = {"address": cluster.address, "table": pages.name, "load_name": "crawl"}
+    assert not abandon_load(**where)
+    assert pages.stored() == {}
+    load, timestamps = _left_behind(db, pages, "crawl")
+    # As far as a driver gets that dies while it finishes.
+    run, commit = timestamps
+    loop_thread.shared().call(lambda: load._each(FenceRequest.ACTION_FINISH, run, commit=commit))
+    assert abandon_load(**where)
+    assert len(pages.stored()) == ROWS // 2
+
+
+def test_tablets_may_split_and_move_under_a_load(
+    db: percolator.Database, cluster: LocalCluster
+) -> None:
+    pages = Pages(db)
+    load, timestamps = _left_behind(db, pages, "moving")
+    engine = db._database.engine
+
+    async def split_and_move() -> None:
+        info = await engine.catalog.table(pages.name, engine.now() + 10)
+        tablets = await engine.catalog.all_tablets(info.table_id, engine.now() + 10)
+        split = engine.world.network.unary(cluster.address, methods.SPLIT_TABLET)
+        move = engine.world.network.unary(cluster.address, methods.MOVE_TABLET)
+        servers = {cluster.processes[f"tabletserver-{n}"].address for n in (1, 2)}
+        await split(
+            master_pb2.SplitTabletRequest(tablet_id=tablets[3].tablet_id, row=b"d00500"), 20.0
+        )
+        for tablet in tablets[1:3]:
+            (other,) = servers - {tablet.address}
+            await move(master_pb2.MoveTabletRequest(tablet_id=tablet.tablet_id, server=other), 20.0)
+        await load.load(_cells(_rows()[ROWS // 2 :]), timestamps)
+        await load.finish(timestamps)
+
+    loop_thread.shared().call(split_and_move)
+    found = {key: title for key, (title, _) in pages.stored().items()}
+    assert found == {key: title for key, title, _ in _rows()}
+
+
+def test_observers_are_notified_when_that_is_wanted(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db)
+    pages.observe(cluster.address)
+    bulk_load(_frame(spark).limit(40), **_options(cluster, pages, notify="true"))
+    assert pages.notifications() == 40

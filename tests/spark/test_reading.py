@@ -1,0 +1,206 @@
+"""Reads: the same rows as the client sees, at one snapshot, however they are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrameReader, SparkSession
+
+import percolator
+from percolator import Table, codecs
+from tests.spark.tables import CATALOG, Pages, keys
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+Read = Callable[..., DataFrameReader]
+
+
+@pytest.fixture(scope="module")
+def pages(db: percolator.Database) -> Pages:
+    return Pages(db, 400)
+
+
+def test_rows_have_the_catalogues_types_and_are_those_of_the_client(
+    read: Read, pages: Pages
+) -> None:
+    frame = read(pages.name, catalog=CATALOG).load()
+    assert frame.dtypes == [("url", "string"), ("title", "string"), ("visits", "bigint")]
+    assert frame.rdd.getNumPartitions() == 4
+    found = {row.url: (row.title, row.visits) for row in frame.collect()}
+    assert found == pages.stored()
+    assert len(found) == 400
+
+
+def test_raw_cells_are_what_is_stored(read: Read, pages: Pages) -> None:
+    frame = read(pages.name).load()
+    rows = frame.where("row = X'613030303033'").orderBy("column").collect()
+    assert [bytes(row.row) for row in rows] == [b"a00003"] * 2
+    assert [bytes(row.column) for row in rows] == [b"meta:title", b"visits"]
+    assert [bytes(row.value) for row in rows] == [b"title of a00003", bytes([0] * 7 + [3])]
+    assert all(0 < row.commit_timestamp < pages.db.timestamp() for row in rows)
+    assert read(pages.name, columns="visits").load().count() == 400
+
+
+@pytest.mark.parametrize(
+    ("condition", "partitions"),
+    [
+        ("url = 'b00007'", 1),
+        ("url >= 'b00050' and url < 'c00001'", 2),
+        ("url like 'c%'", 1),
+        ("url in ('a00001', 'a00090', 'zzz')", 4),
+        ("url > 'd'", 1),
+        ("url <= 'a00000' and visits is not null", 1),
+        ("url < 'a' or url > 'd00098'", 4),
+        ("url > 'c' and url < 'b'", 1),
+    ],
+)
+def test_filters_on_the_key_read_only_those_tablets(
+    read: Read, pages: Pages, spark: SparkSession, condition: str, partitions: int
+) -> None:
+    frame = read(pages.name, catalog=CATALOG).load()
+    filtered = frame.where(condition)
+    found = {row.url for row in filtered.collect()}
+    everything = spark.createDataFrame(
+        [(url, title, visits) for url, (title, visits) in pages.stored().items()], frame.schema
+    )
+    assert found == {row.url for row in everything.where(condition).collect()}
+    assert filtered.rdd.getNumPartitions() == partitions
+
+
+def test_a_session_that_pushes_no_filters_down_reads_as_well(
+    read: Read, pages: Pages, spark: SparkSession
+) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        frame = read(pages.name, catalog=CATALOG).load().where("url = 'b00007'")
+        assert [row.title for row in frame.collect()] == ["title of b00007"]
+        assert frame.rdd.getNumPartitions() == 4
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_fewer_fields_are_read_when_fewer_are_asked_for(read: Read, pages: Pages) -> None:
+    chosen = read(pages.name, catalog=CATALOG, columns="visits").load()
+    assert chosen.columns == ["url", "visits"]
+    assert chosen.agg({"visits": "sum"}).collect()[0][0] == sum(range(400))
+    declared = read(pages.name, catalog=CATALOG).schema("visits bigint, url string").load()
+    assert sorted(map(tuple, declared.collect()))[:2] == [(0, "a00000"), (1, "a00001")]
+    only_keys = read(pages.name, catalog=CATALOG).schema("url string").load()
+    assert sorted(row.url for row in only_keys.collect()) == keys(400)
+
+
+def test_a_large_tablet_is_read_in_several_parts(
+    read: Read, db: percolator.Database, cluster: Any
+) -> None:
+    pages = Pages(db)
+    text = "".join(chr(ord("a") + n * 7 % 26) for n in range(2_000))
+    with db.transaction() as tx:
+        for number in range(6_000):
+            tx.set(f"b{number:05}", pages.title, f"{number} {text}")
+    pages.flush(cluster.address)
+    frame = read(pages.name, catalog=CATALOG, columns="title", partition_bytes=2 << 20).load()
+    assert 8 <= frame.rdd.getNumPartitions() <= 16
+    assert frame.distinct().count() == 6_000
+
+
+def test_sql_reads_through_a_view(pages: Pages, cluster: Any, spark: SparkSession) -> None:
+    spark.sql(
+        f"CREATE TEMPORARY VIEW pages USING percolator OPTIONS "
+        f"(address '{cluster.address}', table '{pages.name}', catalog '{CATALOG}')"
+    )
+    try:
+        found = spark.sql("SELECT title FROM pages WHERE url = 'd00000'").collect()
+        assert [row.title for row in found] == ["title of d00000"]
+    finally:
+        spark.catalog.dropTempView("pages")
+
+
+def test_every_type_and_keys_of_several_parts_come_back(
+    read: Read, write: Any, db: percolator.Database, spark: SparkSession
+) -> None:
+    catalog = json.dumps(
+        {
+            "key": [{"name": "host", "type": "text"}, {"name": "at", "type": "ordered_integer"}],
+            "columns": {
+                name: {"type": name}
+                for name in ("raw", "text", "integer", "float", "boolean", "json")
+            },
+        }
+    )
+    table = Table("types", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+    db.create_table(table)
+    rows = [
+        ("a", -5, b"\x00\xff", "ä\0", 2**63 - 1, 0.5, True, '{"a":[1,null]}'),
+        ("a", 7, None, None, None, None, None, "[]"),
+        ("b\0", 0, b"", "", 0, -0.0, False, '"x"'),
+    ]
+    schema = (
+        "host string, at bigint, raw binary, text string, integer bigint, float double, "
+        "boolean boolean, json string"
+    )
+    write(spark.createDataFrame(rows, schema), "types", catalog=catalog, nulls="skip").save()
+    frame = read("types", catalog=catalog).load()
+    found = [tuple(bytes(v) if isinstance(v, bytearray) else v for v in r) for r in frame.collect()]
+    assert sorted(found, key=lambda row: row[:2]) == sorted(rows, key=lambda row: row[:2])
+    with db.snapshot() as snapshot:
+        assert [row.key for row in snapshot.scan(table)] == [("a", -5), ("a", 7), ("b\0", 0)]
+    assert [row.at for row in frame.where("host = 'a' and at > 0").collect()] == [7]
+
+
+def test_all_jobs_of_a_frame_read_one_snapshot(read: Read, db: percolator.Database) -> None:
+    pages = Pages(db, 40)
+    frame = read(pages.name, catalog=CATALOG).load()
+    total = {"visits": "sum"}
+    before = db.timestamp()
+    pages.fill(40, visits=1000)
+    assert frame.agg(total).collect()[0][0] == sum(range(40))
+    assert frame.where("url < 'b'").agg(total).collect()[0][0] == sum(range(10))
+    old = read(pages.name, catalog=CATALOG, snapshot_ts=int(before)).load()
+    assert old.agg(total).collect()[0][0] == sum(range(40))
+    joined = frame.alias("one").join(frame.alias("other"), "url")
+    assert joined.where("one.visits != other.visits").count() == 0
+    now = read(pages.name, catalog=CATALOG).load()
+    assert now.agg(total).collect()[0][0] == sum(range(40)) + 40 * 1000
+
+
+def test_a_time_in_the_past_is_read_as_it_was(read: Read, db: percolator.Database) -> None:
+    pages = Pages(db, 8)
+    moment = db.timestamp().to_datetime()
+    while db.timestamp().to_datetime() == moment:
+        pass  # the first timestamp of another millisecond
+    then = db.timestamp().to_datetime().isoformat()
+    with db.transaction() as tx:
+        tx.delete("a00000", pages.title)
+        tx.delete("a00000", pages.visits)
+    assert read(pages.name, catalog=CATALOG, as_of=then).load().count() == 8
+    assert read(pages.name, catalog=CATALOG).load().count() == 7
+
+
+def test_a_read_holds_back_the_collection_of_its_snapshot(
+    read: Read, pages: Pages, db: percolator.Database
+) -> None:
+    from percolator import loop_thread
+    from percolator.v1 import lockservice_pb2 as wire
+    from percolator.wire import methods
+
+    frame = read(pages.name, catalog=CATALOG).load()
+    frame.count()
+    engine = db._database.engine
+
+    async def pins() -> list[int]:
+        owners: Any = engine.around.owners
+        call = engine.world.network.unary(owners.calls.addresses[0], methods.LIST_SESSIONS)
+        found = await call(wire.ListSessionsRequest(), 5.0)
+        return [s.info.oldest_start_timestamp for s in found.sessions if s.info.pin]
+
+    held = loop_thread.shared().call(pins)
+    commits = {int(row.commit_timestamp) for row in read(pages.name).load().limit(1).collect()}
+    assert held
+    assert min(commits) < max(held) <= db.timestamp()

@@ -1,0 +1,151 @@
+"""The files of an export: pieces of bounded size, whatever is in them; nothing else is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from percolator.backup import cells_file, layout
+from percolator.backup.cells_file import Piece, cells_of, writer
+from percolator.backup.layout import DamagedExport, Export, ExportedTable, Part
+from percolator.errors import InvalidArgument, UsageError
+from percolator.wire.questions import CellPage
+
+PART = Part("t/part-00000.parquet", "", "")
+
+
+def page(*cells: tuple[bytes, bytes, bytes]) -> CellPage:
+    rows, columns, values = map(list, zip(*cells, strict=True))
+    return CellPage(rows, columns, [1] * len(cells), values, [], [], b"", b"")
+
+
+def written(directory: Path, *pages: CellPage) -> Part:
+    """As the exporter does it."""
+    path = directory / PART.file
+    path.parent.mkdir(exist_ok=True)
+    file, piece, cells = writer(path), Piece(), 0
+    for one in pages:
+        piece.add(one)
+        if piece.is_full:
+            file.write_batch(piece.batch())
+            cells, piece = cells + piece.cells, Piece()
+    if piece.cells:
+        file.write_batch(piece.batch())
+    file.close()
+    return Part(PART.file, "", "", cells + piece.cells)
+
+
+def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells_file, "PIECE_BYTES", 100_000)
+    # All equal: a dictionary of them would be small, and what is read would not.
+    pages = [page((b"%03d" % row, b"c", b"v" * 30_000)) for row in range(20)]
+    part = written(tmp_path, *pages)
+    groups = pq.ParquetFile(tmp_path / part.file).num_row_groups
+    batches = list(cells_of(tmp_path, part))
+    assert groups == 5
+    assert max(map(len, batches)) <= 4
+    assert [cell for batch in batches for cell in batch] == [
+        (one.rows[0], one.columns[0], one.values[0]) for one in pages
+    ]
+
+
+def test_a_value_that_is_larger_than_a_piece_is_a_piece_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells_file, "PIECE_BYTES", 1_000)
+    part = written(tmp_path, page((b"a", b"c", b"v" * 5_000)), page((b"b", b"c", b"")))
+    assert [len(batch) for batch in cells_of(tmp_path, part)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [],
+        [(b"", b"c", b"")],
+        [(b"\x00", b"\x01", b"\xff"), (b"\x00\x00", b"\xff" * 255, b""), (b"\xff", b"c", b"\x00")],
+        [(b"a", b"b", b"1"), (b"a", b"c", b"2")],
+    ],
+)
+def test_any_bytes_come_back_as_they_were(
+    cells: list[tuple[bytes, bytes, bytes]], tmp_path: Path
+) -> None:
+    part = written(tmp_path, *[page(cell) for cell in cells])
+    assert [cell for batch in cells_of(tmp_path, part) for cell in batch] == cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "wrong"),
+    [
+        ([(b"b", b"c", b""), (b"a", b"c", b"")], "out of order"),
+        ([(b"a", b"c", b""), (b"a", b"c", b"")], "out of order"),
+        ([(b"a", b"c", b""), (b"z", b"c", b"")], "of other parts"),
+    ],
+)
+def test_cells_out_of_order_or_of_another_part_are_not_taken(
+    cells: list[tuple[bytes, bytes, bytes]], wrong: str, tmp_path: Path
+) -> None:
+    part = written(tmp_path, page(*cells))
+    clipped = Part(part.file, "", b"m".hex(), part.cells)
+    with pytest.raises(DamagedExport, match=wrong):
+        list(cells_of(tmp_path, clipped))
+
+
+def test_a_file_with_other_columns_or_that_ends_early_is_not_taken(tmp_path: Path) -> None:
+    part = written(tmp_path, page((b"a", b"c", b"")))
+    path = tmp_path / part.file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(DamagedExport, match="cannot be read"):
+        list(cells_of(tmp_path, part))
+    pq.write_table(pa.table({"row": [1]}), path)
+    with pytest.raises(DamagedExport, match="other columns"):
+        list(cells_of(tmp_path, part))
+    path.unlink()
+    with pytest.raises(DamagedExport, match="is missing"):
+        list(cells_of(tmp_path, part))
+    path.write_bytes(whole)
+    with pytest.raises(DamagedExport, match="1 cells instead of 2"):
+        list(cells_of(tmp_path, Part(part.file, "", "", 2)))
+
+
+# ---------------------------------------------------------------------------- the manifest
+
+
+def export_of(part: Part) -> Export:
+    return Export(7, (ExportedTable("t", 1, 0, 0, (), (part,)),))
+
+
+@pytest.mark.parametrize("file", ["../other.parquet", "/etc/passwd", "u/part-00000.parquet"])
+def test_a_part_is_nowhere_but_where_the_product_puts_it(file: str, tmp_path: Path) -> None:
+    layout.write_export(tmp_path / layout.MANIFEST, export_of(Part(file, "", "")))
+    with pytest.raises(DamagedExport, match="has not what an export has"):
+        layout.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("content", [{"format": 1}, {"format": 1, "at": 7, "tables": [{}]}])
+def test_a_manifest_of_something_else_is_damaged_and_one_of_another_format_is_named(
+    content: dict[str, object], tmp_path: Path
+) -> None:
+    path = tmp_path / layout.MANIFEST
+    layout.write_record(path, content)
+    with pytest.raises(DamagedExport, match="has not what an export has"):
+        layout.read_manifest(tmp_path)
+    layout.write_record(path, content | {"format": 2})
+    with pytest.raises(InvalidArgument, match="is of format 2; this release reads 1"):
+        layout.read_manifest(tmp_path)
+
+
+def test_a_directory_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        layout.locked(tmp_path, "exporting to"),
+        pytest.raises(UsageError, match="another process is exporting to"),
+        layout.locked(tmp_path, "exporting to"),
+    ):
+        pass
+    with layout.locked(tmp_path, "exporting to"):
+        pass

@@ -1,0 +1,151 @@
+"""Several gateways around one cluster in memory, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.errors import Unavailable
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import master_pb2
+from percolator.v1 import tabletserver_pb2 as tablets
+from percolator.world import World
+from services.gateway.commits import Commits
+from services.gateway.handler import GatewayHandler
+
+TABLE = "accounts"
+COLUMN = b"balance"
+PUT = wire.CellWrite.KIND_PUT
+DELETE = wire.CellWrite.KIND_DELETE
+LOCK = wire.CellWrite.KIND_LOCK
+NOTIFY = wire.CellWrite.KIND_NOTIFY
+
+
+class Cluster(ClusterInMemory):
+    """Calls take a millisecond; some take longer, and answers are lost, while a test wants it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.loses_answer: Callable[[tablets.MutateRequest], bool] = lambda _: False
+        self.loses_request: Callable[[], bool] = lambda: False
+        self.delay: Callable[[tablets.MutateRequest], float] = lambda _: 0.001
+        self.mutations = 0
+
+    async def mutate(self, request: tablets.MutateRequest) -> tablets.MutateResponse:
+        await asyncio.sleep(self.delay(request))
+        if self.loses_request():
+            raise Unavailable("connection refused")
+        self.mutations += 1
+        response = await super().mutate(request)
+        if self.loses_answer(request):
+            raise Unavailable("connection reset")
+        return response
+
+
+@dataclass
+class Gateway:
+    """One gateway, as its callers see it."""
+
+    handler: GatewayHandler
+    commits: Commits
+    database: Database
+
+    async def begin(self) -> int:
+        return (await self.handler.begin(wire.BeginRequest())).start_timestamp
+
+    async def commit(self, start: int, writes: Sequence[wire.CellWrite]) -> int:
+        request = wire.CommitRequest(start_timestamp=start, writes=writes)
+        return (await self.handler.commit(request)).commit_timestamp
+
+    async def get(self, start: int, *rows: bytes) -> list[bytes | None]:
+        """The values of the rows, in one column."""
+        queries = [wire.RowQuery(table=TABLE, row=row, columns=[COLUMN]) for row in rows]
+        told = await self.handler.get(wire.GetRequest(start_timestamp=start, rows=queries))
+        return [row.cells[0].value if row.cells else None for row in told.rows]
+
+    async def read(self, *rows: bytes) -> list[bytes | None]:
+        """The same, as it is now."""
+        return await self.get(await self.begin(), *rows)
+
+    async def scan(self, request: wire.ScanTableRequest) -> list[bytes]:
+        """The rows' keys."""
+        return [row.row async for page in self.handler.scan_table(request) for row in page.rows]
+
+    async def resolve(self, start: int, *rows: bytes) -> wire.ResolveResponse:
+        cells = [wire.CellName(table=TABLE, row=row, column=COLUMN) for row in rows]
+        return await self.handler.resolve(wire.ResolveRequest(start_timestamp=start, cells=cells))
+
+
+def write(
+    row: bytes, value: bytes = b"", kind: wire.CellWrite.Kind = PUT, column: bytes = COLUMN
+) -> wire.CellWrite:
+    return wire.CellWrite(kind=kind, table=TABLE, row=row, column=column, value=value)
+
+
+def commits_primary(request: tablets.MutateRequest) -> bool:
+    """Whether it holds the commit of a primary: three conditions, and no data of a prewrite."""
+    return any(
+        len(mutation.conditions) == 3 and len(mutation.changes) > 1
+        for batch in request.batches
+        for mutation in batch.mutations
+    )
+
+
+class Site:
+    """One cluster, and the gateways that are started around it."""
+
+    def __init__(self, cluster: Cluster, clock: VirtualClock, stack: AsyncExitStack) -> None:
+        self.cluster = cluster
+        self._clock = clock
+        self._stack = stack
+        self._networks: dict[int, InProcessNetwork] = {}
+
+    async def start(self, *, commit_seconds: float = 10.0, commits_max: int = 100) -> Gateway:
+        network = InProcessNetwork({ADDRESS: self.cluster})
+        world = World(self._clock, network, random.Random(len(self._networks)))
+        database = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
+        self._stack.push_async_callback(database.close)
+        commits = Commits(
+            database, commit_seconds=commit_seconds, commits_max=commits_max, remembered_max=1_000
+        )
+        self._stack.push_async_callback(commits.close, 1.0)
+        handler = GatewayHandler(database.engine, commits, answer_bytes_max=1 << 20)
+        started = Gateway(handler, commits, database)
+        self._networks[id(started)] = network
+        return started
+
+    def kill(self, gateway: Gateway) -> None:
+        """What it has sent may still arrive; it learns no answer, and sends nothing any more."""
+        self._networks[id(gateway)].handlers.clear()
+
+
+@asynccontextmanager
+async def a_site() -> AsyncIterator[Site]:
+    """A cluster without a gateway."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = Cluster(clock)
+    await cluster.create_table(master_pb2.CreateTableRequest(name=TABLE, splits=[b"m"]))
+    async with AsyncExitStack() as stack:
+        yield Site(cluster, clock, stack)
+
+
+@asynccontextmanager
+async def gateways(
+    count: int = 2, *, commit_seconds: float = 10.0, commits_max: int = 100
+) -> AsyncIterator[tuple[Cluster, list[Gateway]]]:
+    async with a_site() as site:
+        started = [
+            await site.start(commit_seconds=commit_seconds, commits_max=commits_max)
+            for _ in range(count)
+        ]
+        yield site.cluster, started

@@ -1,0 +1,176 @@
+"""What callers should not send is refused by the name of its field, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.limits import Limits
+from percolator.v1 import gateway_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import CellAddress as WireAddress
+
+from .gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
+
+LIMITS = Limits()
+
+BAD_WRITES: dict[str, tuple[Sequence[wire.CellWrite], str]] = {
+    "no kind": ([write(b"a", kind=wire.CellWrite.KIND_UNSPECIFIED)], r"writes\[0\]\.kind"),
+    "a kind of the future": (
+        [wire.CellWrite(kind=9, table=TABLE, column=b"c", value=b"v")],  # type: ignore[arg-type]
+        r"writes\[0\]\.kind",
+    ),
+    "no table": ([wire.CellWrite(kind=PUT, row=b"a", column=COLUMN)], r"writes\[0\]\.table"),
+    "no column": ([write(b"a", column=b"")], r"writes\[0\]\.column: is empty"),
+    "a reserved column": ([write(b"a", column=b"\0ack")], r"writes\[0\]\.column: .*reserved"),
+    "a long column": ([write(b"a", column=b"c" * 256)], r"writes\[0\]\.column: has 256 bytes"),
+    "a long row": ([write(b"a"), write(b"r" * 4097)], r"writes\[1\]\.row: has 4097 bytes"),
+    "a long value": (
+        [write(b"a", b"v" * (LIMITS.value_bytes_max + 1))],
+        r"writes\[0\]\.value: has 4194305 bytes",
+    ),
+    "a value to delete": ([write(b"a", b"v", DELETE)], r"writes\[0\]\.value: is of a put"),
+    "a value to lock": ([write(b"a", b"v", LOCK)], r"writes\[0\]\.value: is of a put"),
+    "a cell twice": ([write(b"a"), write(b"b"), write(b"a")], r"writes\[2\]: .*writes\[0\]"),
+    "a cell put and locked": ([write(b"a"), write(b"a", kind=LOCK)], r"writes\[1\]"),
+    "nobody to notify": ([write(b"a", kind=NOTIFY)], r"writes\[0\]: .*no weak observer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_WRITES)
+async def test_bad_writes_are_refused_whole(case: str) -> None:
+    writes, field = BAD_WRITES[case]
+    async with gateways(1) as (cluster, (one,)):
+        start = await one.begin()
+        before = cluster.mutations
+        with pytest.raises(InvalidArgument, match=field):
+            await one.commit(start, writes)
+        assert cluster.mutations == before
+        assert await one.commit(start, [write(b"z", b"1")]) > start, "it may be put right"
+
+
+async def test_more_than_a_transaction_holds_is_refused() -> None:
+    async with gateways(1) as (cluster, (one,)):
+        start = await one.begin()
+        large = b"v" * LIMITS.value_bytes_max
+        with pytest.raises(InvalidArgument, match=r"writes\[15\]: .* at most 67108864 bytes"):
+            await one.commit(start, [write(b"%d" % number, large) for number in range(20)])
+        assert cluster.mutations == 0
+
+
+@pytest.mark.parametrize(("start", "reason"), [(0, "missing"), (2**64 - 1, "future")])
+async def test_timestamps_that_nobody_can_have_are_refused_by_every_call(
+    start: int, reason: str
+) -> None:
+    async with gateways(1) as (cluster, (one,)):
+        for call in (
+            one.get(start, b"a"),
+            one.scan(wire.ScanTableRequest(start_timestamp=start, table=TABLE)),
+            one.commit(start, [write(b"a")]),
+            one.commit(start, []),
+            one.resolve(start, b"a"),
+        ):
+            with pytest.raises(InvalidArgument, match=f"start_timestamp: .*{reason}"):
+                await call
+        assert cluster.mutations == 0
+
+
+async def test_a_timestamp_of_another_gateway_is_no_future_even_if_this_one_knows_none() -> None:
+    async with gateways(2) as (_, (one, other)):
+        start = await one.begin()
+        assert await other.get(start, b"a") == [None]
+
+
+async def test_a_transaction_of_long_ago_commits_when_nobody_wrote_since() -> None:
+    """As old as it is, others give it the usual time to live, counted from now."""
+    async with gateways(2) as (_, (one, other)):
+        start, late = await one.begin(), await one.begin()
+        await asyncio.sleep(1_000.0)
+        assert await other.commit(start, [write(b"a", b"1"), write(b"z", b"1")]) > start
+        with pytest.raises(Exception, match="was committed by transaction"):
+            await other.commit(late, [write(b"a", b"2")])
+
+
+async def test_unknown_tables_are_named() -> None:
+    async with gateways(1) as (_, (one,)):
+        start = await one.begin()
+        nowhere = wire.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
+        with pytest.raises(SchemaError, match="nowhere"):
+            await one.commit(start, [write(b"a"), nowhere])
+        with pytest.raises(SchemaError, match="nowhere"):
+            await one.scan(wire.ScanTableRequest(start_timestamp=start, table="nowhere"))
+        query = wire.RowQuery(table="nowhere", row=b"a")
+        with pytest.raises(SchemaError, match="nowhere"):
+            await one.handler.get(wire.GetRequest(start_timestamp=start, rows=[query]))
+        assert await one.read(b"a") == [None]
+
+
+BAD_ROWS = {
+    "no table": (wire.RowQuery(row=b"a"), r"rows\[0\]\.table: is missing"),
+    "a long row": (wire.RowQuery(table=TABLE, row=b"r" * 4097), r"rows\[0\]\.row"),
+    "an empty column": (wire.RowQuery(table=TABLE, columns=[b"c", b""]), r"columns\[1\]"),
+    "a reserved one": (wire.RowQuery(table=TABLE, columns=[b"\0x"]), r"columns\[0\]"),
+    "a column twice": (wire.RowQuery(table=TABLE, columns=[b"c", b"c"]), "names a column twice"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+async def test_bad_reads_are_refused(case: str) -> None:
+    query, field = BAD_ROWS[case]
+    async with gateways(1) as (_, (one,)):
+        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        with pytest.raises(InvalidArgument, match=field):
+            await one.handler.get(request)
+
+
+async def test_an_answer_that_is_too_large_is_not_sent() -> None:
+    async with gateways(1) as (_, (one,)):
+        rows = [b"%d" % number for number in range(3)]
+        writes = [write(row, b"v" * 400_000) for row in rows]
+        await one.commit(await one.begin(), writes)
+        assert len(await one.read(rows[0])) == 1
+        with pytest.raises(InvalidArgument, match="ask for less at once"):
+            await one.read(*rows)
+        with pytest.raises(InvalidArgument, match="more than 100000 cells"):
+            await one.read(*[b"x"] * 100_001)
+
+
+async def test_a_range_that_ends_before_it_begins_is_empty() -> None:
+    async with gateways(1) as (_, (one,)):
+        await one.commit(await one.begin(), [write(b"b", b"1")])
+        request = wire.ScanTableRequest(
+            start_timestamp=await one.begin(), table=TABLE, range=RowRange(start=b"c", end=b"a")
+        )
+        assert await one.scan(request) == []
+
+
+async def test_a_question_about_an_outcome_names_one_primary_or_the_cells() -> None:
+    async with gateways(1) as (_, (one,)):
+        start = await one.begin()
+        cell = wire.CellName(table=TABLE, row=b"a", column=COLUMN)
+        primary = WireAddress(table_id=1, row=b"a", column=COLUMN)
+        for request, field in (
+            (wire.ResolveRequest(), "primary: give"),
+            (wire.ResolveRequest(primary=primary, cells=[cell]), "primary: give"),
+            (wire.ResolveRequest(cells=[cell, wire.CellName(table=TABLE)]), r"cells\[1\]\.column"),
+            (wire.ResolveRequest(primary=WireAddress(table_id=1)), r"primary\.column"),
+        ):
+            request.start_timestamp = start
+            with pytest.raises(InvalidArgument, match=field):
+                await one.handler.resolve(request)
+        told = await one.handler.resolve(
+            wire.ResolveRequest(start_timestamp=start, primary=primary)
+        )
+        assert told.fate == wire.ResolveResponse.FATE_ABORTED
+
+
+async def test_a_primary_in_a_table_that_is_gone_is_not_asked_about_for_ever() -> None:
+    """Not `OutcomeUnknown`, which says: ask again."""
+    async with gateways(1) as (_, (one,)):
+        gone = WireAddress(table_id=999, row=b"a", column=COLUMN)
+        request = wire.ResolveRequest(start_timestamp=await one.begin(), primary=gone)
+        with pytest.raises(SchemaError, match="999"):
+            await one.handler.resolve(request)

@@ -1,0 +1,288 @@
+"""One transaction has one outcome, whoever commits it, how often, and how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from percolator.errors import (
+    ConflictError,
+    InvalidArgument,
+    OutcomeUnknown,
+    Overloaded,
+    PercolatorError,
+    Retry,
+)
+from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
+from percolator.v1.tabletserver_pb2 import MutateRequest
+
+from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, commits_primary, gateways, write
+
+COMMITTED = ResolveResponse.FATE_COMMITTED
+ABORTED = ResolveResponse.FATE_ABORTED
+
+
+async def test_what_was_committed_is_read_at_every_gateway_from_then_on() -> None:
+    async with gateways() as (_, (one, other)):
+        start = await one.begin()
+        commit = await one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"2")])
+        assert commit > start
+        assert await other.read(b"bob", b"zoe", b"nobody") == [b"1", b"2", None]
+        assert await other.get(start, b"bob") == [None], "a snapshot stays as it was"
+        request = ScanTableRequest(start_timestamp=await other.begin(), table=TABLE)
+        assert await other.scan(request) == [b"bob", b"zoe"]
+        request.reverse, request.row_limit = True, 1
+        assert await other.scan(request) == [b"zoe"]
+
+
+async def test_the_same_commit_again_gives_the_same_timestamp_everywhere() -> None:
+    async with gateways(3) as (_, (one, other, third)):
+        start = await one.begin()
+        writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
+        commit = await one.commit(start, writes)
+        assert await one.commit(start, writes) == commit
+        assert await other.commit(start, writes[::-1]) == commit, "in any order"
+        assert (await third.resolve(start, b"zoe", b"bob", b"yan")).commit_timestamp == commit
+        assert await third.read(b"bob", b"zoe") == [b"1", b"2"]
+
+
+async def test_gateways_that_commit_the_same_at_once_agree() -> None:
+    for seed in range(30):
+        async with gateways(3) as (cluster, all_gateways):
+            chance = random.Random(seed)
+            cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
+            start = await all_gateways[0].begin()
+            writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"max", kind=LOCK)]
+            commits = await asyncio.gather(*(one.commit(start, writes) for one in all_gateways))
+            assert len(set(commits)) == 1
+            assert await all_gateways[1].read(b"bob", b"zoe") == [b"1", b"2"]
+
+
+async def test_what_lost_against_another_is_aborted_everywhere_for_good() -> None:
+    async with gateways() as (_, (one, other)):
+        loser, winner = await one.begin(), await one.begin()
+        await one.commit(winner, [write(b"zoe", b"w")])
+        writes = [write(b"bob", b"l"), write(b"zoe", b"l")]
+        with pytest.raises(ConflictError) as caught:
+            await one.commit(loser, writes)
+        assert caught.value.other_start_timestamp == winner
+        assert caught.value.retry is Retry.USELESS, "the same again would fail again"
+        for gateway in (one, other):
+            with pytest.raises(ConflictError):
+                await gateway.commit(loser, writes)
+            assert (await gateway.resolve(loser, b"bob", b"zoe")).fate == ABORTED
+        assert await other.read(b"bob", b"zoe") == [None, b"w"]
+
+
+async def test_a_commit_whose_answer_is_lost_is_unknown_and_then_told_by_another_gateway() -> None:
+    async with gateways(2, commit_seconds=1.0) as (cluster, (one, other)):
+        start = await one.begin()
+        writes = [write(b"bob", b"1"), write(b"zoe", b"2")]
+        cluster.loses_answer = commits_primary
+        with pytest.raises(OutcomeUnknown) as caught:
+            await one.commit(start, writes)
+        assert caught.value.start_timestamp == start
+        assert caught.value.primary is not None
+        assert caught.value.primary.row == b"bob"
+        cluster.loses_answer = lambda _: False
+        commit = await other.commit(start, writes)
+        assert await one.commit(start, writes) == commit
+        assert await one.read(b"bob", b"zoe") == [b"1", b"2"]
+
+
+async def test_a_caller_that_leaves_finds_its_commit_done_when_it_comes_back() -> None:
+    async with gateways(1) as (cluster, (one,)):
+        cluster.delay = lambda request: 3.0 if commits_primary(request) else 0.001
+        start = await one.begin()
+        calling = asyncio.ensure_future(one.commit(start, [write(b"bob", b"1")]))
+        await asyncio.sleep(0.5)
+        calling.cancel()
+        await asyncio.wait([calling])
+        assert one.commits.in_progress == 1
+        again = await asyncio.gather(*(one.commit(start, [write(b"bob", b"1")]) for _ in range(5)))
+        assert len(set(again)) == 1
+        assert one.commits.joined == 5
+        assert +one.commits.outcomes == {"committed": 1}
+
+
+async def test_aborted_is_told_only_when_no_prewrite_can_arrive_any_more() -> None:
+    """The marker could not be put: the outcome is unknown, and a repeat may yet commit it."""
+    async with gateways(2, commit_seconds=1.0) as (cluster, (one, other)):
+        loser, winner = await one.begin(), await one.begin()
+        await one.commit(winner, [write(b"zoe", b"w")])
+        cluster.loses_answer = _rolls_back
+        writes = [write(b"bob", b"l"), write(b"zoe", b"l")]
+        with pytest.raises(OutcomeUnknown):
+            await one.commit(loser, writes)
+        cluster.loses_answer = lambda _: False
+        with pytest.raises(ConflictError):
+            await other.commit(loser, writes)
+
+
+def _rolls_back(request: MutateRequest) -> bool:
+    return any(
+        len(mutation.changes) == 3 and len(mutation.conditions) <= 2
+        for batch in request.batches
+        for mutation in batch.mutations
+    )
+
+
+async def test_resolving_what_was_never_committed_rules_it_out_for_ever() -> None:
+    async with gateways() as (_, (one, other)):
+        start = await one.begin()
+        assert (await other.resolve(start, b"bob", b"zoe")).fate == ABORTED
+        for gateway in (one, other):
+            with pytest.raises(ConflictError):
+                await gateway.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+        assert await one.read(b"bob", b"zoe") == [None, None]
+
+
+async def test_resolving_at_a_cell_that_does_not_decide_takes_no_lock_away() -> None:
+    """Else the transaction would be committed without that cell."""
+    async with gateways() as (cluster, (one, other)):
+        cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
+        start = await one.begin()
+        committing = asyncio.ensure_future(
+            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+        )
+        await asyncio.sleep(0.5)
+        with pytest.raises(InvalidArgument, match=r"cells: .* is decided at b'bob'"):
+            await other.resolve(start, b"zoe")
+        await committing
+        assert await other.read(b"bob", b"zoe") == [b"1", b"1"]
+
+
+async def test_a_lock_that_comes_while_its_fate_is_asked_about_elsewhere_is_left_alone() -> None:
+    async with gateways() as (cluster, (one, other)):
+        start = await one.begin()
+        cluster.delay = lambda request: 0.5 if _rolls_back(request) else 0.001
+        asking = asyncio.ensure_future(other.resolve(start, b"zoe"))
+        await asyncio.sleep(0.1)  # nothing was found there, and the marker is on its way
+        cluster.delay = lambda request: 2.0 if commits_primary(request) else 0.001
+        committing = asyncio.ensure_future(
+            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+        )
+        with pytest.raises(InvalidArgument, match="is decided at"):
+            await asking
+        await committing
+        assert await one.read(b"bob", b"zoe") == [b"1", b"1"]
+
+
+OTHER_WRITES = {
+    "another value": [write(b"bob", b"2"), write(b"zoe", b"1")],
+    "another kind": [write(b"bob", b"1"), write(b"zoe", kind=DELETE)],
+    "one cell more": [write(b"bob", b"1"), write(b"yan", b"1"), write(b"zoe", b"1")],
+    "another primary": [write(b"ann", b"1"), write(b"bob", b"1"), write(b"zoe", b"1")],
+}
+
+
+@pytest.mark.parametrize("case", OTHER_WRITES)
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_other_writes_under_the_same_start_timestamp_are_refused_and_change_nothing(
+    case: str, elsewhere: bool
+) -> None:
+    async with gateways() as (_, (one, other)):
+        start = await one.begin()
+        writes = [write(b"bob", b"1"), write(b"zoe", b"1")]
+        commit = await one.commit(start, writes)
+        asked = other if elsewhere else one
+        with pytest.raises(InvalidArgument, match=f"another write set .* {start}"):
+            await asked.commit(start, OTHER_WRITES[case])
+        assert await asked.commit(start, writes) == commit, "the true one is answered as before"
+        assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
+
+
+@pytest.mark.parametrize("case", OTHER_WRITES)
+async def test_other_writes_while_the_first_are_being_committed_are_refused(case: str) -> None:
+    if case == "one cell more":
+        return  # only a cell that is missing in a finished commit tells of it
+    async with gateways() as (cluster, (one, other)):
+        cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
+        start = await one.begin()
+        committing = asyncio.ensure_future(
+            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+        )
+        await asyncio.sleep(0.5)
+        with pytest.raises(InvalidArgument, match="another write set"):
+            await other.commit(start, OTHER_WRITES[case])
+        await committing
+        assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
+
+
+async def test_two_different_commits_at_once_that_meet_are_not_mixed() -> None:
+    """Neither knows of the other when it begins, and each takes another cell for the primary."""
+    met = 0
+    for seed in range(40):
+        async with gateways(2) as (cluster, (one, other)):
+            chance = random.Random(seed)
+            cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
+            start = await one.begin()
+            answers = await asyncio.gather(
+                one.commit(start, [write(b"ann", b"1"), write(b"bob", b"1")]),
+                other.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")]),
+                return_exceptions=True,
+            )
+            await asyncio.sleep(60.0)  # whatever was left behind has run out
+            met += any(isinstance(answer, InvalidArgument) for answer in answers)
+            ann, bob, zoe = await one.read(b"ann", b"bob", b"zoe")
+            if isinstance(answers[0], int):
+                assert (ann, bob) == (b"1", b"1")
+            if isinstance(answers[1], int):
+                assert (bob, zoe) == (b"1", b"1")
+    assert met > 20
+
+
+async def test_a_transaction_without_writes_is_committed_with_nothing_sent() -> None:
+    async with gateways(1) as (cluster, (one,)):
+        start = await one.begin()
+        before = cluster.mutations
+        assert await one.commit(start, []) == 0
+        assert cluster.mutations == before
+
+
+async def test_too_many_commits_at_once_are_refused_and_may_come_again() -> None:
+    async with gateways(1, commits_max=2) as (cluster, (one,)):
+        cluster.delay = lambda _: 0.1
+        starts = [await one.begin() for _ in range(3)]
+        answers = await asyncio.gather(
+            *(one.commit(start, [write(b"%d" % start, b"1")]) for start in starts),
+            return_exceptions=True,
+        )
+        assert [type(answer) for answer in answers] == [int, int, Overloaded]
+        assert await one.commit(starts[2], [write(b"%d" % starts[2], b"1")]) > 0
+
+
+async def test_a_first_commit_asks_nobody_and_any_other_asks_the_cells_first() -> None:
+    async with gateways() as (_, (one, other)):
+        start = await one.begin()
+        await one.commit(start, [write(b"bob", b"1")])
+        assert one.commits.looked_up == 0
+        await other.commit(start, [write(b"bob", b"1")])
+        assert other.commits.looked_up == 1
+
+
+async def test_increments_by_many_callers_all_count() -> None:
+    async with gateways(3) as (_, all_gateways):
+        await _increments(all_gateways)
+        total = await all_gateways[0].read(b"counter")
+        assert total == [b"30"]
+
+
+async def _increments(all_gateways: list[Gateway]) -> None:
+    async def increment(number: int) -> None:
+        for turn in range(1_000):
+            gateway = all_gateways[(number + turn) % len(all_gateways)]
+            start = await gateway.begin()
+            (value,) = await gateway.get(start, b"counter")
+            new = write(b"counter", b"%d" % (int(value or b"0") + 1), column=COLUMN)
+            try:
+                await gateway.commit(start, [new])
+            except ConflictError:
+                await asyncio.sleep(0.01 * number)
+            else:
+                return
+        raise PercolatorError("never succeeded")
+
+    await asyncio.gather(*(increment(number) for number in range(30)))

@@ -1,0 +1,120 @@
+"""A small cluster in memory, on virtual time, whose columns are observed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from percolator import Column, Table, codecs
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.aio.observing import observers_client
+from percolator.limits import Limits
+from percolator.observers.dead_letter import DeadLetter, DeadLetters
+from percolator.observers.dead_letter_box import DeadLetterBox
+from percolator.observers.definition import Observer
+from percolator.observers.registration import register
+from percolator.observers.run import ObserverRun
+from percolator.observers.watched import Watched
+from percolator.observers.work import Work
+from percolator.retries import RetryPolicy
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.virtual_time import VirtualClock
+from percolator.wire.notifications import Waiting, WorkQuestion, find_work
+from percolator.world import World
+
+docs = Table("docs")
+source = docs.column("source", codecs.integer)
+copy = docs.column("copy", codecs.integer)
+total = docs.column("total", codecs.integer)
+
+WAIT_SECONDS = 60.0
+"""Virtual ones."""
+
+
+class Observed:
+    """A database, and what tests ask of it."""
+
+    def __init__(self, db: Database, cluster: ClusterInMemory) -> None:
+        self.db = db
+        self.cluster = cluster
+        self.client = observers_client(db.engine)
+
+    async def put(self, row: str, value: int) -> int:
+        """Changes the source; returns the commit timestamp."""
+        tx = self.db.transaction()
+        await tx.set(row, source, value)
+        commit = await tx.commit()
+        assert commit is not None
+        return commit
+
+    async def delete(self, row: str) -> None:
+        async with self.db.transaction() as tx:
+            await tx.delete(row, source)
+
+    async def get(self, row: str, column: Column[int] = copy) -> int | None:
+        async with self.db.snapshot() as snapshot:
+            return await snapshot.get(row, column)
+
+    async def waiting(self) -> list[Waiting]:
+        """All notifications that are stored, once every cell is committed."""
+        await self.db.engine.around.background.drain(1.0)
+        deadline = self.client.deadline()
+        table_id = (await self.db.engine.table(docs, deadline)).table_id
+        question = WorkQuestion(table_id)
+        found = await find_work(self.client.world, self.client.tablets, [question], deadline)
+        return [one for answer in found for one in answer.waiting]
+
+    async def work_for(self, observer: Observer) -> Work:
+        """The only work that is found for it, registered before."""
+        (watched,) = await register(self.client, [observer])
+        (waiting,) = [one for one in await self.waiting() if one.observer == watched.id]
+        return self.work_of(watched, waiting)
+
+    @staticmethod
+    def work_of(watched: Watched, waiting: Waiting) -> Work:
+        work = Work(watched, waiting.row, waiting.column, 0.0)
+        work.timestamps.update(waiting.timestamps)
+        return work
+
+    @staticmethod
+    def work_of_row(watched: Watched, row: str) -> Work:
+        return Work(watched, row.encode(), source.name, 0.0)
+
+    def run_of(self, work: Work) -> ObserverRun:
+        """A run that was not begun yet. Nothing is put aside."""
+        return ObserverRun(self.client, DeadLetters(self.client, 0), work)
+
+    async def dead_letters(self) -> list[DeadLetter]:
+        return [letter async for letter in DeadLetterBox(self.client).look_through()]
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Waits for what observers will have done."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not await condition():
+                await self.client.world.clock.sleep(0.01)
+
+    async def until_copied(self, row: str, value: int | None) -> None:
+        async def is_copied() -> bool:
+            return await self.get(row) == value
+
+        await self.until(is_copied)
+
+    async def until_nothing_waits(self) -> None:
+        async def is_quiet() -> bool:
+            return not await self.waiting()
+
+        await self.until(is_quiet)
+
+
+@asynccontextmanager
+async def observed(*, seed: int = 1, limits: Limits | None = None) -> AsyncIterator[Observed]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = ClusterInMemory(clock)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(seed))
+    async with await connect_to(world, [ADDRESS], limits or Limits(), RetryPolicy()) as db:
+        await db.create_table(docs, splits=["m"])
+        yield Observed(db, cluster)

@@ -1,0 +1,122 @@
+"""Observers that do their worst: nothing else waits for them, and the worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from percolator import observes
+from percolator.observers import WorkerLimits
+from percolator.observers.deletions import Deletions
+from percolator.observers.registration import register
+
+from .observed_cluster import copy, observed, source
+
+
+@observes(source, name="copying")
+async def copying(tx: Any, row: str) -> None:
+    await tx.set(row, copy, await tx.get(row, source))
+
+
+@observes(source, name="hanging", deadline=3600.0, concurrency=1)
+async def hanging(tx: Any, row: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_more_work_than_a_worker_has_room_for_holds_up_no_other_observer() -> None:
+    async with observed() as world:
+        await register(world.client, [hanging, copying])
+        for number in range(30):
+            await world.put(f"{number}", number)
+        limits = WorkerLimits(queue_rows_max=10)
+        async with world.db.run_observers([hanging, copying], limits=limits, drain_seconds=0.1):
+            for number in range(30):
+                await world.until_copied(f"{number}", number)
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even that")
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+def silent() -> None:
+    raise Silent
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (sys.exit, "RuntimeError: the observer has called for an exit: "),
+        (cancelled, "RuntimeError: what the observer waited for was cancelled"),
+        (silent, "Silent: (it does not say what)"),
+    ],
+)
+async def test_whatever_ends_an_observer_is_its_failure_and_the_worker_goes_on(
+    fail: Callable[[], None], said: str
+) -> None:
+    @observes(source, name="failing", attempts=2, concurrency=1)
+    async def failing(tx: Any, row: str) -> None:
+        if await tx.get(row, source) == 13:
+            fail()
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([failing]):
+        await world.put("bad", 13)
+        await world.put("good", 1)
+        await world.until_copied("good", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert (letter.row, letter.error) == (b"bad", said)
+
+
+async def test_a_worker_stops_although_an_observer_takes_no_notice() -> None:
+    may_end = asyncio.Event()
+
+    @observes(source, name="deaf")
+    async def deaf(tx: Any, row: str) -> None:
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with observed() as world:
+        worker = world.db.run_observers([deaf])
+        await worker.start()
+        await world.put("a", 1)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(10.0):
+            assert not await worker.stop(drain_seconds=0.5)
+        may_end.set()
+        await asyncio.sleep(0.1)
+
+
+async def test_deletions_that_nobody_answers_do_not_hold_up_the_end() -> None:
+    async with observed() as world:
+        await register(world.client, [copying])
+        await world.put("a", 1)
+        work = await world.work_for(copying)
+        background = world.client.around.background
+
+        class NobodyAnswers:
+            async def mutate(self, steps: Any, deadline: float) -> list[Any]:
+                await asyncio.sleep(10.0)
+                return []
+
+        cells: Any = NobodyAnswers()
+        deletions = Deletions(replace(world.client.around, cells=cells))
+        for _ in range(5_000):
+            deletions.add(work, sorted(work.timestamps))
+        async with asyncio.timeout(2.0):
+            await deletions.done(1.0)
+        await background.drain(11.0)
+        assert deletions._sending is None

@@ -1,0 +1,173 @@
+"""The threads of blocking observers: bounded, and none is lost for good to one that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from percolator import Table, UsageError, WorkerLimits, codecs, observes
+from percolator.aio import Database
+from percolator.observers.threads import Threads, TookTooLong
+from percolator.world import MachineClock
+
+pytestmark = pytest.mark.real_time
+
+docs = Table("docs")
+source = docs.column("source", codecs.integer)
+copy = docs.column("copy", codecs.integer)
+
+WAIT_SECONDS = 20.0
+
+
+@contextmanager
+def gate() -> Iterator[threading.Event]:
+    """Opened at the end in any case: a thread that waits at it must not outlive the test."""
+    event = threading.Event()
+    try:
+        yield event
+    finally:
+        event.set()
+
+
+def nothing() -> None: ...
+
+
+async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_comes_back() -> None:
+    threads = Threads(1)
+    came_back = asyncio.Event()
+    with gate() as hangs:
+        with pytest.raises(TookTooLong):
+            await threads.call(hangs.wait, 0.05, came_back.set)
+        await threads.call(nothing, WAIT_SECONDS, nothing)
+        assert not came_back.is_set()
+        hangs.set()
+        await asyncio.wait_for(came_back.wait(), WAIT_SECONDS)
+        await threads.call(nothing, WAIT_SECONDS, nothing)
+    threads.close()
+
+
+async def test_a_job_that_comes_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
+    class Late(threading.Condition):
+        """Its waits end by time, and what came meanwhile is there when they return."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            super().wait(timeout)
+            return False
+
+    threads = Threads(1)
+    threads._changed = Late()
+    await threads.call(nothing, WAIT_SECONDS, nothing)
+    while threads._idle == 0:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0.001)
+    await threads.call(nothing, 1.0, nothing)
+    threads.close()
+
+
+async def test_no_more_threads_run_than_are_allowed() -> None:
+    threads = Threads(2)
+    running, most = 0, 0
+    lock = threading.Lock()
+    both = threading.Barrier(2)
+
+    def run() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        both.wait(WAIT_SECONDS)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(threads.call(run, WAIT_SECONDS, nothing) for _ in range(8)))
+    assert most == 2
+    threads.close()
+
+
+async def test_waiting_for_a_thread_is_nobodys_failure() -> None:
+    threads = Threads(1)
+    with gate() as hangs:
+        first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
+        second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS / 2, nothing))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        hangs.set()
+        await asyncio.gather(first, second)
+    threads.close()
+
+
+async def test_whoever_gives_up_waiting_takes_no_thread_from_others() -> None:
+    threads = Threads(1)
+    with gate() as hangs:
+        first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
+        second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS, nothing))
+        await asyncio.sleep(0.05)
+        second.cancel()
+        hangs.set()
+        await first
+        await threads.call(nothing, WAIT_SECONDS, nothing)
+        assert second.cancelled()
+    threads.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("raised"), SystemExit(3), StopIteration()])
+async def test_whatever_a_function_raises_comes_out(error: BaseException) -> None:
+    threads = Threads(1)
+
+    def fail() -> None:
+        raise error
+
+    expected = RuntimeError if isinstance(error, StopIteration) else type(error)
+    with pytest.raises(expected):
+        await threads.call(fail, WAIT_SECONDS, nothing)
+    await threads.call(nothing, WAIT_SECONDS, nothing)
+    threads.close()
+
+
+async def until_copied(db: Database, row: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            async with db.snapshot() as snapshot:
+                if await snapshot.get(row, copy) is not None:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_blocking_observer_that_hangs_is_given_up_and_the_others_go_on() -> None:
+    used_late: list[BaseException] = []
+    with gate() as hangs:
+
+        @observes(source, name="hanging", deadline=0.1, attempts=1, concurrency=1)
+        def hanging(tx: Any, row: str) -> None:
+            hangs.wait()
+            try:
+                tx.set(row, copy, 99)
+            except UsageError as error:
+                used_late.append(error)
+
+        @observes(source, name="copying")
+        def copying(tx: Any, row: str) -> None:
+            tx.set(row, copy, tx.get(row, source))
+
+        async with percolator.testing.connect_async() as db:
+            await db.create_table(docs)
+            limits = WorkerLimits(threads_max=1)
+            async with db.run_observers([hanging, copying], limits=limits) as worker:
+                for row in ("a", "b"):
+                    async with db.transaction() as tx:
+                        await tx.set(row, source, 1)
+                    await until_copied(db, row)
+                counters = worker.counters["docs", "hanging"]
+                assert (counters.runs, counters.abandoned, counters.hung) == (1, 1, 1)
+                hangs.set()
+                async with asyncio.timeout(WAIT_SECONDS):
+                    while counters.hung or counters.runs < 2:
+                        await MachineClock().sleep(0.01)
+                assert "begin another one" in str(used_late[0])
+                async with db.snapshot() as snapshot:
+                    assert await snapshot.get("a", copy) == 1

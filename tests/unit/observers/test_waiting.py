@@ -1,0 +1,159 @@
+"""Waiting is exact: work that is always somewhere else than where one looks is waited for, too."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from percolator import DeadlineExceeded, InvalidArgument, Limits, RetryPolicy, Table
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.aio.observing import observers_client
+from percolator.errors import NotReady
+from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.virtual_time import VirtualClock
+from percolator.v1 import cells_pb2, master_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.status import to_detail
+from percolator.world import World
+
+pages = Table("pages")
+ROWS = (b"a", b"z")
+"""One in each tablet."""
+AT = 1 << 60
+
+
+class Restless(ClusterInMemory):
+    """One notification, which goes to the other tablet as soon as this one has answered."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.moves_left = 0
+        self.answers = 0
+        self.refusing = False
+        self._at = AT
+
+    async def scan_notifications(
+        self, request: wire.ScanNotificationsRequest
+    ) -> wire.ScanNotificationsResponse:
+        response = wire.ScanNotificationsResponse()
+        for scan in request.scans:
+            self.answers += 1
+            if self.refusing:
+                error = to_detail(NotReady("it is being opened", retry_after_seconds=0.1))
+                response.scans.add(error=error)
+                continue
+            one = await super().scan_notifications(wire.ScanNotificationsRequest(scans=[scan]))
+            response.scans.extend(one.scans)
+            if self.moves_left:
+                self.moves_left -= 1
+                tablet = self.tablets[scan.target.tablet_id]
+                here = tablet.identity.start != b""
+                # In this order, as an observer's run does it: its writes, then what it was run for.
+                await self.change(ROWS[here], self._at + 1, put=True)
+                await self.change(ROWS[not here], self._at, put=False)
+                self._at += 1
+        return response
+
+    async def settle(self) -> None:
+        """The work is done."""
+        for row in ROWS:
+            for at in range(AT, self._at + 1):
+                await self.change(row, at, put=False)
+
+    async def change(self, row: bytes, at: int, *, put: bool) -> None:
+        kind = wire.Change.KIND_PUT if put else wire.Change.KIND_DELETE
+        change = wire.Change(
+            kind=kind, space=cells_pb2.SPACE_NOTIFY, timestamp=at, qualifier=b"index"
+        )
+        (tablet,) = [
+            one for one in self.tablets.values() if (one.identity.start != b"") is (row == b"z")
+        ]
+        target = wire.TabletTarget(
+            tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=tablet.schema_version
+        )
+        mutation = wire.Mutation(row=row, column=b"body", changes=[change])
+        batch = wire.MutationBatch(target=target, mutations=[mutation])
+        deadline = self._clock.monotonic_seconds() + 1
+        (result,) = (await tablet.mutate(batch, deadline_seconds=deadline)).results
+        assert result.outcome == wire.OUTCOME_APPLIED
+
+
+@asynccontextmanager
+async def observed() -> AsyncIterator[tuple[Restless, Database]]:
+    clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=(AT >> 18) + 1)
+    cluster = Restless(clock)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as db:
+        await db.create_table(pages, splits=["m"])
+        observer = master_pb2.Observer(name="index", columns=[b"body"])
+        request = master_pb2.ChangeObserversRequest(table="pages", add=[observer])
+        await cluster.change_observers(request)
+        yield cluster, db
+
+
+async def wait(db: Database, seconds: float | None = None) -> tuple[Quiet, list[Remaining]]:
+    seen: list[Remaining] = []
+    client = observers_client(db.engine)
+    return await wait_until_quiet(client, seconds, on_pass=seen.append), seen
+
+
+async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
+    async with observed() as (cluster, db):
+        quiet, _ = await wait(db)
+        assert (quiet.passes, cluster.answers) == (2, 4)
+        assert not quiet.paused
+        assert not quiet.dead_letters
+
+
+async def test_work_that_is_never_where_one_looks_is_waited_for() -> None:
+    async with observed() as (cluster, db):
+        await cluster.change(ROWS[1], AT, put=True)
+        cluster.moves_left = 40
+        waiting = asyncio.create_task(wait(db))
+        while cluster.moves_left:
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+        await asyncio.sleep(5)
+        assert not waiting.done()
+        await cluster.settle()
+        _, seen = await waiting
+        unseen = [one for one in seen if not one]
+        assert len(unseen) >= 18, "the work was found: this test is about work that is not"
+
+
+async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
+    async with observed() as (cluster, db):
+        await cluster.change(ROWS[0], AT, put=True)
+        cluster.refusing = True
+        with pytest.raises(DeadlineExceeded, match="it is being opened"):
+            await wait(db, 30)
+        waiting = asyncio.create_task(wait(db))
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        await cluster.settle()
+        cluster.refusing = False
+        await waiting
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+async def test_a_time_that_never_comes_is_refused(seconds: float) -> None:
+    async with observed() as (_, db):
+        with pytest.raises(InvalidArgument, match="timeout"):
+            await wait(db, seconds)
+
+
+async def test_a_deadline_is_kept_whatever_does_not_answer() -> None:
+    async with observed() as (cluster, db):
+        cluster.refusing = True
+        started = db.engine.now()
+        with pytest.raises(DeadlineExceeded):
+            await wait(db, 1)
+        assert db.engine.now() - started < 1.5

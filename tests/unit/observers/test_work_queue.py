@@ -1,0 +1,186 @@
+"""What waits in a worker: once each, the oldest first, and never more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from percolator import Table, codecs, observes
+from percolator.observers.watched import Watched
+from percolator.observers.work import Work, WorkQueue
+
+docs = Table("docs")
+source = docs.column("source", codecs.integer)
+
+
+def watched(name: str = "some", concurrency: int = 10) -> Watched:
+    return Watched(observes(source, name=name, concurrency=concurrency)(lambda tx, row: None), 1)
+
+
+class Queue(WorkQueue):
+    """Notes what it tells."""
+
+    def __init__(self, *, rows_max: int = 100, bytes_max: int = 1 << 20) -> None:
+        self.ready = self.told_of_room = 0
+        self.answered_before: list[tuple[bytes, Sequence[int]]] = []
+        super().__init__(
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            now=lambda: 0.0,
+            on_ready=self._count,
+            on_finished_before=self._note,
+            on_room=self._count_room,
+        )
+
+    def _count(self) -> None:
+        self.ready += 1
+
+    def _count_room(self) -> None:
+        self.told_of_room += 1
+
+    def _note(self, work: Work, timestamps: Sequence[int]) -> None:
+        self.answered_before.append((work.row, timestamps))
+
+
+def rows(queue: WorkQueue) -> list[bytes]:
+    found = []
+    while (work := queue.take()) is not None:
+        found.append(work.row)
+    return found
+
+
+async def test_the_oldest_change_goes_first_whoever_observes_it() -> None:
+    queue, one, other = Queue(), watched("one"), watched("other")
+    queue.offer(one, b"c", b"source", [30])
+    queue.offer(other, b"b", b"source", [20])
+    queue.offer(one, b"a", b"source", [50, 10])
+    assert rows(queue) == [b"a", b"b", b"c"]
+
+
+async def test_a_cell_that_is_known_is_not_queued_again() -> None:
+    queue, some = Queue(), watched()
+    first = queue.offer(some, b"a", b"source", [10])
+    assert queue.offer(some, b"a", b"source", [20]) is first
+    assert rows(queue) == [b"a"]
+    assert len(queue) == 1
+
+
+async def test_what_came_during_a_run_begins_anew_and_what_it_has_seen_does_not() -> None:
+    queue, some = Queue(), watched()
+    queue.offer(some, b"a", b"source", [10])
+    work = queue.take()
+    assert work is not None
+    queue.offer(some, b"a", b"source", [20])
+    queue.finished(work, 15)
+    again = queue.take()
+    assert again is work
+    assert again.timestamps == {20}
+    queue.finished(again, 25)
+    assert len(queue) == 0
+    assert queue.take() is None
+
+
+async def test_what_is_found_after_its_run_is_only_deleted() -> None:
+    queue, some = Queue(), watched()
+    queue.offer(some, b"a", b"source", [10])
+    work = queue.take()
+    assert work is not None
+    queue.finished(work, 15)
+    assert queue.offer(some, b"a", b"source", [12]) is None
+    assert queue.answered_before == [(b"a", [12])]
+    assert queue.offer(some, b"a", b"source", [12, 16]) is not None
+
+
+async def test_an_observer_runs_at_most_as_often_at_once_as_it_says_and_holds_up_no_other() -> None:
+    queue, narrow, wide = Queue(), watched("narrow", concurrency=1), watched("wide")
+    for number in range(3):
+        queue.offer(narrow, b"n%d" % number, b"source", [number + 1])
+        queue.offer(wide, b"w%d" % number, b"source", [number + 100])
+    assert rows(queue) == [b"n0", b"w0", b"w1", b"w2"]
+
+
+async def test_threads_that_hang_count_against_their_observer() -> None:
+    queue, some = Queue(), watched(concurrency=2)
+    some.counters.hung = 2
+    queue.offer(some, b"a", b"source", [1])
+    assert queue.take() is None
+    some.counters.hung = 1
+    assert rows(queue) == [b"a"]
+
+
+async def test_a_full_queue_takes_nothing_and_tells_when_there_is_room() -> None:
+    queue, some = Queue(rows_max=4), watched()
+    for number in range(4):
+        assert queue.offer(some, b"%d" % number, b"source", [1]) is not None
+    assert queue.offer(some, b"more", b"source", [1]) is None
+    for told in (0, 1, 1):
+        work = queue.take()
+        assert work is not None
+        queue.finished(work, 2)
+        assert queue.told_of_room == told
+
+
+async def test_an_observer_whose_work_does_not_go_away_leaves_room_for_the_others() -> None:
+    queue = Queue(rows_max=1_000)
+    stuck = [watched(f"stuck{number}") for number in range(3)]
+    for number in range(2_000):
+        for one in stuck:
+            queue.offer(one, b"%d" % number, b"source", [1])
+    other = watched("other")
+    for number in range(50):
+        assert queue.offer(other, b"%d" % number, b"source", [1]) is not None
+    assert len(queue) <= 1_000
+
+
+async def test_rows_so_long_that_they_fill_the_queue_leave_room_for_others_too() -> None:
+    queue, stuck, other = Queue(bytes_max=100_000), watched("stuck"), watched("other")
+    for number in range(100):
+        queue.offer(stuck, b"%04d" % number * 1_000, b"source", [1])
+    assert queue.offer(other, b"a", b"source", [1]) is not None
+
+
+async def test_a_queue_is_bounded_in_bytes_as_well() -> None:
+    queue, some = Queue(bytes_max=3_000), watched()
+    assert queue.offer(some, b"x" * 4_000, b"source", [1]) is not None
+    assert queue.offer(some, b"y", b"source", [1]) is None
+
+
+async def test_what_is_to_be_run_again_waits_for_its_pause() -> None:
+    queue, some = Queue(), watched()
+    queue.offer(some, b"a", b"source", [1])
+    work = queue.take()
+    assert work is not None
+    queue.again(work, 5.0)
+    await asyncio.sleep(4.9)
+    assert queue.take() is None
+    await asyncio.sleep(0.2)
+    assert queue.take() is work
+
+
+async def test_what_waits_for_a_paused_observer_is_forgotten_here_and_stays_stored() -> None:
+    queue, some, other = Queue(), watched("some"), watched("other")
+    queue.offer(some, b"a", b"source", [1])
+    queue.offer(other, b"b", b"source", [2])
+    some.is_active = False
+    queue.drop_inactive()
+    assert queue.offer(some, b"c", b"source", [3]) is None
+    assert rows(queue) == [b"b"]
+    assert queue.backlog(some) == 0
+    assert queue.backlog(other) == 1
+
+
+async def test_a_column_that_an_observer_does_not_watch_is_none_of_its_work() -> None:
+    queue = Queue()
+    assert queue.offer(watched(), b"a", b"another", [1]) is None
+
+
+async def test_of_very_many_notifications_of_a_cell_the_newest_is_never_forgotten() -> None:
+    queue, some = Queue(), watched()
+    for timestamp in range(1, 1_000):
+        queue.offer(some, b"a", b"source", [timestamp])
+    work = queue.take()
+    assert work is not None
+    assert len(work.timestamps) < 200
+    assert (min(work.timestamps), max(work.timestamps)) == (1, 999)
+    queue.finished(work, 500)
+    assert queue.take() is work

@@ -1,0 +1,366 @@
+"""A worker and observers that misbehave: each does what is documented, and holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from percolator import ConflictError, InvalidArgument, Limits, SchemaError, Table, codecs, observes
+from percolator.observers import WorkerLimits
+from percolator.observers.counters import Counters
+from percolator.observers.dead_letter import DEAD_LETTERS
+from percolator.observers.dead_letter_box import DeadLetterBox
+from percolator.observers.registration import Registrations, register
+from percolator.observers.worker import Worker
+from percolator.v1.master_pb2 import ChangeObserversRequest
+
+from .observed_cluster import copy, observed, source, total
+
+
+@observes(source, name="copying")
+async def copying(tx: Any, row: str) -> None:
+    await tx.set(row, copy, await tx.get(row, source))
+
+
+def counted(worker: Worker, name: str) -> Counters:
+    return worker.counters["docs", name]
+
+
+async def test_changes_are_answered_within_milliseconds_when_tablets_tell_of_them() -> None:
+    async with observed() as world, world.db.run_observers([copying]) as worker:
+        await world.until_copied("none", None)
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
+        await world.until_nothing_waits()
+        counters = counted(worker, "copying")
+        assert (counters.runs, counters.commits, counters.failures) == (1, 1, 0)
+        assert sum(counters.latencies) == 1
+        assert worker.backlog == {("docs", "copying"): 0}
+
+
+async def test_what_was_notified_while_no_worker_ran_is_found_by_scanning() -> None:
+    async with observed() as world:
+        await register(world.client, [copying])
+        for number in range(40):
+            await world.put(f"{number}", number)
+        async with world.db.run_observers([copying]) as worker:
+            await world.until_nothing_waits()
+            assert counted(worker, "copying").commits == 40
+
+
+async def test_two_workers_share_a_backlog_and_answer_each_change_once() -> None:
+    runs: list[str] = []
+
+    @observes(source, name="once")
+    async def once(tx: Any, row: str) -> None:
+        before = await tx.get(row, total, default=0)
+        await tx.set(row, total, before + 1)
+        runs.append(row)
+
+    async with observed() as world:
+        await register(world.client, [once])
+        rows = [f"{number}" for number in range(30)]
+        for row in rows:
+            await world.put(row, 1)
+        limits = WorkerLimits(concurrency_max=3, queue_rows_max=4)
+        one = world.db.run_observers([once], limits=limits)
+        other = world.db.run_observers([once], limits=limits)
+        async with one, other:
+            await world.until_nothing_waits()
+            assert [await world.get(row, total) for row in rows] == [1] * len(rows)
+            assert counted(one, "once").commits + counted(other, "once").commits == len(rows)
+
+
+async def test_an_observer_that_raises_is_put_aside_and_the_other_rows_go_on() -> None:
+    @observes(source, name="picky", attempts=3)
+    async def picky(tx: Any, row: str) -> None:
+        if await tx.get(row, source) == 13:
+            raise ValueError("thirteen")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([picky]) as worker:
+        await world.put("bad", 13)
+        await world.put("good", 1)
+        await world.until_copied("good", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert (letter.observer, letter.row, letter.attempts) == ("picky", b"bad", 3)
+        assert letter.error == "ValueError: thirteen"
+        assert (counted(worker, "picky").failures, counted(worker, "picky").dead_letters) == (3, 1)
+
+        await world.put("bad", 14)
+        await world.until_copied("bad", 1)
+        assert await world.dead_letters() == []
+
+
+async def test_a_dead_letter_is_tried_again_on_request_and_goes_when_that_succeeds() -> None:
+    broken = True
+
+    @observes(source, name="fixed", attempts=1)
+    async def fixed(tx: Any, row: str) -> None:
+        if broken:
+            raise ValueError("not yet")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([fixed]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+        box = DeadLetterBox(world.client)
+        letters = await world.dead_letters()
+        assert len(letters) == 1
+        broken = False
+        await box.retry(letters)
+        await world.until_copied("a", 1)
+        assert await world.dead_letters() == []
+
+
+async def test_a_dead_letter_that_is_thrown_away_is_answered_only_when_it_changes_again() -> None:
+    broken = True
+
+    @observes(source, name="later", attempts=1)
+    async def later(tx: Any, row: str) -> None:
+        if broken:
+            raise ValueError("not yet")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([later]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+        letters = await world.dead_letters()
+        assert await DeadLetterBox(world.client).clear(letters) == 1
+        assert await DeadLetterBox(world.client).clear(letters) == 0
+        broken = False
+        await world.client.world.clock.sleep(20.0)
+        assert await world.get("a") is None
+        await world.put("a", 2)
+        await world.until_copied("a", 1)
+
+
+async def test_what_writes_too_much_is_put_aside() -> None:
+    @observes(source, name="greedy", attempts=2)
+    async def greedy(tx: Any, row: str) -> None:
+        for number in range(100):
+            await tx.set(f"{number}", total, number)
+
+    async with (
+        observed(limits=Limits(transaction_cells_max=50)) as world,
+        world.db.run_observers([greedy, copying]) as worker,
+    ):
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert letter.error == "TransactionTooLarge: a transaction writes at most 50 cells"
+        assert counted(worker, "greedy").commits == 0
+
+
+async def test_an_asynchronous_observer_that_hangs_is_given_up_and_holds_up_no_other() -> None:
+    @observes(source, name="hanging", deadline=1.0, attempts=2, concurrency=1)
+    async def hanging(tx: Any, row: str) -> None:
+        await tx.set(row, total, 1)
+        await asyncio.Event().wait()
+
+    async with observed() as world, world.db.run_observers([hanging, copying]) as worker:
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert letter.error == "TookTooLong: it has not returned after 1 s"
+        assert counted(worker, "hanging").abandoned == 2
+        assert await world.get("a", total) is None
+
+
+async def test_conflicts_are_no_failures_and_are_repeated_until_they_are_over() -> None:
+    conflicts = 20
+
+    @observes(source, name="unlucky", attempts=2)
+    async def unlucky(tx: Any, row: str) -> None:
+        nonlocal conflicts
+        if conflicts:
+            conflicts -= 1
+            raise ConflictError("as if another one had been first")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([unlucky]) as worker:
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
+        assert counted(worker, "unlucky").conflicts == 20
+        assert await world.dead_letters() == []
+
+
+async def test_an_observer_that_is_paused_is_run_when_it_is_resumed() -> None:
+    async with observed() as world, world.db.run_observers([copying]) as worker:
+        change = world.client.catalog.change_observers
+        deadline = world.client.deadline() + 100
+        await change(ChangeObserversRequest(table="docs", pause=["copying"]), deadline)
+        await world.client.world.clock.sleep(5.0)
+        await world.put("a", 1)
+        await world.client.world.clock.sleep(20.0)
+        assert counted(worker, "copying").runs == 0
+        assert len(await world.waiting()) == 1
+        await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
+        await world.until_copied("a", 1)
+
+
+async def test_a_worker_does_not_bring_back_an_observer_that_was_removed() -> None:
+    async with observed() as world, world.db.run_observers([copying]) as worker:
+        await world.client.catalog.change_observers(
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.client.deadline()
+        )
+        await world.client.world.clock.sleep(5.0)
+        await world.put("a", 1)
+        await world.client.world.clock.sleep(20.0)
+        assert counted(worker, "copying").runs == 0
+        assert not (await world.client.describe("docs")).observers
+
+
+async def test_another_table_of_the_same_name_is_no_business_of_a_worker_that_runs() -> None:
+    async with observed() as world:
+        watched = await register(world.client, [copying])
+        deadline = world.client.deadline()
+        await world.client.catalog.delete("docs", missing_ok=False, deadline=deadline)
+        await world.db.create_table(copying.table)
+        await register(world.client, [copying])
+        registrations = Registrations(world.client, watched)
+        await registrations.refresh()
+        assert registrations.active == []
+
+
+async def test_a_worker_leaves_alone_what_it_has_no_code_for() -> None:
+    @observes(source, name="elsewhere")
+    async def elsewhere(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        await register(world.client, [elsewhere])
+        async with world.db.run_observers([copying]):
+            await world.put("a", 1)
+            await world.until_copied("a", 1)
+            await world.client.world.clock.sleep(20.0)
+            assert [one.observer for one in await world.waiting()] == [b"elsewhere"]
+
+
+async def test_another_definition_under_the_same_name_is_refused() -> None:
+    @observes(copy, name="copying")
+    async def namesake(tx: Any, row: str) -> None: ...
+
+    @observes(source, name="copying", weak=True)
+    async def weak_namesake(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        await register(world.client, [copying])
+        for other, means in ((namesake, "copy"), (weak_namesake, r"source \(weak\)")):
+            text = f"'copying': it is registered for source, and this program means {means}"
+            with pytest.raises(InvalidArgument, match=text):
+                await world.db.run_observers([other]).start()
+
+
+async def test_a_table_that_is_not_there_is_named() -> None:
+    @observes(Table("nowhere").column("text", codecs.text), name="lost")
+    async def lost(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        with pytest.raises(SchemaError, match="there is no table 'nowhere'"):
+            await world.db.run_observers([lost]).start()
+
+
+async def test_a_worker_that_is_stopped_finishes_what_runs_and_begins_nothing() -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    @observes(source, name="slow", concurrency=1)
+    async def slow(tx: Any, row: str) -> None:
+        began.set()
+        await may_end.wait()
+        await tx.set(row, copy, 1)
+
+    async with observed() as world:
+        worker = world.db.run_observers([slow])
+        await worker.start()
+        await world.put("a", 1)
+        await world.put("b", 1)
+        await began.wait()
+        stopping = asyncio.ensure_future(worker.stop(drain_seconds=5.0))
+        await asyncio.sleep(0.1)
+        may_end.set()
+        assert await stopping
+        await worker.wait()
+        assert [await world.get("a"), await world.get("b")].count(1) == 1
+        assert len(await world.waiting()) == 1
+
+
+async def test_what_does_not_end_in_time_is_given_up_and_left_to_the_next_worker() -> None:
+    hangs = True
+
+    @observes(source, name="once-hanging")
+    async def once_hanging(tx: Any, row: str) -> None:
+        if hangs:
+            await asyncio.Event().wait()
+        await tx.set(row, copy, 1)
+
+    async with observed() as world:
+        worker = world.db.run_observers([once_hanging])
+        await worker.start()
+        await world.put("a", 1)
+        await asyncio.sleep(0.1)
+        assert not await worker.stop(drain_seconds=0.5)
+        hangs = False
+        async with world.db.run_observers([once_hanging]):
+            await world.until_copied("a", 1)
+
+
+async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notification() -> None:
+    async with observed() as world:
+        await register(world.client, [copying])
+        tx = world.db.transaction()
+        await tx.set("a", total, 1)
+        await tx.set("z", source, 7)
+        background = world.db.engine.around.background
+        start, background.start = background.start, lambda work: work.close()  # type: ignore[assignment, method-assign, return-value]
+        await tx.commit()
+        background.start = start  # type: ignore[method-assign]
+        async with world.db.run_observers([copying]):
+            await world.until_copied("z", 7)
+
+
+async def test_rows_of_any_length_can_be_put_aside() -> None:
+    long = "x" * 4_000
+
+    @observes(source, name="failing", attempts=1)
+    async def failing(tx: Any, row: str) -> None:
+        raise ValueError("e" * 10_000)
+
+    async with observed() as world, world.db.run_observers([failing]):
+        await world.put(long, 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert letter.row == long.encode()
+        assert len(letter.error) < 2_001
+
+
+async def test_dead_letters_are_a_table_that_a_worker_creates() -> None:
+    async with observed() as world:
+        assert await world.dead_letters() == []
+        async with world.db.run_observers([copying]):
+            assert DEAD_LETTERS.name in await world.db.tables()
+
+
+async def test_closing_a_database_ends_its_workers() -> None:
+    async with observed() as world:
+        worker = world.db.run_observers([copying])
+        await worker.start()
+        await world.db.close()
+        await worker.wait()
+
+
+async def test_what_a_worker_is_given_is_checked() -> None:
+    async with observed() as world:
+        for options, field in (
+            ({"limits": 7}, "limits"),
+            ({"drain_seconds": 0}, "drain_seconds"),
+        ):
+            with pytest.raises(InvalidArgument) as refused:
+                world.db.run_observers([copying], **options)  # type: ignore[arg-type]
+            assert refused.value.field == field
+    with pytest.raises(InvalidArgument, match="threads_max: expected at least 1, got 0"):
+        WorkerLimits(threads_max=0)

@@ -1,0 +1,97 @@
+"""Commits that fail before their commit point: when may it be said that they are aborted?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from percolator.errors import ConflictError, OutcomeUnknown
+from percolator.protocol.commit import Commit
+from percolator.wire.questions import Step
+
+from .cells_and_steps import PATIENT, A, B, put, puts, settled, world
+from .naive_cells import ROLLBACK, WRITE
+from .protocol_world import NO_FAULTS, Client, World
+
+WRITES = {A: put(b"1"), B: put(b"2")}
+
+
+async def _in_conflict(here: World, client: Client, *, alone: bool = False) -> Commit:
+    """Its primary can be locked, its other cell cannot; and no mark of it is answered."""
+    start = await client.start_timestamp()
+    await here.client().write({B: put(b"newer")})
+    client.network.loses_answer = lambda step: puts(step, ROLLBACK)
+    return client.commit(start, WRITES, alone=alone)
+
+
+async def test_without_an_answer_to_the_mark_the_outcome_is_unknown() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await commit.run(client.deadline(1.0))
+    assert caught.value.primary == A
+    assert isinstance(caught.value.__cause__, ConflictError)
+
+
+async def test_what_is_being_given_up_is_settled_by_its_mark_and_never_committed() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client)
+    with pytest.raises(OutcomeUnknown):
+        await commit.run(client.deadline(1.0))
+    client.network.loses_answer = lambda step: False
+    with pytest.raises(ConflictError, match="given up"):
+        await commit.settle(client.deadline())
+    await settled(client)
+    assert here.store.lock_of(A) is here.store.lock_of(B) is None
+    assert here.store.commits(A) == []
+    assert not any(puts(step, WRITE) for step in client.network.steps)
+
+
+async def test_what_is_being_given_up_may_turn_out_to_be_committed_by_somebody_else() -> None:
+    here = World(0, replace(NO_FAULTS))
+    slow, quick, younger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
+
+    async def loses_marks(step: Step) -> None:
+        here.faults.lost = float(puts(step, ROLLBACK))
+
+    async def loses_nothing(step: Step) -> None:
+        here.faults.lost = 0.0
+
+    slow.network.before_send = loses_marks
+    quick.network.before_send = younger.network.before_send = loses_nothing
+    start = await slow.start_timestamp()
+    in_the_way = younger.commit(await younger.start_timestamp(), {B: put(b"younger")})
+    await in_the_way._prewrite(younger.deadline())
+    giving_up = slow.commit(start, WRITES)
+    with pytest.raises(OutcomeUnknown):
+        await giving_up.run(slow.deadline(0.5))
+    with pytest.raises(ConflictError):
+        await in_the_way._give_up(ConflictError("gone"), younger.deadline())
+    at = await quick.commit(start, WRITES).run(quick.deadline())
+    slow.network.before_send = loses_nothing
+    assert await giving_up.settle(slow.deadline()) == at
+    await settled(slow)
+    await settled(quick)
+    assert [at for at, _ in here.store.commits(B)] == [at]
+
+
+async def test_whoever_is_alone_knows_that_nobody_commits_it() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client, alone=True)
+    with pytest.raises(ConflictError, match="was committed by transaction"):
+        await commit.run(client.deadline(1.0))
+
+
+async def test_nobody_commits_what_has_no_lock_on_its_primary() -> None:
+    here = world()
+    client, younger = here.client(PATIENT), here.client(PATIENT)
+    start = await client.start_timestamp()
+    blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
+    await blocking._prewrite(younger.deadline())
+    client.network.loses_answer = lambda step: puts(step, ROLLBACK)
+    with pytest.raises(ConflictError, match="is locked"):
+        await client.commit(start, WRITES).run(client.deadline(1.0))

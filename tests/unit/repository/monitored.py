@@ -1,0 +1,45 @@
+"""What the dashboards and alerts of deploy/monitoring ask Prometheus for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import promql_parser
+
+MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
+_ALERT = re.compile(r"- alert: (\w+)\n +expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|labels):")
+
+
+def panels() -> dict[str, list[str]]:
+    """By title: the queries of each panel."""
+    dashboard = json.loads((MONITORING / "grafana/dashboards/percolator.json").read_text())
+    return {
+        panel["title"]: [target["expr"] for target in panel["targets"]]
+        for panel in dashboard["panels"]
+        if panel["type"] != "row"
+    }
+
+
+def alerts() -> dict[str, str]:
+    """By name: the expression of each alert."""
+    text = (MONITORING / "alerts.yml").read_text()
+    found = {name: " ".join(expression.split()) for name, expression in _ALERT.findall(text)}
+    if len(found) != text.count("- alert:"):
+        raise ValueError("alerts.yml: not every alert was understood, or two have one name")
+    return found
+
+
+def metrics_in(query: str) -> set[str]:
+    """The metrics that a query asks for; `ValueError` when it is none."""
+    found: set[str] = set()
+
+    def note(expression: promql_parser.Expr) -> None:
+        if isinstance(expression, promql_parser.MatrixSelector):
+            expression = expression.vector_selector
+        if isinstance(expression, promql_parser.VectorSelector):
+            found.add(str(expression.name))
+
+    promql_parser.walk(promql_parser.parse(query), pre_visit=note)
+    return found

@@ -1,0 +1,34 @@
+"""Queries of dashboards and alerts are read by a parser of PromQL, which knows the types, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.repository.monitored import alerts, metrics_in, panels
+
+GUIDE = Path(__file__).parents[3] / "docs" / "operating.md"
+
+
+@pytest.mark.parametrize("title", panels())
+def test_the_queries_of_a_panel_are_queries(title: str) -> None:
+    assert all(metrics_in(query) for query in panels()[title])
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_the_expression_of_an_alert_is_a_query_and_the_guide_says_what_to_do(name: str) -> None:
+    assert metrics_in(alerts()[name])
+    assert f"`{name}`" in GUIDE.read_text()
+
+
+def test_metrics_are_found_wherever_a_query_has_them() -> None:
+    query = 'sum by (le) (rate(a_total{b="c"}[5m])) / on () (max(d) or e) > bool 1'
+    assert metrics_in(query) == {"a_total", "d", "e"}
+    assert metrics_in("max_over_time(sum by (s) (up)[15m:15s])") == {"up"}
+
+
+@pytest.mark.parametrize("query", ["rate(a)", "sum(a", "histogram_quantile(a)", "nonsense(a)"])
+def test_what_is_no_query_is_refused(query: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        metrics_in(query)

@@ -1,0 +1,381 @@
+"""Bulk load: nobody sees a part of it or commits beneath it; it ends whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from percolator.errors import InvalidArgument, NotReady, SchemaChanged
+from percolator.tablet.memory_storage import MemoryDisk
+from percolator.tablet.tablet import TabletIdentity
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire.status import from_detail
+from tests.unit.tablet.tablets import (
+    APPLIED,
+    COLUMN,
+    DATA,
+    LOCK,
+    NOT_EXECUTED,
+    NOTIFY,
+    REFUSED,
+    ROLLBACK,
+    TARGET,
+    WRITE,
+    Rig,
+    commit,
+    delete,
+    mutation,
+    prewrite,
+    roll_back,
+    written,
+)
+
+RAISE, CLEAR = pb.FenceRequest.ACTION_RAISE, pb.FenceRequest.ACTION_CLEAR
+FINISH, LIFT = pb.FenceRequest.ACTION_FINISH, pb.FenceRequest.ACTION_LIFT
+LOOK = pb.FenceRequest.ACTION_LOOK
+START, COMMIT, LATER = 50, 51, 60
+
+
+def fence(action: Any, run: int = START, **fields: Any) -> pb.FenceRequest:
+    """Of the rows from b to before m."""
+    given = {"name": "load", "range": RowRange(start=b"b", end=b"m"), **fields}
+    return pb.FenceRequest(target=TARGET, action=action, fence=pb.LoadFence(run=run, **given))
+
+
+def load(rows: list[bytes], run: int = START, value: bytes = b"v", **fields: Any) -> pb.LoadRequest:
+    given: dict[str, Any] = {
+        "name": "load",
+        "start_timestamp": run,
+        "commit_timestamp": run + 1,
+        "columns": [COLUMN] * len(rows),
+        **fields,
+    }
+    return pb.LoadRequest(target=TARGET, rows=rows, values=[value] * len(rows), **given)
+
+
+async def finish(rig: Rig, run: int = START) -> None:
+    await rig.tablet.fence(fence(FINISH, run, commit_timestamp=run + 1))
+    response = await rig.tablet.fence(fence(LIFT, run))
+    assert not response.HasField("fence")
+
+
+async def test_a_caller_that_leaves_in_the_middle_leaves_nothing_half_done() -> None:
+    rig = await Rig().open()
+    leaving = asyncio.ensure_future(rig.tablet.fence(fence(RAISE)))
+    await asyncio.sleep(0.5)
+    leaving.cancel()
+    # What comes next waits for the write, and finds the fence.
+    found = await rig.tablet.fence(fence(LOOK))
+    assert found.fence.run == START
+    loading = asyncio.ensure_future(rig.tablet.load(load([b"b"])))
+    await asyncio.sleep(0.5)
+    loading.cancel()
+    await finish(rig)
+    assert await rig.value(b"b", COMMIT) == b"v"
+
+
+async def test_what_was_loaded_is_there_at_its_commit_and_not_below() -> None:
+    rig = await Rig().open()
+    assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
+    await rig.tablet.load(load([b"b", b"c"]))
+    await rig.tablet.load(load([b"d"], value=b"x" * 2000))
+    await finish(rig)
+    assert await rig.value(b"c", COMMIT) == b"v"
+    assert await rig.value(b"d", COMMIT) == b"x" * 2000
+    assert await rig.value(b"c", COMMIT - 1) is None
+    [page] = await rig.scan(99)
+    assert list(page.found.rows) == [b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize(
+    "in_the_way", [written(b"c", 5, 6), prewrite(b"c", 5), written(b"b", 5, 6)]
+)
+async def test_a_range_with_a_cell_or_a_lock_is_not_closed(in_the_way: pb.Mutation) -> None:
+    rig = await Rig().open()
+    await rig.apply(in_the_way)
+    response = await rig.tablet.fence(fence(RAISE))
+    assert response.obstacle.row == in_the_way.row
+    assert not response.HasField("fence")
+    await rig.apply(prewrite(b"d", 20))
+
+
+async def test_cells_around_the_range_and_markers_in_it_are_not_in_the_way() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6), written(b"m", 5, 6), roll_back(b"c", 5))
+    assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
+    await finish(rig)
+    assert len(await rig.cells(ROLLBACK)) == 1
+
+
+async def test_behind_the_fence_nothing_is_read_or_judged_and_around_it_everything() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6, b"1"), written(b"m", 5, 6, b"2"))
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    for row in (b"b", b"c", b"lzz"):
+        result = await rig.read(row, 99)
+        (refused,) = result.refused
+        assert isinstance(from_detail(refused.error), NotReady)
+        assert not result.found.values
+        everything = pb.RowRead(row=row, all_columns=True, timestamp=99)
+        result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[everything]))
+        assert len(result.refused) == 1
+        for change in (prewrite(row, 60), roll_back(row, 60), mutation(row)):
+            (answer,) = await rig.mutate(change)
+            assert answer.outcome == NOT_EXECUTED
+    for fields in ({}, {"range": RowRange(start=b"l")}, {"reverse": True}):
+        with pytest.raises(NotReady, match="bulk load 'load'"):
+            await rig.scan(99, **fields)
+    assert await rig.value(b"a", 99) == b"1"
+    assert await rig.value(b"m", 99) == b"2"
+    assert len(await rig.scan(99, range=RowRange(start=b"m"))) == 1
+    await rig.apply(prewrite(b"a", 60), prewrite(b"m", 60))
+
+
+async def test_whoever_began_before_the_load_cannot_write_over_it() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await finish(rig)
+    (answer,) = await rig.mutate(prewrite(b"c", 40))
+    assert (answer.outcome, answer.cell.timestamp) == (REFUSED, COMMIT)
+    await rig.apply(prewrite(b"c", 60))
+
+
+async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load() -> None:
+    """The cell was written and collected before: the judge still knows when."""
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"c", 5), written(b"e", 5, 6))
+    await rig.apply(commit(b"c", 5, 6))
+    await rig.apply(
+        mutation(b"c", delete(WRITE, 6)), mutation(b"e", delete(WRITE, 6)), mutation(b"e")
+    )
+    assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
+    await rig.tablet.load(load([b"c"]))
+    await finish(rig)
+    (answer,) = await rig.mutate(prewrite(b"c", 40))
+    assert answer.outcome == REFUSED
+
+
+async def test_a_fence_goes_with_the_tablet_and_so_does_what_the_judge_has_to_know() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.tablet.close()
+    moved = await Rig(disk=disk).open()
+    assert len((await moved.read(b"c", 99)).refused) == 1
+    await moved.tablet.load(load([b"d"]))
+    await finish(moved)
+    await moved.tablet.close()
+    again = await Rig(disk=disk).open()
+    assert await again.value(b"d", 99) == b"v"
+    (answer,) = await again.mutate(prewrite(b"d", 40))
+    assert answer.outcome == REFUSED
+
+
+async def test_both_halves_of_a_split_tablet_have_the_fence() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c", b"f"]))
+    await rig.tablet.close()
+    lower = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"", end=b"e")
+    half = await Rig(disk=disk, identity=lower).open()
+    assert len((await half.read(b"c", 99)).refused) == 1
+    with pytest.raises(InvalidArgument, match="not behind the fence"):
+        await half.tablet.load(load([b"f"]))
+    await finish(half)
+    assert await half.value(b"c", 99) == b"v"
+    await half.tablet.close()
+    beyond = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"m", end=b"")
+    other = await Rig(disk=disk, identity=beyond).open()
+    await other.apply(prewrite(b"p", 60))
+
+
+async def test_a_part_of_a_load_is_never_opened() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c", b"d"], value=b"x" * 2000, observed=_OBSERVED))
+    response = await rig.tablet.fence(fence(LIFT))
+    assert response.HasField("fence")
+    assert response.obstacle.row == b"c"
+    while (await rig.tablet.fence(fence(CLEAR))).remains:
+        pass
+    assert not (await rig.tablet.fence(fence(LIFT))).HasField("fence")
+    for space in (WRITE, DATA, NOTIFY, LOCK):
+        assert await rig.cells(space) == []
+    statistics = rig.tablet.statistics()
+    assert (statistics.cells, statistics.bytes, statistics.notifications) == (0, 0, 0)
+    await rig.apply(prewrite(b"c", 40))
+
+
+_OBSERVED = [pb.ObservedColumn(column=COLUMN, observers=[b"f", b"g"])]
+
+
+async def test_another_run_takes_over_and_the_former_one_is_locked_out() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE, START))
+    await rig.tablet.load(load([b"c"], START))
+    response = await rig.tablet.fence(fence(RAISE, LATER))
+    assert (response.fence.run, response.obstacle.row) == (LATER, b"c")
+    for attempt in (
+        rig.tablet.load(load([b"d"], START)),
+        rig.tablet.fence(fence(FINISH, START, commit_timestamp=COMMIT)),
+        rig.tablet.fence(fence(CLEAR, START)),
+        rig.tablet.fence(fence(LIFT, START)),
+    ):
+        with pytest.raises(InvalidArgument, match="another run has taken the load over"):
+            await attempt
+    while (await rig.tablet.fence(fence(CLEAR, LATER))).remains:
+        pass
+    await rig.tablet.load(load([b"d"], LATER))
+    await finish(rig, LATER)
+    assert await rig.value(b"c", 99) is None
+    assert await rig.value(b"d", 99) == b"v"
+
+
+async def test_a_complete_load_is_only_ever_opened_by_whomever() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
+    for attempt in (rig.tablet.load(load([b"d"])), rig.tablet.fence(fence(CLEAR))):
+        with pytest.raises(InvalidArgument, match="is complete"):
+            await attempt
+    response = await rig.tablet.fence(fence(RAISE, LATER))
+    assert (response.fence.run, response.fence.commit_timestamp) == (START, COMMIT)
+    with pytest.raises(InvalidArgument, match="no fence of run"):
+        await rig.tablet.fence(fence(LIFT, LATER))
+    await rig.tablet.fence(fence(LIFT, START))
+    assert await rig.value(b"c", 99) == b"v"
+
+
+async def test_requests_that_come_late_neither_delete_rows_nor_close_them() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.tablet.fence(fence(RAISE, START - 1))
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    for late in (fence(CLEAR, START - 1), fence(RAISE, START - 1), fence(LIFT, START - 1)):
+        with pytest.raises(InvalidArgument, match="another run has taken the load over"):
+            await rig.tablet.fence(late)
+    assert len(await rig.cells(WRITE)) == 1
+    while (await rig.tablet.fence(fence(CLEAR))).remains:
+        pass
+    await rig.tablet.fence(fence(LIFT))
+    await rig.tablet.close()
+    moved = await Rig(disk=disk).open()
+    with pytest.raises(InvalidArgument, match="it was lifted"):
+        await moved.tablet.fence(fence(RAISE))
+    assert (await moved.tablet.fence(fence(RAISE, START + 1))).HasField("fence")
+
+
+async def test_loading_again_and_repeating_every_step_changes_nothing() -> None:
+    rig = await Rig().open()
+    for _ in range(2):
+        await rig.tablet.fence(fence(RAISE))
+        await rig.tablet.load(load([b"c", b"d"]))
+    await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
+    await finish(rig)
+    await rig.tablet.fence(fence(LIFT))
+    assert [cell.row for cell in await rig.cells(WRITE)] == [b"c", b"d"]
+
+
+async def test_notifications_of_a_load_are_found_once_it_is_open() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"], observed=_OBSERVED))
+    scan = pb.NotificationScan(target=TARGET)
+    assert not (await rig.tablet.scan_notifications(scan)).notifications
+    await finish(rig)
+    found = (await rig.tablet.scan_notifications(scan)).notifications
+    assert [(one.row, one.observer, list(one.timestamps)) for one in found] == [
+        (b"c", b"f", [COMMIT]),
+        (b"c", b"g", [COMMIT]),
+    ]
+
+
+async def test_a_load_that_notifies_is_judged_under_the_schema_that_it_knew() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.set_schema_version(4)
+    with pytest.raises(SchemaChanged):
+        await rig.tablet.load(load([b"c"]))
+    anyhow = load([b"c"])
+    anyhow.target.schema_version = 0
+    await rig.tablet.load(anyhow)
+
+
+async def test_a_load_of_many_rows_is_cleared_in_several_steps() -> None:
+    rig = await Rig(disk=MemoryDisk()).open()
+    await rig.tablet.fence(fence(RAISE))
+    for first in range(0, 10_000, 1_000):
+        rows = [b"c%07d" % number for number in range(first, first + 1_000)]
+        await rig.tablet.load(load(rows, value=b"x" * 1_100))
+    assert rig.tablet.statistics().cells == 20_000
+    assert not (await rig.tablet.fence(fence(CLEAR))).remains
+    assert rig.tablet.statistics().cells == 0
+    assert await rig.cells(WRITE) == await rig.cells(DATA) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (fence(RAISE, name=""), "fence.name"),
+        (fence(RAISE, run=0), "fence.run"),
+        (fence(RAISE, range=RowRange(start=b"z", end=b"a")), "fence.range"),
+        (fence(RAISE, name="other", range=RowRange(start=b"l")), "fence.range"),
+        (fence(RAISE, range=RowRange(start=b"b", end=b"n")), "fence.range"),
+        (fence(FINISH), "fence.commit_timestamp"),
+        (fence(FINISH, commit_timestamp=2**63), "fence.commit_timestamp"),
+        (fence(0), "action"),
+        (load([b"n"]), "rows[0]"),
+        (load([b"c", b"a"]), "rows[1]"),
+        (load([b"c" * 5000]), "rows[0]"),
+        (load([b"c"], name="unknown"), "run"),
+        (load([b"c"], columns=[]), "rows"),
+        (load([b"c"], commit_timestamp=50), "commit_timestamp"),
+        (load([b"c"], commit_timestamp=2**63), "commit_timestamp"),
+    ],
+)
+async def test_bad_input_is_refused_by_name_and_nothing_is_stored(
+    request_: Any, field: str
+) -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    call: Any = rig.tablet.fence if isinstance(request_, pb.FenceRequest) else rig.tablet.load
+    with pytest.raises(InvalidArgument) as raised:
+        await call(request_)
+    assert raised.value.field == field
+    assert await rig.cells(WRITE) == []
+
+
+async def test_mutations_that_wait_when_the_fence_is_raised_are_in_its_way_or_refused() -> None:
+    """Whatever the group commit has judged before is there when the range is looked at."""
+    rig = await Rig().open()
+    early = asyncio.create_task(rig.mutate(prewrite(b"c", 40)))
+    await asyncio.sleep(0.5)  # its write is under way
+    response = await rig.tablet.fence(fence(RAISE))
+    assert [answer.outcome for answer in await early] == [APPLIED]
+    assert response.obstacle.space == LOCK
+
+
+async def test_looking_changes_nothing_and_is_answered_only_to_the_run_that_has_the_fence() -> None:
+    rig = await Rig().open()
+    with pytest.raises(InvalidArgument, match="no fence of run 50"):
+        await rig.tablet.fence(fence(LOOK))
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"b"]))
+    seen = await rig.tablet.fence(fence(LOOK))
+    assert (seen.fence.run, seen.fence.commit_timestamp) == (START, 0)
+    with pytest.raises(InvalidArgument, match="no fence of run 60"):
+        await rig.tablet.fence(fence(LOOK, LATER))
+    await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
+    assert (await rig.tablet.fence(fence(LOOK))).fence.commit_timestamp == COMMIT
+    await rig.tablet.fence(fence(LIFT))
+    with pytest.raises(InvalidArgument, match="no fence of run 50"):
+        await rig.tablet.fence(fence(LOOK))

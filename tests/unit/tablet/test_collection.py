@@ -1,0 +1,409 @@
+"""Collection: nobody who may still ask can tell that anything is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from percolator.errors import InvariantViolation, NotReady, TabletMoved
+from percolator.observers.acknowledgement import Acknowledgement
+from percolator.protocol.hidden_cells import acknowledgement_column, observed_column
+from percolator.protocol.records import RecordKind
+from percolator.tablet.sweep import Sweep
+from percolator.tablet.tablet import SafePoints
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.tablets import (
+    COLUMN,
+    DATA,
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    WRITE,
+    Rig,
+    SlowDisk,
+    commit,
+    delete,
+    lock_record,
+    mutation,
+    prewrite,
+    put,
+    roll_back,
+    write_record,
+    written,
+)
+
+DELETE, LOCK_ONLY, IN_DATA = RecordKind.DELETE, RecordKind.LOCK_ONLY, RecordKind.PUT_IN_DATA
+
+
+def record(row: bytes, start: int, end: int, kind: RecordKind) -> pb.Mutation:
+    return mutation(row, put(WRITE, write_record(start, b"", kind), end))
+
+
+def in_data(row: bytes, start: int, end: int, value: bytes) -> pb.Mutation:
+    return mutation(
+        row, put(WRITE, write_record(start, b"", IN_DATA), end), put(DATA, value, start)
+    )
+
+
+def notified(row: bytes, at: int) -> pb.Mutation:
+    return mutation(row, put(NOTIFY, b"", at, qualifier=b"observer"))
+
+
+async def stored(rig: Rig, space: cells_pb2.Space) -> list[tuple[bytes, int]]:
+    return [(cell.row, cell.timestamp) for cell in await rig.cells(space)]
+
+
+async def collected(rig: Rig, below: int) -> int:
+    """How many cells were deleted."""
+    await rig.tablet.raise_safe_points(SafePoints(below, below))
+    return (await rig.tablet.collect(below)).cells
+
+
+async def test_of_each_cell_stays_what_a_read_at_the_safe_point_sees_and_all_that_is_newer() -> (
+    None
+):
+    rig = await Rig().open()
+    await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17)))
+    await rig.apply(written(b"b", 10, 11, b"only"))
+    assert await collected(rig, 14) == 1
+    assert await stored(rig, WRITE) == [(b"a", 17), (b"a", 15), (b"a", 13), (b"b", 11)]
+    assert await rig.value(b"a", 14) == b"13"
+    assert await rig.value(b"b", 14) == b"only"
+
+
+async def test_the_version_committed_at_the_safe_point_itself_is_the_one_that_is_seen() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 10, 11, b"old"), written(b"a", 12, 14, b"new"))
+    assert await collected(rig, 14) == 1
+    assert await rig.value(b"a", 14) == b"new"
+
+
+async def test_a_deletion_goes_with_everything_under_it() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE))
+    assert await collected(rig, 20) == 2
+    assert await stored(rig, WRITE) == []
+    assert await rig.value(b"a", 20) is None
+
+
+async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each write is looked at as if the machine had stopped after it."""
+    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    for row in (b"a", b"b"):
+        await rig.apply(*(written(row, end - 1, end) for end in (5, 7, 9)))
+        await rig.apply(record(row, 10, 11, DELETE))
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    collecting = asyncio.ensure_future(rig.tablet.collect(20))
+    seen = set()
+    while not collecting.done():
+        await asyncio.sleep(0.5)
+        left = await stored(rig, WRITE)
+        seen.add(tuple(left))
+        assert await rig.value(b"a", 20) is None
+        assert await rig.value(b"b", 20) is None
+    assert len(seen) >= 6
+
+
+async def test_a_deletion_stays_until_its_observers_have_seen_it() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 10, 11), record(b"a", 12, 13, DELETE), notified(b"a", 13))
+    assert await collected(rig, 20) == 1
+    assert await stored(rig, WRITE) == [(b"a", 13)]
+    await rig.apply(mutation(b"a", delete(NOTIFY, 13, b"observer")))
+    assert await collected(rig, 20) == 1, "although nothing was committed since"
+    assert await stored(rig, WRITE) == []
+
+
+def noted(row: bytes, column: bytes, end: int, value: bytes) -> pb.Mutation:
+    """What an observer has written beside a cell."""
+    hidden = acknowledgement_column(b"observer", column)
+    return mutation(row, put(WRITE, write_record(end - 1, value), end), column=hidden)
+
+
+async def test_a_deletion_stays_while_a_dead_letter_of_it_exists() -> None:
+    rig = await Rig().open()
+    put_aside = Acknowledgement(0, has_dead_letter=True).encode()
+    await rig.apply(
+        written(b"a", 10, 11),
+        record(b"a", 12, 13, DELETE),
+        noted(b"a", COLUMN, 12, Acknowledgement(11).encode()),
+        noted(b"a", COLUMN, 15, put_aside),
+        record(b"b", 12, 13, DELETE),
+        noted(b"b", b"another column", 15, put_aside),
+    )
+    await collected(rig, 20)
+    assert (b"a", 13) in await stored(rig, WRITE)
+    assert (b"b", 13) not in await stored(rig, WRITE)
+    # The run that answers it clears it away.
+    await rig.apply(noted(b"a", COLUMN, 25, Acknowledgement(24).encode()))
+    await collected(rig, 30)
+    assert (b"a", 13) not in await stored(rig, WRITE)
+
+
+async def test_a_deletion_stays_while_it_may_be_about_to_be_put_aside() -> None:
+    rig = await Rig().open()
+    await rig.apply(record(b"a", 12, 13, DELETE))
+    hidden = acknowledgement_column(b"observer", COLUMN)
+    await rig.apply(mutation(b"a", put(LOCK, lock_record(25)), column=hidden))
+    await collected(rig, 20)
+    assert (b"a", 13) in await stored(rig, WRITE)
+
+
+async def test_a_deletion_stays_for_an_observer_that_the_index_has_no_room_for() -> None:
+    rig = await Rig(notifications_indexed_max=1).open()
+    await rig.apply(notified(b"0", 5), record(b"a", 12, 13, DELETE), notified(b"a", 13))
+    await collected(rig, 20)
+    assert (b"a", 13) in await stored(rig, WRITE)
+
+
+async def test_lock_only_records_and_markers_below_the_safe_point_go_others_stay() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        written(b"a", 10, 11, b"value"),
+        record(b"a", 12, 13, LOCK_ONLY),
+        record(b"a", 30, 31, LOCK_ONLY),
+        roll_back(b"b", 15),
+        roll_back(b"b", 25),
+    )
+    assert await collected(rig, 20) == 2
+    assert await stored(rig, WRITE) == [(b"a", 31), (b"a", 11)]
+    assert await stored(rig, ROLLBACK) == [(b"b", 25)]
+    assert await rig.value(b"a", 20) == b"value"
+
+
+async def test_long_values_go_with_their_records() -> None:
+    rig = await Rig().open()
+    await rig.apply(in_data(b"a", 10, 11, b"old"), in_data(b"a", 12, 13, b"new"))
+    assert await collected(rig, 20) == 2
+    assert await stored(rig, DATA) == [(b"a", 12)]
+    assert await rig.value(b"a", 20) == b"new"
+
+
+async def test_nothing_goes_while_an_older_lock_is_left() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), prewrite(b"b", 10))
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    with pytest.raises(NotReady, match="lock below the safe point 20"):
+        await rig.tablet.collect(20)
+    assert len(await stored(rig, WRITE)) == 2
+    await rig.apply(mutation(b"b", delete(cells_pb2.SPACE_LOCK)))
+    assert (await rig.tablet.collect(20)).cells == 1
+
+
+async def test_nothing_is_collected_above_the_safe_point() -> None:
+    rig = await Rig().open()
+    await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=30))
+    with pytest.raises(InvariantViolation, match="would collect below 21"):
+        await rig.tablet.collect(21)
+
+
+async def test_what_another_owner_took_over_is_not_collected_here() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8))
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    rig.owner = False
+    with pytest.raises(TabletMoved):
+        await rig.tablet.collect(20)
+
+
+async def test_a_cell_with_many_versions_above_the_safe_point_is_stepped_over() -> None:
+    rig = await Rig().open()
+    for end in range(11, 211, 2):
+        await rig.apply(written(b"a", end - 1, end))
+    await rig.apply(written(b"b", 10, 11), written(b"b", 12, 13))
+    done = await rig.tablet.collect(0)
+    assert done.cells == 0
+    assert await collected(rig, 20) == 5
+    assert len(await stored(rig, WRITE)) == 95 + 1 + 1
+    assert rig.tablet.statistics().cells == 97
+
+
+async def test_without_new_commits_a_second_pass_does_not_walk() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8))
+    assert await collected(rig, 20) == 1
+    writes = disk.writes
+    assert (await rig.tablet.collect(20)) == (await rig.tablet.collect(20))
+    assert disk.writes == writes
+    await rig.apply(written(b"a", 25, 26))
+    assert await collected(rig, 30) == 1
+
+
+async def test_commits_go_on_while_a_pass_is_under_way() -> None:
+    rig = await Rig().open()
+    for end in range(11, 31, 2):
+        await rig.apply(written(b"a", end - 1, end))
+    await rig.tablet.raise_safe_points(SafePoints(40, 40))
+    collecting = asyncio.ensure_future(rig.tablet.collect(40))
+    await rig.apply(prewrite(b"a", 50, b"new"), prewrite(b"b", 50))
+    await rig.apply(commit(b"a", 50, 51, b"new"))
+    assert (await collecting).cells == 9
+    assert await rig.value(b"a", 60) == b"new"
+    assert await rig.value(b"a", 49) == b""
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_every_read_at_or_above_the_safe_point_is_answered_as_before(seed: int) -> None:
+    """Random histories; every row, at every timestamp that may still be asked for."""
+    chance = random.Random(seed)
+    rig = await Rig(sweep_share=0.5).open()
+    rows = [b"", b"a", b"a\0", b"b", b"\xff"]
+    kinds = [RecordKind.PUT, RecordKind.PUT, IN_DATA, DELETE, LOCK_ONLY]
+    newest = 10
+    for row in rows:
+        at = 10
+        for _ in range(chance.randrange(12)):
+            start = at + chance.randrange(1, 4)
+            at = start + chance.randrange(1, 4)
+            kind = chance.choice(kinds)
+            if kind is IN_DATA:
+                await rig.apply(in_data(row, start, at, b"long %d" % at))
+            else:
+                value = b"%d" % at if kind is RecordKind.PUT else b""
+                await rig.apply(mutation(row, put(WRITE, write_record(start, value, kind), at)))
+            newest = max(newest, at)
+    below = chance.randrange(10, newest + 3)
+
+    async def answers() -> list[bytes | None]:
+        return [await rig.value(row, at) for row in rows for at in range(below, newest + 3)]
+
+    before = await answers()
+    await collected(rig, below)
+    assert await answers() == before
+    for row in rows:
+        reachable = [at for found, at in await stored(rig, WRITE) if found == row and at <= below]
+        assert len(reachable) <= 1, "of what lies below the safe point one version is left"
+
+
+async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_over_many_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("percolator.tablet.compaction.HEAVY_DELETIONS", 20)
+    compacted: list[tuple[bytes, bytes]] = []
+    rig = await Rig().open()
+    storage = rig.tablet._state.storage
+
+    async def compact(first: bytes, stop: bytes) -> None:
+        compacted.append((first, stop))
+
+    monkeypatch.setattr(storage, "compact", compact)
+    end = 10
+    for passes in range(1, 4):
+        for _ in range(8):
+            end += 2
+            await rig.apply(written(b"hot", end - 1, end, b"value"))
+        await collected(rig, end + 1)
+        # 7, 15 and 23 versions have gone.
+        assert bool(compacted) == (passes == 3)
+    ((first, stop),) = compacted
+    assert first < stop
+    # A large live range is not written again for so little.
+    compacted.clear()
+    monkeypatch.setattr(storage, "approximate_bytes", lambda first, stop: 1 << 30)
+    for _ in range(30):
+        end += 2
+        await rig.apply(written(b"hot", end - 1, end, b"value"))
+    await collected(rig, end + 1)
+    assert not compacted
+
+
+async def acknowledgements(rig: Rig) -> list[tuple[bytes, int]]:
+    return [
+        (cell.row, cell.timestamp)
+        for cell in await rig.cells(WRITE)
+        if observed_column(cell.column) is not None
+    ]
+
+
+async def test_an_acknowledgement_goes_with_the_deletion_that_it_is_about() -> None:
+    rig = await Rig().open()
+    seen = Acknowledgement(13).encode()
+    await rig.apply(
+        written(b"a", 10, 11),
+        record(b"a", 12, 13, DELETE),
+        noted(b"a", COLUMN, 12, Acknowledgement(11).encode()),
+        noted(b"a", COLUMN, 15, seen),
+        written(b"b", 10, 11),
+        noted(b"b", COLUMN, 12, seen),
+        noted(b"b", b"gone before", 12, seen),
+        noted(b"c", COLUMN, 12, seen),
+        noted(b"c", COLUMN, 30, seen),
+    )
+    await collected(rig, 20)
+    # Of what is still there, and of what was answered lately; "c" is left for the next pass.
+    assert await acknowledgements(rig) == [(b"b", 12), (b"c", 30), (b"c", 12)]
+    assert await stored(rig, WRITE) == [(b"b", 12), (b"b", 11), (b"c", 30), (b"c", 12)]
+    await collected(rig, 40)
+    assert await acknowledgements(rig) == [(b"b", 12)]
+
+
+async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_has_answered() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        record(b"a", 12, 13, DELETE),
+        notified(b"a", 13),
+        noted(b"a", COLUMN, 15, Acknowledgement(14).encode()),
+    )
+    await collected(rig, 20)
+    assert await stored(rig, WRITE) == [(b"a", 15), (b"a", 13)]
+    await rig.apply(mutation(b"a", delete(NOTIFY, 13, b"observer")))
+    await collected(rig, 20)
+    assert await stored(rig, WRITE) == []
+
+
+async def test_what_is_written_over_a_cell_while_its_acknowledgement_waits_is_not_harmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The walk takes a breath behind every entry, and the cell comes to be just then."""
+    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    rig = await Rig(sweep_share=0.001).open()
+    await rig.apply(noted(b"a", COLUMN, 12, Acknowledgement(11).encode()), written(b"b", 10, 11))
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    collecting = asyncio.ensure_future(rig.tablet.collect(20))
+    await asyncio.sleep(0)
+    await rig.apply(written(b"a", 24, 25, b"new"))
+    await collecting
+    assert await rig.value(b"a", 30) == b"new"
+    assert await rig.value(b"a", 24) is None
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_the_acknowledgement_that_tells_of_a_dead_letter_stays_wherever_it_is_stored(
+    inline: bool,
+) -> None:
+    rig = await Rig().open()
+    put_aside = Acknowledgement(0, has_dead_letter=True).encode()
+    hidden = acknowledgement_column(b"observer", COLUMN)
+    if inline:
+        await rig.apply(noted(b"a", COLUMN, 15, put_aside))
+    else:
+        write = put(WRITE, write_record(14, b"", IN_DATA), 15)
+        await rig.apply(mutation(b"a", write, put(DATA, put_aside, 14), column=hidden))
+    await collected(rig, 20)
+    assert await acknowledgements(rig) == [(b"a", 15)]
+
+
+async def test_a_pass_takes_a_breath_after_each_256_entries_whatever_the_clock_says() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(*(written(b"%04d" % number, 10, 11) for number in range(1_000)))
+    await rig.tablet.raise_safe_points(SafePoints(20, 20))
+    breaths = 0
+
+    async def breathe(self: Sweep) -> None:
+        nonlocal breaths
+        breaths += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sweep, "breathe", breathe)
+        await rig.tablet.collect(20)
+    assert breaths >= 1_000 // 256

@@ -1,0 +1,286 @@
+"""Finding work in a tablet: notifications, and old locks on observed columns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from percolator.errors import InvalidArgument, TabletMoved
+from percolator.protocol.records import RecordKind
+from percolator.tablet import notification_scan
+from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
+from percolator.testing.virtual_time import run_virtually
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.tablets import (
+    COLUMN,
+    LOCK,
+    NOTIFY,
+    TARGET,
+    WRITE,
+    Rig,
+    SlowDisk,
+    delete,
+    lock_record,
+    mutation,
+    prewrite,
+    put,
+    write_record,
+)
+
+Found = tuple[bytes, bytes, bytes, tuple[int, ...]]
+
+
+def notify(row: bytes, *timestamps: int, observer: bytes = b"f", column: bytes = COLUMN) -> Any:
+    return mutation(row, *(put(NOTIFY, b"", at, observer) for at in timestamps), column=column)
+
+
+async def look(rig: Rig, **fields: Any) -> pb.NotificationScanResult:
+    return await rig.tablet.scan_notifications(pb.NotificationScan(target=TARGET, **fields))
+
+
+async def look_at_all(rig: Rig, **fields: Any) -> tuple[list[Found], list[bytes]]:
+    """Everything found by following what remains, and the rows with locks."""
+    found, locked = [], []
+    result = await look(rig, **fields)
+    while True:
+        found += told(result)
+        locked += [lock.row for lock in result.locks]
+        if not result.HasField("rest"):
+            return found, locked
+        result = await look(rig, range=result.rest, **fields)
+
+
+def told(result: pb.NotificationScanResult) -> list[Found]:
+    return [(n.row, n.column, n.observer, tuple(n.timestamps)) for n in result.notifications]
+
+
+async def test_notifications_are_told_by_cell_and_observer_newest_first() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        notify(b"b", 5),
+        notify(b"a", 7, 9, 8),
+        notify(b"a", 4, observer=b"g", column=b"other"),
+        notify(b"\0", 6, column=b""),
+    )
+    assert told(await look(rig)) == [
+        (b"\0", b"", b"f", (6,)),
+        (b"a", COLUMN, b"f", (9, 8, 7)),
+        (b"a", b"other", b"g", (4,)),
+        (b"b", COLUMN, b"f", (5,)),
+    ]
+
+
+async def test_those_of_other_observers_are_left_out() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        notify(b"a", 5), notify(b"b", 6, observer=b"g"), notify(b"c", 7, observer=b"ff")
+    )
+    assert [row for row, *_ in told(await look(rig, observers=[b"f"]))] == [b"a"]
+    assert [row for row, *_ in told(await look(rig, observers=[b"g", b"ff"]))] == [b"b", b"c"]
+
+
+async def test_what_is_deleted_is_found_no_more() -> None:
+    rig = await Rig().open()
+    await rig.apply(notify(b"a", 5, 6))
+    await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f")))
+    assert told(await look(rig)) == [(b"a", COLUMN, b"f", (6,))]
+
+
+async def test_of_very_many_timestamps_the_oldest_are_told() -> None:
+    """Else the hint of the one that waits longest would never be deleted."""
+    for indexed in (100_000, 10):
+        rig = await Rig(notifications_indexed_max=indexed).open()
+        for first in range(1, 1000, 100):
+            await rig.apply(notify(b"a", *range(first, first + 100)))
+        await rig.apply(notify(b"b", 3))
+        oldest = tuple(range(notification_scan.TIMESTAMPS_MAX, 0, -1))
+        assert told(await look(rig)) == [
+            (b"a", COLUMN, b"f", oldest),
+            (b"b", COLUMN, b"f", (3,)),
+        ]
+
+
+async def test_very_many_notifications_that_nobody_asked_for_cost_a_look_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind an observer that is paused, one busy cell has millions."""
+    looked_at = 0
+    every = notification_scan.NotificationLook._entries
+
+    def counted(*arguments: Any) -> Iterator[bytes]:
+        nonlocal looked_at
+        for key in every(*arguments):
+            looked_at += 1
+            yield key
+
+    monkeypatch.setattr(notification_scan.NotificationLook, "_entries", counted)
+    for indexed in (100_000, 10):
+        rig = await Rig(notifications_indexed_max=indexed).open()
+        for first in range(1, 1000, 100):
+            await rig.apply(notify(b"a", *range(first, first + 100), observer=b"e"))
+        await rig.apply(notify(b"a", 5), notify(b"b", 6))
+        looked_at = 0
+        found = told(await look(rig, observers=[b"f"]))
+        assert found == [(b"a", COLUMN, b"f", (5,)), (b"b", COLUMN, b"f", (6,))]
+        assert looked_at < 100
+
+
+async def test_an_answer_says_what_remains_and_cuts_no_row() -> None:
+    rig = await Rig().open()
+    await rig.apply(*(notify(b"%d" % row, 5, 6) for row in range(5)))
+    await rig.apply(notify(b"1", 7, column=b"more"))
+    first = await look(rig, row_limit=2)
+    assert [row for row, *_ in told(first)] == [b"0", b"1", b"1"]
+    assert (first.rest.start, first.rest.end) == (b"2", b"")
+    found, _ = await look_at_all(rig, row_limit=2)
+    assert [row for row, *_ in found] == [b"0", b"1", b"1", b"2", b"3", b"4"]
+    inside = await look(rig, range={"start": b"1", "end": b"3"})
+    assert [row for row, *_ in told(inside)] == [b"1", b"1", b"2"]
+    assert not inside.HasField("rest")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([b"", b"\0", b"a", b"a\0", b"b", b"c"]), st.integers(1, 9)),
+        unique=True,
+        max_size=15,
+    ),
+    indexed=st.integers(0, 6),
+    row_limit=st.integers(1, 3),
+    done=st.integers(0, 10),
+)
+def test_everything_is_found_once_however_little_memory_holds(
+    rows: list[tuple[bytes, int]], indexed: int, row_limit: int, done: int
+) -> None:
+    async def check() -> None:
+        rig = await Rig(notifications_indexed_max=indexed).open()
+        for row, at in rows:
+            await rig.apply(notify(row, at))
+        for row, at in rows[:done]:
+            await rig.apply(mutation(row, delete(NOTIFY, at, b"f")))
+        left = rows[done:]
+        found, _ = await look_at_all(rig, row_limit=row_limit)
+        assert [(row, times) for row, _, _, times in found] == [
+            (row, tuple(sorted((at for r, at in left if r == row), reverse=True)))
+            for row in sorted({row for row, _ in left})
+        ]
+
+    run_virtually(check())
+
+
+# ---------------------------------------------------------------- locks
+
+
+async def test_old_locks_on_the_named_columns_are_told_with_their_records() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        prewrite(b"a", 10, b"value"),
+        prewrite(b"b", 20),
+        prewrite(b"c", 11, kind=RecordKind.LOCK_ONLY),
+        mutation(b"a", put(LOCK, lock_record(10)), column=b"unobserved"),
+    )
+    result = await look(rig, locked_columns=[COLUMN], locks_before=20)
+    assert [(lock.row, lock.column, lock.value) for lock in result.locks] == [
+        (b"a", COLUMN, lock_record(10, b"value"))
+    ]
+    assert not (await look(rig, locked_columns=[b"other"], locks_before=2**64 - 1)).locks
+    assert not (await look(rig, locked_columns=[COLUMN])).locks
+
+
+async def test_a_look_at_a_million_locks_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one answer would stop the server for a second, while a job holds them."""
+    monkeypatch.setattr(notification_scan, "LOCKS_LOOKED_AT_MAX", 3)
+    rig = await Rig().open()
+    await rig.apply(*(prewrite(b"%d" % row, 10) for row in range(8)), notify(b"4", 5))
+    first = await look(rig, locked_columns=[b"other"], locks_before=99)
+    assert first.rest.start == b"3"
+    found, locked = await look_at_all(rig, locked_columns=[COLUMN], locks_before=99)
+    assert locked == [b"%d" % row for row in range(8)]
+    assert [row for row, *_ in found] == [b"4"]
+
+
+async def test_locks_behind_the_last_row_told_are_left_for_the_next_answer() -> None:
+    rig = await Rig().open()
+    await rig.apply(notify(b"a", 5), notify(b"b", 5), prewrite(b"a1", 3), prewrite(b"c", 3))
+    first = await look(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
+    assert [row for row, *_ in told(first)] == [b"a"]
+    found, locked = await look_at_all(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
+    assert [row for row, *_ in found] == [b"a", b"b"]
+    assert locked == [b"a1", b"c"]
+
+
+class VisibleEarly(MemoryStorage):
+    """As LevelDB: what is durable is there for all a little before the writer goes on."""
+
+    async def write(self, batch: MemoryBatch) -> None:
+        await super().write(batch)
+        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize("kind", [MemoryStorage, VisibleEarly])
+async def test_a_commit_under_way_is_found_as_lock_or_as_notification_at_every_moment(
+    kind: type[MemoryStorage],
+) -> None:
+    """`percolator wait` relies on it: what is found nowhere for an instant would be missed."""
+    rig = await Rig(storage=kind(SlowDisk())).open()
+    await rig.apply(prewrite(b"a", 10))
+    commit = mutation(
+        b"a",
+        delete(LOCK),
+        put(WRITE, write_record(10), 20),
+        put(NOTIFY, b"", 20, b"f"),
+    )
+    committing = asyncio.create_task(rig.mutate(commit))
+    looks = 0
+    while not committing.done():
+        result = await look(rig, locked_columns=[COLUMN], locks_before=99)
+        assert len(result.locks) + len(result.notifications) == 1
+        looks += 1
+        await asyncio.sleep(0.1)
+    result = await look(rig, locked_columns=[COLUMN], locks_before=99)
+    assert told(result) == [(b"a", COLUMN, b"f", (20,))]
+    assert looks > 5
+
+
+async def test_an_answer_counts_what_was_ever_written() -> None:
+    rig = await Rig().open()
+    assert (await look(rig)).notifications_written == 0
+    await rig.apply(notify(b"a", 5, 6))
+    await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f"), delete(NOTIFY, 6, b"f")))
+    assert (await look(rig)).notifications_written == 2
+
+
+# ---------------------------------------------------------------- refusals
+
+
+async def test_a_scan_means_a_tablet_at_an_epoch_and_any_schema() -> None:
+    rig = await Rig().open()
+    target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=99)
+    await rig.tablet.scan_notifications(pb.NotificationScan(target=target))
+    target.epoch = 3
+    with pytest.raises(TabletMoved):
+        await rig.tablet.scan_notifications(pb.NotificationScan(target=target))
+
+
+async def test_what_cannot_be_meant_is_refused_by_name() -> None:
+    rig = await Rig(columns_max=1).open()
+    with pytest.raises(InvalidArgument, match="range"):
+        await look(rig, range={"start": b"b", "end": b"a"})
+    with pytest.raises(InvalidArgument, match="observers"):
+        await look(rig, observers=[b"f", b"g"])
+    with pytest.raises(InvalidArgument, match="locked_columns"):
+        await look(rig, locked_columns=[b"f", b"g"])
+
+
+async def test_a_tablet_that_was_lost_answers_nothing() -> None:
+    rig = await Rig().open()
+    await rig.apply(notify(b"a", 5))
+    rig.owner = False
+    with pytest.raises(TabletMoved):
+        await look(rig)

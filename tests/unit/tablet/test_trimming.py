@@ -1,0 +1,182 @@
+"""After a split, the cells of the other half go, and the counts become true."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator.errors import StoreUnusable, TabletMoved
+from percolator.tablet import keys
+from percolator.tablet.memory_storage import MemoryDisk
+from percolator.tablet.tablet import TabletIdentity
+from tests.unit.tablet.tablets import (
+    DATA,
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    WRITE,
+    Rig,
+    commit,
+    mutation,
+    prewrite,
+    put,
+    roll_back,
+    written,
+)
+
+WHOLE = TabletIdentity(7, 1, 2, b"", b"")
+LOWER = TabletIdentity(7, 1, 2, b"", b"m")
+UPPER = TabletIdentity(7, 1, 2, b"m", b"")
+MIDDLE = TabletIdentity(7, 1, 2, b"h", b"p")
+ROWS = [bytes([letter]) for letter in range(ord("a"), ord("z") + 1)]
+COUNTED = (b"W", b"D", b"R")
+
+
+async def parent(disk: MemoryDisk) -> None:
+    """Every row has a committed value, a long value, a lock, a marker and a notification."""
+    rig = await Rig(disk=disk, identity=WHOLE).open()
+    for row in ROWS:
+        await rig.apply(written(row, 5, 6, b"v" * 50), roll_back(row + b"1", 7))
+        await rig.apply(prewrite(row + b"2", 8))
+        await rig.apply(mutation(row + b"3", put(DATA, b"long" * 99, 9), put(NOTIFY, b"", 9, b"o")))
+        await rig.apply(prewrite(row + b"4", 10, b"w"))
+        await rig.apply(commit(row + b"4", 10, 11))
+    await rig.tablet.close()
+
+
+def is_due(rig: Rig) -> bool:
+    return rig.tablet.needs_trimming
+
+
+def copy(disk: MemoryDisk) -> MemoryDisk:
+    other = MemoryDisk()
+    other.durable = dict(disk.durable)
+    return other
+
+
+def stored(disk: MemoryDisk) -> dict[bytes, bytes]:
+    """All cells, without fences and notes."""
+    return {
+        key: value
+        for key, value in disk.durable.items()
+        if key[:1] in keys.SPACE_OF_PREFIX and len(key) > 1
+    }
+
+
+def is_inside(key: bytes, identity: TabletIdentity) -> bool:
+    row = keys.decode(key).row
+    return identity.start <= row and (not identity.end or row < identity.end)
+
+
+def counts(disk: MemoryDisk) -> tuple[int, int]:
+    found = {key: value for key, value in stored(disk).items() if key[:1] in COUNTED}
+    return len(found), sum(len(key) + len(value) for key, value in found.items())
+
+
+@pytest.mark.parametrize("identity", [LOWER, UPPER, MIDDLE], ids=["lower", "upper", "middle"])
+async def test_exactly_the_cells_outside_go_and_the_counts_become_true(
+    identity: TabletIdentity,
+) -> None:
+    disk = MemoryDisk()
+    await parent(disk)
+    kept = {key: value for key, value in stored(disk).items() if is_inside(key, identity)}
+    assert {keys.decode(key).space for key in kept} == {LOCK, WRITE, DATA, ROLLBACK, NOTIFY}
+    child = await Rig(disk=disk, identity=identity).open()
+    assert is_due(child)
+    before = [await child.cells(space) for space in (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)]
+    assert await child.tablet.trim() > 0
+    assert not is_due(child)
+    assert stored(disk) == kept
+    after = [await child.cells(space) for space in (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)]
+    assert after == before
+    statistics = child.tablet.statistics()
+    assert (statistics.cells, statistics.bytes) == counts(disk)
+    await child.tablet.close()
+    again = await Rig(disk=disk, identity=identity).open()
+    assert not again.tablet.needs_trimming
+    assert (again.tablet.statistics().cells, again.tablet.statistics().bytes) == counts(disk)
+
+
+async def test_a_tablet_that_was_never_split_is_not_walked_over() -> None:
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk, identity=LOWER).open()
+    assert not rig.tablet.needs_trimming
+    await rig.tablet.close()
+    assert not (await Rig(disk=disk, identity=LOWER).open()).tablet.needs_trimming
+
+
+async def test_while_it_is_trimmed_a_child_does_not_pretend_to_be_as_large_as_the_whole() -> None:
+    """The master would split it again at once."""
+    disk = MemoryDisk()
+    await parent(disk)
+    whole, _ = counts(disk)
+    child = await Rig(disk=disk, identity=LOWER).open()
+    assert child.tablet.statistics().cells < 0.7 * whole
+
+
+class FailingDisk(MemoryDisk):
+    """Takes so many writes, and fails then: as if the process had died."""
+
+    def __init__(self, writes: int) -> None:
+        super().__init__()
+        self.left = writes
+
+    async def sync(self) -> None:
+        if not self.left:
+            raise OSError("the end")
+        self.left -= 1
+
+
+async def test_wherever_trimming_ends_the_next_owner_ends_it_with_true_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 5)
+    whole = MemoryDisk()
+    await parent(whole)
+    for writes in range(40):
+        disk = FailingDisk(writes)
+        disk.durable = dict(whole.durable)
+        child = await Rig(disk=disk, identity=MIDDLE).open()
+        try:
+            await child.tablet.trim()
+        except StoreUnusable:
+            pass
+        else:
+            break
+        after = copy(disk)
+        successor = await Rig(disk=after, identity=MIDDLE).open()
+        await successor.tablet.trim()
+        assert all(is_inside(key, MIDDLE) for key in stored(after))
+        statistics = successor.tablet.statistics()
+        assert (statistics.cells, statistics.bytes) == counts(after), writes
+    assert writes > 10, "else nothing was interrupted"
+
+
+async def test_a_tablet_that_was_trimmed_half_and_split_again_is_trimmed_to_its_own_rows() -> None:
+    disk = MemoryDisk()
+    await parent(disk)
+    child = await Rig(disk=disk, identity=LOWER).open()
+    await child.tablet.close()
+    grandchild = await Rig(disk=disk, identity=TabletIdentity(7, 1, 2, b"c", b"f")).open()
+    await grandchild.tablet.trim()
+    assert {keys.decode(key).row[:1] for key in stored(disk)} == {b"c", b"d", b"e"}
+    assert grandchild.tablet.statistics().cells == counts(disk)[0]
+
+
+async def test_what_is_written_meanwhile_is_counted_and_stays() -> None:
+    disk = MemoryDisk()
+    await parent(disk)
+    child = await Rig(disk=disk, identity=LOWER).open()
+    await child.apply(written(b"a9", 20, 21, b"new"))
+    await child.tablet.trim()
+    assert await child.value(b"a9", 30) == b"new"
+    assert child.tablet.statistics().cells == counts(disk)[0]
+
+
+async def test_an_owner_that_was_deposed_trims_no_further() -> None:
+    disk = MemoryDisk()
+    await parent(disk)
+    child = await Rig(disk=disk, identity=LOWER).open()
+    child.owner = False
+    with pytest.raises(TabletMoved):
+        await child.tablet.trim()

@@ -1,0 +1,44 @@
+"""The part of a network that doubles of servers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from percolator.errors import UsageError
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+)
+
+
+class UnaryNetwork(ABC):
+    """Nothing is streamed, nothing is open, and one method answers all calls."""
+
+    @abstractmethod
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> Any:
+        """What the server at this address answers; raises what the call is to fail with."""
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            response = await self.answer(address, method, request, timeout)
+            assert isinstance(response, method.response)
+            return response
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise UsageError("nothing is streamed here")
+
+    async def close(self) -> None:  # noqa: B027 (nobody has to replace it)
+        """Nothing is open."""

@@ -1,0 +1,79 @@
+"""What is read from files is read again when they change, and what is wrong changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from percolator.errors import InvalidArgument
+from percolator.wire.renewal import Renewal
+
+
+class Reading:
+    """Reads numbers, and counts how often it did."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.times = 0
+
+    def __call__(self) -> list[int]:
+        self.times += 1
+        try:
+            return [int(self.path.read_text())]
+        except (OSError, ValueError) as error:
+            raise InvalidArgument("number", str(error)) from None
+
+
+@pytest.fixture(name="reading")
+def _reading(tmp_path: Path) -> Reading:
+    path = tmp_path / "number"
+    path.write_text("1")
+    return Reading(path)
+
+
+def test_nothing_is_read_again_while_nothing_changes(reading: Reading) -> None:
+    renewal = Renewal(reading, [str(reading.path)])
+    first = renewal.current()
+    assert renewal.current() is first
+    assert reading.times == 1
+
+
+def test_a_file_that_was_replaced_is_read_again(reading: Reading) -> None:
+    renewal = Renewal(reading, [str(reading.path)])
+    new = reading.path.with_suffix(".new")
+    new.write_text("2")
+    new.replace(reading.path)
+    assert renewal.current() == [2]
+
+
+@pytest.mark.parametrize("broken", ["", "one", None])
+def test_the_former_content_holds_until_there_is_a_usable_one(
+    reading: Reading, broken: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewal = Renewal(reading, [str(reading.path)])
+    if broken is None:
+        reading.path.unlink()
+    else:
+        reading.path.write_text(broken)
+    with caplog.at_level(logging.ERROR):
+        assert renewal.current() == renewal.current() == [1]
+    assert len(caplog.records) == 1  # and not again with every connection
+    reading.path.write_text("22")
+    assert renewal.current() == [22]
+
+
+def test_what_is_wrong_at_the_start_is_refused(reading: Reading) -> None:
+    reading.path.write_text("one")
+    with pytest.raises(InvalidArgument):
+        Renewal(reading, [str(reading.path)])
+
+
+def test_of_several_files_each_is_looked_at(reading: Reading, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    renewal = Renewal(reading, [str(reading.path), str(other)])
+    renewal.current()
+    other.write_text("there now")
+    renewal.current()
+    assert reading.times == 2

@@ -1,0 +1,97 @@
+"""Certificate files are tried out before they are used, and what is wrong is told by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from percolator.errors import InvalidArgument
+from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE, client_credentials
+from percolator.wire.tls import load
+from tests.unit.wire.certificates import Certificates, made
+
+__all__ = ["made"]
+
+WRONG = [
+    "no authority",
+    "empty name",
+    "a directory",
+    "text as authority",
+    "key as certificate",
+    "certificate as key",
+    "another's key",
+    "protected key",
+    "another authority",
+    "expired",
+    "a client's",
+]
+
+
+def test_good_files_are_read_and_their_content_is_shown_nowhere(certificates: Certificates) -> None:
+    for files, serves in ((certificates.cluster, True), (certificates.client, False)):
+        material = load(files, "tls_{}".format, serves=serves)
+        assert material.key == Path(files.key).read_bytes()
+        assert "PRIVATE KEY" not in repr(material)
+
+
+def test_every_kind_of_bad_file_is_tried(certificates: Certificates) -> None:
+    assert certificates.bad.keys() == set(WRONG)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_bad_file_is_refused_with_the_setting_and_its_name(
+    certificates: Certificates, wrong: str
+) -> None:
+    files, part, words = certificates.bad[wrong]
+    with pytest.raises(InvalidArgument) as caught:
+        load(files, "tls_{}".format, serves=True)
+    assert caught.value.field == f"tls_{part}"
+    assert words in caught.value.reason
+    assert getattr(files, part) in caught.value.reason
+    assert "PRIVATE KEY" not in str(caught.value)
+
+
+def test_a_client_may_have_any_name_in_its_certificate(certificates: Certificates) -> None:
+    with pytest.raises(InvalidArgument):
+        load(certificates.client, "tls_{}".format, serves=True)
+    assert load(certificates.client, "tls_{}".format, serves=False).ca
+
+
+def test_a_program_may_name_its_files_or_leave_them_to_the_environment(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    files = certificates.client
+    environment = {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
+    environment[TOKEN_VARIABLE] = str(token)
+    said = client_credentials(files, "s3cret", {})
+    assert client_credentials(None, None, environment) == said
+    assert said.metadata == (("authorization", "Bearer s3cret"),)
+    assert "s3cret" not in repr(said)
+
+
+def test_without_anything_it_is_plain_text() -> None:
+    assert client_credentials(None, None, {}).tls is None
+
+
+def test_a_part_of_the_environment_alone_is_a_mistake(certificates: Certificates) -> None:
+    environment = {TLS_VARIABLES["ca"]: certificates.client.ca}
+    with pytest.raises(InvalidArgument, match="PERCOLATOR_TLS_CERTIFICATE: is not set, although"):
+        client_credentials(None, None, environment)
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"\xff\xfe", b"x" * 1025])
+def test_a_file_without_a_token_is_named_and_not_quoted(content: bytes, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(content)
+    with pytest.raises(InvalidArgument) as caught:
+        client_credentials(None, None, {TOKEN_VARIABLE: str(token)})
+    assert str(caught.value).startswith(f"{TOKEN_VARIABLE}: {token}: holds no token")
+    assert "two words" not in str(caught.value)
+
+
+def test_a_token_does_not_travel_in_plain_text(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="token: needs TLS"):
+        client_credentials(None, "s3cret", {})
