@@ -16,14 +16,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
+from benchmarks import failover_tablets
 from benchmarks.report import Report
 from percolator import Table, aio, codecs
 from percolator.errors import OutcomeUnknown, PercolatorError
-from percolator.v1 import master_pb2 as wire
-from percolator.wire import methods
-from percolator.wire.channels import GrpcNetwork
 from services.local.cluster import LocalCluster
 
 TABLETS = 12
@@ -32,9 +28,7 @@ OPENING = 1_000
 CLIENTS = 24
 SECONDS = 24
 KILL_AT = 8
-MANY_TABLETS = 300
 RECOVERED = 0.8
-SECONDS_MAX = 60.0
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -145,48 +139,15 @@ async def audit(db: aio.Database, traffic: Traffic, report: Report) -> None:
     report.add("money made or lost", abs(total - ACCOUNTS * OPENING), "", must=0)
 
 
-async def many_tablets(cluster: LocalCluster, report: Report) -> None:
-    network = GrpcNetwork()
-    try:
-        create = network.unary(cluster.address, methods.CREATE_TABLE)
-        listed = network.unary(cluster.address, methods.LIST_TABLETS)
-        splits = [b"%06d" % number for number in range(1, MANY_TABLETS)]
-        started = time.monotonic()
-        await create(wire.CreateTableRequest(name="many", splits=splits), SECONDS_MAX)
-        report.add(
-            f"{MANY_TABLETS} tablets on 3 servers open", time.monotonic() - started, "s", must=10
-        )
-        victim = cluster.processes["tabletserver-2"]
-        memory = psutil.Process(victim.pid).memory_info().rss / (1 << 20)
-        report.add("memory of a server with 100 idle tablets", memory, "MiB", must=400)
-        before = (await listed(wire.ListTabletsRequest(), SECONDS_MAX)).tablets
-        lost = {one.location.tablet_id for one in before if one.location.address == victim.address}
-        victim.kill()
-        started = time.monotonic()
-        while time.monotonic() - started < SECONDS_MAX:
-            now = (await listed(wire.ListTabletsRequest(), SECONDS_MAX)).tablets
-            if all(
-                one.serving and one.location.address != victim.address
-                for one in now
-                if one.location.tablet_id in lost
-            ):
-                break
-            await asyncio.sleep(0.02)
-        report.add(
-            f"{len(lost)} idle tablets open elsewhere", time.monotonic() - started, "s", must=3
-        )
-    finally:
-        await network.close()
-
-
 def main() -> int:
     """Returns the exit code."""
     report = Report("failover")
     with tempfile.TemporaryDirectory() as directory:
         with LocalCluster(Path(directory) / "load") as cluster:
             asyncio.run(under_load(cluster, report))
-        with LocalCluster(Path(directory) / "many") as cluster:
-            asyncio.run(many_tablets(cluster, report))
+        asyncio.run(failover_tablets.idle(Path(directory) / "idle", report))
+        asyncio.run(failover_tablets.with_full_logs(Path(directory) / "full", report))
+        asyncio.run(failover_tablets.a_thousand(Path(directory) / "thousand", report))
     return report.finish()
 
 

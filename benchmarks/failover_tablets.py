@@ -1,0 +1,163 @@
+"""Fail-over of many tablets: how long until all of a killed server's are served elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.report import Report
+from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.v1 import cells_pb2
+from percolator.v1 import master_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as tablets
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import Network
+from services.local.cluster import LocalCluster
+from services.local.process import ServiceProcess
+from services.tabletserver.leveldb_storage import write_buffer_bytes
+
+SERVERS = 3
+SECONDS_MAX = 120.0
+VALUE_BYTES = 1024
+ROWS_PER_CALL = 500
+VICTIM = "tabletserver-2"
+_TIMESTAMP = 1_000 << 18
+
+
+class Site:
+    """A cluster with one table of many tablets."""
+
+    def __init__(self, cluster: LocalCluster, network: Network, tablets_count: int) -> None:
+        self.cluster = cluster
+        self.network = network
+        self.count = tablets_count
+
+    @property
+    def victim(self) -> ServiceProcess:
+        return self.cluster.processes[VICTIM]
+
+    async def create(self) -> float:
+        """Seconds until all tablets are served."""
+        splits = [b"%06d" % number for number in range(1, self.count)]
+        create = self.network.unary(self.cluster.address, methods.CREATE_TABLE)
+        started = time.monotonic()
+        await create(wire.CreateTableRequest(name="many", splits=splits), SECONDS_MAX)
+        return time.monotonic() - started
+
+    async def tablets(self) -> list[wire.TabletInfo]:
+        listed = self.network.unary(self.cluster.address, methods.LIST_TABLETS)
+        found: list[wire.TabletInfo] = []
+        while True:
+            after = found[-1].location.tablet_id if found else 0
+            page = await listed(wire.ListTabletsRequest(after_tablet_id=after), SECONDS_MAX)
+            found += page.tablets
+            if not page.more:
+                return found
+
+    async def of_victim(self) -> list[wire.TabletInfo]:
+        address = self.victim.address
+        return [one for one in await self.tablets() if one.location.address == address]
+
+    async def fail_over(self) -> float:
+        """kill -9; seconds until each of its tablets is served by another server."""
+        lost = {one.location.tablet_id for one in await self.of_victim()}
+        address = self.victim.address
+        self.victim.kill()
+        started = time.monotonic()
+        while time.monotonic() - started < SECONDS_MAX:
+            left = [
+                one
+                for one in await self.tablets()
+                if one.location.tablet_id in lost
+                and not (one.serving and one.location.address != address)
+            ]
+            if not left:
+                break
+            await asyncio.sleep(0.02)
+        return time.monotonic() - started
+
+    async def fill_logs(self, bytes_each: int) -> None:
+        """So much is written to each of the victim's tablets; none of it is flushed yet."""
+        mutate = self.network.unary(self.victim.address, methods.MUTATE)
+        limit = asyncio.Semaphore(8)
+
+        async def fill(info: wire.TabletInfo) -> None:
+            location = info.location
+            target = tablets.TabletTarget(
+                tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
+            )
+            rows = bytes_each // VALUE_BYTES
+            async with limit:
+                for first in range(0, rows, ROWS_PER_CALL):
+                    batch = tablets.MutationBatch(target=target)
+                    for row in range(first, min(first + ROWS_PER_CALL, rows)):
+                        batch.mutations.append(_written(location.range.start + b"/%06d" % row))
+                    answer = await mutate(tablets.MutateRequest(batches=[batch]), SECONDS_MAX)
+                    for one in answer.batches[0].results:
+                        if one.outcome != tablets.OUTCOME_APPLIED:
+                            raise AssertionError(f"not written: {one}")
+
+        await asyncio.gather(*map(fill, await self.of_victim()))
+
+    def log_bytes(self) -> int:
+        """Of all tablets together."""
+        store = self.cluster.data / "store"
+        return sum(one.stat().st_size for one in store.glob("*/*/e*[0-9]/*.log"))
+
+
+def _written(row: bytes) -> tablets.Mutation:
+    value = WriteRecord(_TIMESTAMP - 1, RecordKind.PUT, os.urandom(VALUE_BYTES)).encode()
+    change = tablets.Change(
+        kind=tablets.Change.KIND_PUT,
+        space=cells_pb2.SPACE_WRITE,
+        timestamp=_TIMESTAMP,
+        value=value,
+    )
+    return tablets.Mutation(row=row, column=b"c", changes=[change])
+
+
+@asynccontextmanager
+async def site(directory: Path, tablets_count: int) -> AsyncIterator[Site]:
+    with LocalCluster(directory, tablet_servers=SERVERS) as cluster:
+        network = GrpcNetwork()
+        try:
+            yield Site(cluster, network, tablets_count)
+        finally:
+            await network.close()
+
+
+async def idle(directory: Path, report: Report) -> None:
+    """300 tablets: 100 of them on the server that is killed."""
+    async with site(directory, 300) as at:
+        report.add("300 tablets on 3 servers open", await at.create(), "s", must=10)
+        memory = psutil.Process(at.victim.pid).memory_info().rss / (1 << 20)
+        report.add("memory of a server with 100 idle tablets", memory, "MiB", must=400)
+        report.add("100 idle tablets open elsewhere", await at.fail_over(), "s", must=3)
+
+
+async def with_full_logs(directory: Path, report: Report) -> None:
+    """What the others have to replay: all that was written since the last flush."""
+    async with site(directory, 300) as at:
+        await at.create()
+        # LevelDB begins a new log when its buffer is full: a little less stays in one.
+        await at.fill_logs(write_buffer_bytes(100) * 85 // 100)
+        logs = at.log_bytes() / (1 << 20)
+        report.add("logs to be replayed of 100 tablets", logs, "MiB")
+        seconds = await at.fail_over()
+        report.add("100 tablets with full logs open elsewhere", seconds, "s", must=3)
+
+
+async def a_thousand(directory: Path, report: Report) -> None:
+    """Far more than is advised (8 a server); that it works, and what it costs."""
+    async with site(directory, 1_000) as at:
+        report.add("1,000 tablets on 3 servers open", await at.create(), "s")
+        memory = psutil.Process(at.victim.pid).memory_info().rss / (1 << 20)
+        report.add("memory of a server with 333 idle tablets", memory, "MiB")
+        report.add("333 idle tablets open elsewhere", await at.fail_over(), "s")

@@ -1,0 +1,221 @@
+"""make bench-incremental: how soon a changed document is served, beside a batch job over all.
+
+The paper's figure 7 on this machine. For each of two repositories, `examples/webindex` is loaded as
+observers would leave it. Then:
+
+    batch pass   the Spark batch job reads all documents and loads empty serving tables. A document
+                 waits for a whole pass at least, however few have changed. The second pass counts,
+                 whose session is warm.
+    burst        changes as quickly as they can be written: what one worker's observers keep up with
+    three rates  1 % of the larger repository in an hour, half of what observers keep up with in the
+                 smaller one, and half more than that
+
+The latency of a changed document goes from before its transaction to the last commit that served
+any of its effects, by the oracle's clock: `tables.cause` says which change a served row is due to.
+
+Below the rate that observers keep up with, their latency hardly depends on the rate, nor on the
+repository. Above it, what is left to do grows for ever, and sooner or later a batch pass is sooner
+done: that is the cross-over. Cluster, worker, Spark and the crawler share the machine. The results
+are a table, benchmarks/results/incremental.json and incremental.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import percolator
+from benchmarks.collection import megabytes
+from benchmarks.incremental_crawl import Slice, all_slices, say
+from benchmarks.incremental_plot import Curve, Point, draw
+from benchmarks.report import RESULTS, Report
+from benchmarks.spark import session
+from examples.webindex import batch, initial, tables
+from examples.webindex.crawl import Crawl
+from percolator import Table, codecs
+from services.local.cluster import LocalCluster
+
+SIZES = [100_000, 1_000_000]
+SECONDS = 60.0
+BURST = 3_000
+TABLETS = 4
+PERCENT_AN_HOUR = 1.0
+SLOWEST_PER_SECOND = 2.0
+"""With small repositories one percent an hour would be too few to tell anything."""
+OBSERVERS = "examples.webindex.observers:observers"
+SPARK_MEMORY = "3g"
+
+TIMES_MUST = 100.0
+GROWTH_MUST = 25.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one repository."""
+
+    documents: int
+    batch_seconds: float
+    burst: Slice
+    slices: list[Slice]
+
+    @property
+    def sustained(self) -> float:
+        """Changes per second that observers keep up with."""
+        return self.burst.changes / self.burst.seconds
+
+    def percent_an_hour(self, per_second: float) -> float:
+        return per_second * 3600 / self.documents * 100
+
+
+# ---------------------------------------------------------------------------- the batch job
+
+
+def batch_pass(
+    spark: SparkSession, db: percolator.Database, address: str, crawl: Crawl, number: int
+) -> float:
+    """Seconds from nothing to all that is served, in tables of its own."""
+    serving = Table(f"batch_serving_{number}")
+    inlinks = Table(f"batch_inlinks_{number}", key=tables.inlinks.key)
+    documents = serving.column(tables.size.name, codecs.integer)
+    splits = initial.url_splits(crawl, TABLETS)
+    db.create_table(serving, splits)
+    db.create_table(inlinks, [(url, "", "", "") for url in splits])
+    began = time.perf_counter()
+    found = batch.served(batch.stored(spark, address))
+    batch.load_served(found, address, serving.name, inlinks.name)
+    seconds = time.perf_counter() - began
+    spark.catalog.clearCache()
+    with db.snapshot() as snapshot:
+        served = sum(row[documents] for row in snapshot.scan(serving, columns=[documents]))
+    if served != crawl.documents:
+        raise SystemExit(f"the batch job has served {served} documents, not {crawl.documents}")
+    db.drop_table(serving)
+    db.drop_table(inlinks)
+    return seconds
+
+
+# ---------------------------------------------------------------------------- all of it
+
+
+def measure(
+    spark: SparkSession,
+    directory: Path,
+    documents: int,
+    burst: int,
+    seconds: float,
+    rates: Sequence[float],
+) -> Measured:
+    """One repository, in a cluster of its own."""
+    crawl = Crawl(documents)
+    with LocalCluster(directory, tablet_servers=1, workers=1, observers=[OBSERVERS]) as cluster:
+        # It would make the observers known, and share the machine with the batch job.
+        worker = cluster.processes["worker"]
+        worker.kill()
+        say(f"{documents:,} documents are loaded, as observers would leave them")
+        load(cluster.address, crawl)
+        say(f"the store has {megabytes(directory):,.0f} MB")
+        with percolator.connect(cluster.address) as db:
+            cold = batch_pass(spark, db, cluster.address, crawl, 1)
+            warm = batch_pass(spark, db, cluster.address, crawl, 2)
+            say(f"batch passes: {cold:.1f} s, {warm:.1f} s")
+        worker.start()
+        cluster.wait_workers()
+        burst_, *slices = asyncio.run(all_slices(cluster.address, crawl, burst, seconds, rates))
+        say(f"the store has {megabytes(directory):,.0f} MB")
+    return Measured(documents, warm, burst_, slices)
+
+
+def load(address: str, crawl: Crawl) -> None:
+    """In a process of its own, which takes some kilobytes for each document."""
+    command = [sys.executable, "-m", "examples.webindex.initial", "--address", address]
+    command += ["--documents", str(crawl.documents), "--seed", str(crawl.seed)]
+    subprocess.run([*command, "--tablets", str(TABLETS)], check=True)
+
+
+def fill_in(report: Report, all_measured: Sequence[Measured]) -> None:
+    for one in all_measured:
+        size = f"{one.documents:,} documents"
+        report.add(f"{size}: Spark batch pass", one.batch_seconds, "s")
+        for found in one.slices:
+            percent = _short(one.percent_an_hour(found.per_second))
+            rate = f"{size}, {_short(found.per_second)} changes/s ({percent} % an hour)"
+            report.add(f"    {rate}: median", found.median * 1000, "ms")
+            report.add(f"    {rate}: 99 of 100", found.p99 * 1000, "ms")
+        report.add(f"    {size}: cross-over, where observers keep up no more", one.sustained, "/s")
+        report.add(f"    {size}: in an hour", one.percent_an_hour(one.sustained), "% of all")
+        share = one.sustained * one.batch_seconds / one.documents * 100
+        report.add(f"    {size}: during one batch pass", share, "% of all")
+    small, large = all_measured[0], all_measured[-1]
+    before, after = small.slices[0].median, large.slices[0].median
+    percent = _short(large.percent_an_hour(large.slices[0].per_second))
+    report.add(
+        f"batch pass over {large.documents:,} beside the median at {percent} % an hour",
+        large.batch_seconds / after,
+        "times",
+        must=TIMES_MUST,
+        at_least=True,
+    )
+    report.add(
+        f"that median, from {small.documents:,} to {large.documents:,}: difference",
+        abs(after / before - 1) * 100,
+        "%",
+        must=GROWTH_MUST,
+    )
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def plot(all_measured: Sequence[Measured], path: Path) -> None:
+    curves = [
+        Curve(
+            one.documents,
+            one.batch_seconds,
+            one.sustained,
+            [Point(found.per_second, found.median, found.p99) for found in one.slices],
+        )
+        for one in all_measured
+    ]
+    draw(curves, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.incremental", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs=2, default=SIZES, help="documents")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each rate")
+    parser.add_argument("--burst", type=int, default=BURST, help="changes")
+    parser.add_argument("--directory", type=Path, help="where the stores are (default: temporary)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the results go")
+    given = parser.parse_args()
+    report = Report("incremental")
+    rates = [max(PERCENT_AN_HOUR / 100 * max(given.sizes) / 3600, SLOWEST_PER_SECOND)]
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory(prefix="bench-incremental-", dir=given.directory) as name:
+        directory = Path(name)
+        # Before the client is used in this process: Java is started by a fork.
+        spark = session(directory / "warehouse", memory=SPARK_MEMORY)
+        for size in sorted(given.sizes):
+            place = directory / str(size)
+            found.append(measure(spark, place, size, given.burst, given.seconds, rates))
+            shutil.rmtree(place)
+            rates = [one.per_second for one in found[0].slices]
+        spark.stop()
+    fill_in(report, found)
+    given.results.mkdir(exist_ok=True)
+    plot(found, given.results / "incremental.svg")
+    return report.finish(results=given.results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The part of `benchmarks/incremental.py` that crawls, and sees when what has changed is served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from statistics import median, quantiles
+
+from examples.webindex import tables
+from examples.webindex.crawl import Crawl
+from examples.webindex.load import Change, Crawling
+from percolator import aio, codecs
+from percolator.timestamps import seconds_between
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What became of changes that came at some rate."""
+
+    per_second: float
+    changes: int
+    seconds: float
+    """From the first change to the last effect."""
+    latencies: list[float]
+    """Seconds, of each change of which something is served."""
+
+    @property
+    def median(self) -> float:
+        return median(self.latencies)
+
+    @property
+    def p99(self) -> float:
+        return quantiles(self.latencies, n=100, method="inclusive")[98]
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {what}", flush=True)
+
+
+def endless_changes(crawl: Crawl) -> Iterator[Change]:
+    """New content for each document, in no order; then for each again."""
+    order, edition = Random(1).sample(range(crawl.documents), crawl.documents), 0
+    while True:
+        edition += 1
+        for number in order:
+            document = crawl.document(number, edition)
+            yield document.url, document.body
+
+
+async def crawl_slice(
+    db: aio.Database, changes: Iterator[Change], count: int, rate: float | None
+) -> Slice:
+    """Returns when all that follows from the changes is done."""
+    since = await db.timestamp()
+    began = time.perf_counter()
+    await Crawling(db, rate).write_all(islice(changes, count))
+    per_second = rate or count / (time.perf_counter() - began)
+    quiet = await db.wait_for_observers()
+    if quiet.dead_letters:
+        raise SystemExit(f"observers have failed: {dict(quiet.dead_letters)}")
+    served = await last_effects(db, since)
+    latencies = [seconds_between(cause, commit) for cause, commit in served.items()]
+    found = Slice(per_second, count, seconds_between(since, max(served.values())), latencies)
+    say(
+        f"{found.per_second:7.1f} changes/s: median {found.median * 1000:8.0f} ms, 99 of 100 "
+        f"{found.p99 * 1000:8.0f} ms; {len(latencies):,} of {count:,} seen, {found.seconds:.0f} s"
+    )
+    return found
+
+
+async def last_effects(db: aio.Database, since: int) -> dict[int, int]:
+    """When the last effect of each change since then was committed, by its `crawled`."""
+    found: dict[int, int] = {}
+    async with db.snapshot() as snapshot:
+        for column in (tables.cause, tables.inlink_cause):
+            async for page in snapshot.scan_cells(column.table, columns=[column.name]):
+                for value, commit in zip(page.values, page.commit_timestamps, strict=True):
+                    cause = codecs.integer.decode(value)
+                    if cause > since:
+                        found[cause] = max(found.get(cause, 0), commit)
+    return found
+
+
+async def all_slices(
+    address: str, crawl: Crawl, burst: int, seconds: float, rates: Sequence[float]
+) -> list[Slice]:
+    """The burst first. Above the lowest rate, those that are missing follow from it."""
+    changes = endless_changes(crawl)
+    async with aio.connect(address, description="bench-incremental") as db:
+        found = [await crawl_slice(db, changes, burst, None)]
+        if len(rates) == 1:
+            keeps_up = found[0].changes / found[0].seconds
+            rates = [*rates, round(keeps_up / 2, 1), round(keeps_up * 1.5, 1)]
+        for rate in rates:
+            count = max(2, int(rate * seconds))
+            found += [await crawl_slice(db, changes, count, rate)]
+    return found

@@ -1,0 +1,175 @@
+"""make bench-observers: what observers cost, and how soon they run.
+
+A chain of three asynchronous observers in one worker process, on a cluster of processes on this
+machine with synced writes and real gRPC. Throughput is measured on a backlog that is found by
+scanning, and whose chain is told by streams. The delay between two commits of a chain is taken from
+their timestamps, which are the oracle's: no clock of a process matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks.observed import chain, links, observers
+from benchmarks.report import Report
+from benchmarks.tablet_traffic import process_clock
+from percolator import aio
+from services.local.cluster import LocalCluster
+
+SERVERS = 1
+TABLETS = 4
+BACKLOG = 8_000
+LIGHT_CHANGES = 300
+LIGHT_PER_SECOND = 30.0
+IDLE_SECONDS = 10.0
+HOPS = len(observers)
+
+RATE_MUST = 1_500.0
+DELAY_MUST = 12.0
+IDLE_MUST = 2.0
+
+_POLL_SECONDS = 0.05
+_LIMIT_SECONDS = 120.0
+
+
+def row(number: int) -> str:
+    return f"{number:06}"
+
+
+async def prepare(address: str) -> None:
+    """The table, with observers that nobody runs yet, and everything to be done for them."""
+    splits = [row(BACKLOG * part // TABLETS) for part in range(1, TABLETS)]
+    async with aio.connect(address) as db:
+        await db.create_table(chain, splits)
+        async with db.run_observers(observers):
+            pass
+        await db.set_many((row(number), {links[0]: number}) for number in range(BACKLOG))
+
+
+class Processes:
+    """The CPU time of the cluster's processes."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._clocks = {name: process_clock(one.pid) for name, one in cluster.processes.items()}
+
+    def read(self) -> dict[str, float]:
+        return {name: time.clock_gettime(clock) for name, clock in self._clocks.items()}
+
+
+def commits(metrics_address: str) -> float:
+    """How many runs the worker has committed."""
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("percolator_observer_commits_total")
+    )
+
+
+def work_off(cluster: LocalCluster, report: Report) -> None:
+    """Throughput, of a worker that finds a backlog."""
+    cluster.wait_workers()
+    worker = cluster.processes["worker"]
+    ready = worker.wait_ready(1.0)
+    processes = Processes(cluster)
+    cpu, began, before = processes.read(), time.perf_counter(), commits(ready.metrics_address)
+    deadline = began + _LIMIT_SECONDS
+    done = before
+    while done < BACKLOG * HOPS and time.perf_counter() < deadline:
+        time.sleep(_POLL_SECONDS)
+        done = commits(ready.metrics_address)
+    seconds = time.perf_counter() - began
+    spent = {name: now - cpu[name] for name, now in processes.read().items()}
+    runs = done - before
+    report.add(
+        f"runs, chain of {HOPS}, 1 worker", runs / seconds, "/s", must=RATE_MUST, at_least=True
+    )
+    report.add("    runs measured", runs, "")
+    report.add("    cores used by all processes", sum(spent.values()) / seconds, "")
+    report.add("    if nothing but the worker's one core were short", runs / spent["worker"], "/s")
+    report.add("CPU of a run", sum(spent.values()) / runs * 1e6, "µs")
+    report.add("    of it worker", spent["worker"] / runs * 1e6, "µs")
+    report.add("    of it tablet server", spent["tabletserver-1"] / runs * 1e6, "µs")
+    report.add("    of it lock service", spent["lockservice"] / runs * 1e6, "µs")
+
+
+async def delays(address: str) -> list[list[float]]:
+    """Milliseconds between the commits of each two neighbours of the chain, at light load."""
+    async with aio.connect(address) as db:
+        for number in range(LIGHT_CHANGES):
+            async with db.transaction() as tx:
+                await tx.set(row(BACKLOG + number), links[0], number)
+            await asyncio.sleep(1.0 / LIGHT_PER_SECOND)
+        await asyncio.sleep(1.0)
+        found: dict[bytes, dict[bytes, int]] = {}
+        async with db.snapshot() as snapshot:
+            pages = snapshot.scan_cells(chain, start=row(BACKLOG).encode())
+            async for page in pages:
+                for cell in zip(page.rows, page.columns, page.commit_timestamps, strict=True):
+                    found.setdefault(cell[0], {})[cell[1]] = cell[2] >> 18
+    names = [link.name for link in links]
+    complete = [cells for cells in found.values() if len(cells) == len(names)]
+    if len(complete) != LIGHT_CHANGES:
+        raise RuntimeError(f"{len(complete)} of {LIGHT_CHANGES} chains were run to their end")
+    return [
+        [cells[after] - cells[before] for cells in complete]
+        for before, after in itertools.pairwise(names)
+    ]
+
+
+def light_load(cluster: LocalCluster, report: Report) -> None:
+    """How soon an observer runs, when there is little to do."""
+    hops = asyncio.run(delays(cluster.address))
+    everything = [delay for hop in hops for delay in hop]
+    report.add("commit to the observer's commit, median", median(everything), "ms", must=DELAY_MUST)
+    report.add("    99 of 100", quantiles(everything, n=100)[98], "ms")
+    report.add(
+        f"    through a chain of {HOPS}, median", median(map(sum, zip(*hops, strict=True))), "ms"
+    )
+
+
+def idle(cluster: LocalCluster, report: Report) -> None:
+    """What a worker costs that has nothing to do."""
+    time.sleep(2 * IDLE_SECONDS / 5)  # until its passes have grown rare
+    processes = Processes(cluster)
+    before = processes.read()
+    time.sleep(IDLE_SECONDS)
+    spent = processes.read()["worker"] - before["worker"]
+    report.add("idle worker", spent / IDLE_SECONDS * 100, "% of a core", must=IDLE_MUST)
+
+
+def main() -> int:
+    """All measurements."""
+    report = Report("observers")
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = LocalCluster(
+            Path(directory),
+            tablet_servers=SERVERS,
+            workers=1,
+            observers=["benchmarks.observed:observers"],
+        )
+        with cluster:
+            worker = cluster.processes["worker"]
+            worker.kill()
+            print(f"writing {BACKLOG:,} changes", flush=True)
+            asyncio.run(prepare(cluster.address))
+            worker.start()
+            print("working them off", flush=True)
+            work_off(cluster, report)
+            print("light load", flush=True)
+            light_load(cluster, report)
+            print("idle", flush=True)
+            idle(cluster, report)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

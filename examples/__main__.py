@@ -1,0 +1,48 @@
+"""`python -m examples COMMAND ...`: starts a cluster, runs the command on it, and removes both.
+
+The command finds the cluster in PERCOLATOR_ADDRESS, and a gateway in PERCOLATOR_GATEWAY; programs
+of this project are in its PATH. `python -m examples --observers module:name COMMAND ...` starts a
+worker, too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from services.local.cluster import LocalCluster
+
+
+def main(arguments: list[str]) -> int:
+    """Ends with the exit code of the command."""
+    observers: list[str] = []
+    if arguments[:1] == ["--observers"]:
+        observers, arguments = arguments[1:2], arguments[2:]
+    if not arguments:
+        sys.stderr.write(f"{__doc__}\n")
+        return 2
+    with (
+        tempfile.TemporaryDirectory(prefix="percolator-example-") as data,
+        LocalCluster(
+            Path(data),
+            tablet_servers=3,
+            gateways=1,
+            workers=len(observers),
+            observers=observers,
+        ) as cluster,
+    ):
+        surroundings = {
+            **os.environ,
+            "PERCOLATOR_ADDRESS": cluster.address,
+            "PERCOLATOR_GATEWAY": cluster.gateway_address,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        }
+        # The command is the caller's own.
+        return subprocess.run(arguments, env=surroundings, check=False).returncode  # noqa: S603
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""Asks the cluster how it is, again and again, and fills in a `State`.
+
+    master           where each tablet is, and whether it is served
+    workers          how often each observer has run           (their metrics, over HTTP)
+    tablet servers   how many notifications wait               (the same)
+    serving table    how many pages there are, and how long it took until they were served
+
+While servers are dead some of these do not answer; the figures stay as they were, and the state
+says so. A process that has ended, and was not killed by the story, ends the story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from http.client import HTTPConnection, HTTPException
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from examples.demo.checking import WentWrong
+from examples.demo.state import Latency, Runs, Server, State, Tablet
+from examples.webindex import tables
+from examples.webindex.load import Crawling
+from percolator import aio
+from percolator.errors import ExecutionUnknown, NotExecuted
+from percolator.timestamps import seconds_between
+from percolator.v1.master_pb2 import ListTabletsRequest
+from percolator.wire import methods
+from services.local.cluster import LocalCluster
+from services.local.process import ServiceProcess
+
+OFTEN_SECONDS = 0.25
+SELDOM_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+
+RUNS = "percolator_observer_"
+NOTIFICATIONS = "percolator_tabletserver_tablet_notifications"
+
+
+class Gauges:
+    """Of one cluster."""
+
+    def __init__(self, db: aio.Database, cluster: LocalCluster, state: State) -> None:
+        self._db = db
+        self._cluster = cluster
+        self._state = state
+        self._latencies: dict[tuple[bytes, int], float] = {}
+        """By row of the serving table, and when it was committed."""
+        self._samples: dict[str, list[Sample]] = {}
+        """By process: what it told at last."""
+        self._since = 0
+        """Versions of the serving table that are older are another chapter's."""
+        self._looked = asyncio.Event()
+        self.crawling: Crawling | None = None
+        """The loader, while it loads."""
+        self.killed: set[str] = set()
+        """Processes that have ended because the story killed them."""
+
+    async def watch(self) -> None:
+        """Until it is cancelled. Raises `WentWrong` when a process has died."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat("master", self._placement, OFTEN_SECONDS))
+            group.create_task(self._repeat("metrics", self._metrics, SELDOM_SECONDS))
+            group.create_task(self._repeat("serving table", self._served, SELDOM_SECONDS))
+
+    async def begin_latencies(self) -> None:
+        """Of what is served from now on."""
+        self._since = await self._db.timestamp()
+        self._latencies.clear()
+
+    async def next_look(self) -> None:
+        """Returns when anything in the state may be new."""
+        self._looked.clear()
+        await self._looked.wait()
+
+    async def _repeat(self, name: str, ask: Callable[[], Awaitable[None]], seconds: float) -> None:
+        while True:
+            try:
+                await ask()
+            except (NotExecuted, ExecutionUnknown):
+                # As long as tablets have no server. What does not come back ends the story in time.
+                self._state.silent.add(name)
+            else:
+                self._state.silent.discard(name)
+            self._looked.set()
+            await asyncio.sleep(seconds)
+
+    # ------------------------------------------------------------------ processes and tablets
+
+    async def _placement(self) -> None:
+        self._look_at_processes()
+        if self.crawling is not None:
+            self._state.written = self.crawling.written
+        network = self._db.engine.world.network
+        list_tablets = network.unary(self._cluster.address, methods.LIST_TABLETS)
+        answer = await list_tablets(ListTabletsRequest(), ANSWER_SECONDS)
+        self._state.tablets = [
+            Tablet(one.location.tablet_id, one.table, one.location.address, one.serving)
+            for one in answer.tablets
+        ]
+
+    def _look_at_processes(self) -> None:
+        for process in self._cluster.processes.values():
+            code = process.exit_code
+            if code is not None and process.name not in self.killed:
+                raise WentWrong(f"{process.name} has ended with {code}: {process.last_words()}")
+        self._state.servers = [
+            Server(one.name, one.pid, one.address, one.exit_code is None)
+            for one in self._named("tabletserver")
+        ]
+
+    def _named(self, kind: str) -> list[ServiceProcess]:
+        processes = self._cluster.processes.items()
+        return [one for name, one in processes if name.partition("-")[0] == kind]
+
+    # ------------------------------------------------------------------ metrics
+
+    async def _metrics(self) -> None:
+        workers, servers = self._named("worker"), self._named("tabletserver")
+        alive = [one for one in (*workers, *servers) if one.ready and one.exit_code is None]
+        self._state.silent -= {one.name for one in servers if one not in alive}  # nobody wonders
+        await asyncio.gather(*(self._scrape(one) for one in alive))
+        samples = [sample for one in workers for sample in self._samples.get(one.name, ())]
+        self._state.observers = runs_by_observer(samples)
+        self._state.notifications = sum(
+            int(sample.value)
+            for one in servers
+            if one in alive
+            for sample in self._samples.get(one.name, ())
+        )
+
+    async def _scrape(self, process: ServiceProcess) -> None:
+        """One that does not answer, too busy or killed at this moment, keeps what it has told."""
+        if process.ready is None:
+            return
+        host, _, port = process.ready.metrics_address.rpartition(":")
+        try:
+            text = await asyncio.to_thread(_get, host, int(port))
+        except (OSError, HTTPException):
+            self._state.silent.add(process.name)
+        else:
+            self._state.silent.discard(process.name)
+            self._samples[process.name] = list(parsed(text, (RUNS, NOTIFICATIONS)))
+
+    # ------------------------------------------------------------------ what is served
+
+    async def _served(self) -> None:
+        pages = documents = 0
+        async with self._db.snapshot(timeout=ANSWER_SECONDS) as snapshot:
+            wanted = [tables.cause.name, tables.size.name]
+            async for page in snapshot.scan_cells(tables.serving, columns=wanted):
+                cells = zip(
+                    page.rows, page.columns, page.commit_timestamps, page.values, strict=True
+                )
+                for row, column, commit, value in cells:
+                    if column == tables.cause.name:
+                        if commit < self._since:
+                            continue
+                        cause = tables.cause.codec.decode(value)
+                        self._latencies[row, commit] = seconds_between(cause, commit)
+                    else:
+                        pages += 1
+                        documents += tables.size.codec.decode(value)
+        self._state.pages, self._state.documents_served = pages, documents
+        self._state.latency = Latency.of(list(self._latencies.values()))
+
+
+def runs_by_observer(samples: list[Sample]) -> dict[str, Runs]:
+    """Added up over all workers."""
+    counts = Counter[tuple[str, str]]()
+    for sample in samples:
+        if "observer" in sample.labels:
+            what = sample.name.removeprefix(RUNS).removesuffix("_total")
+            counts[sample.labels["observer"], what] += int(sample.value)
+    return {
+        name: Runs(
+            committed=counts[name, "commits"],
+            repeated=counts[name, "conflicts"] + counts[name, "postponed"],
+            failed=counts[name, "failures"],
+        )
+        for name in {name for name, _ in counts}
+    }
+
+
+def _get(host: str, port: int) -> str:
+    connection = HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def parsed(text: str, prefixes: tuple[str, ...]) -> Iterator[Sample]:
+    """Samples whose names begin with one of these."""
+    lines = "".join(f"{one}\n" for one in text.splitlines() if one.startswith(prefixes))
+    for family in text_string_to_metric_families(lines):
+        yield from family.samples

@@ -1,0 +1,226 @@
+"""What the demonstration does, one chapter after another: each goes on until something is so.
+
+A crawl comes in at a steady rate while observers keep the index up to date. In the middle of it a
+tablet server is killed. When nothing is left to do, all that is served is compared with what it
+has to be; and once more after documents were updated and deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from examples.demo.checking import Checked, WentWrong, check
+from examples.demo.gauges import Gauges
+from examples.demo.queries import show_queries
+from examples.demo.screen import Screen
+from examples.demo.state import State, Tablet
+from examples.webindex import tables
+from examples.webindex.crawl import Crawl
+from examples.webindex.load import Change, Crawling, changes
+from percolator import Limits, RetryPolicy, aio
+from services.local.cluster import LocalCluster
+
+OBSERVERS = "examples.webindex.observers:observers"
+PATIENCE_SECONDS = 300.0
+"""For the whole story, which takes about half a minute: beyond it, something hangs."""
+PATIENT = Limits(call_seconds=60.0)
+PERSISTENT = RetryPolicy(deadline_seconds=PATIENCE_SECONDS)
+"""A slow machine is nothing wrong: what is wrong is told by the end of the story."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything."""
+
+    documents: int
+    rate: float
+    updates: int
+    deletions: int
+    seed: int = 0
+    tablets: int = 3
+    """Of each table by URL."""
+
+
+async def tell(cluster: LocalCluster, plan: Plan, screen: Screen) -> str:
+    """Raises `WentWrong`. Returns the URL of the page with the most inlinks."""
+    state = State()
+    connecting = aio.connect(
+        cluster.address, description="make demo", limits=PATIENT, retry=PERSISTENT
+    )
+    async with connecting as db:
+        story = _Story(db, cluster, plan, screen, state)
+        await story.make_tables()
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+                watching = group.create_task(story.gauges.watch())
+                showing = group.create_task(screen.follow(state))
+                checked = await story.happens(group)
+                for task in (watching, showing):
+                    task.cancel()
+        except TimeoutError:
+            raise WentWrong(f"not done after {PATIENCE_SECONDS:g} s: {state.chapter}") from None
+        except ExceptionGroup as errors:
+            raise _first(errors) from None
+        screen.chapter("queries")
+        return await show_queries(db, checked.pages, screen)
+
+
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    """The others are of the same cause."""
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Story:
+    def __init__(
+        self,
+        db: aio.Database,
+        cluster: LocalCluster,
+        plan: Plan,
+        screen: Screen,
+        state: State,
+    ) -> None:
+        self._db = db
+        self._cluster = cluster
+        self._plan = plan
+        self._screen = screen
+        self._state = state
+        self._crawl = Crawl(plan.documents, plan.seed)
+        self._written: dict[str, str] = {}
+        """What has to be in the store when all changes are written: URL and text."""
+        self.gauges = Gauges(db, cluster, state)
+
+    async def make_tables(self) -> None:
+        """Cut between equal parts of the documents."""
+        urls = sorted(one.url for one in self._crawl)
+        parts = self._plan.tablets
+        splits = [urls[len(urls) * part // parts] for part in range(1, parts)]
+        await tables.create_tables_async(self._db, splits)
+
+    async def happens(self, group: asyncio.TaskGroup) -> Checked:
+        """From beginning to end. Returns what was found right in the end."""
+        plan = self._plan
+        self._chapter("observers wait for a crawl")
+        await self._prepare()
+        self._chapter(f"a crawl of {plan.documents:,} documents, {plan.rate:g} each second")
+        documents = ((one.url, one.body) for one in self._crawl)
+        loading = group.create_task(self._load(documents, plan.documents))
+        await self._until(lambda: self._state.written >= plan.documents // 2 or loading.done())
+        killed = await self._kill()
+        await loading
+        self._screen.say(f"{plan.documents:,} documents are written; observers finish")
+        await self._require_right()
+        await asyncio.to_thread(self._cluster.restart, killed)
+        self.gauges.killed.discard(killed)
+        self._screen.say(f"{killed} is started again: the master gives it tablets as it needs to")
+
+        self._chapter(f"{plan.updates:,} documents are updated, {plan.deletions:,} deleted")
+        await self._load(
+            changes(self._crawl, plan.updates, plan.deletions, forever=False),
+            plan.updates + plan.deletions,
+        )
+        return await self._require_right()
+
+    def _chapter(self, title: str) -> None:
+        self._state.chapter = title
+        self._screen.chapter(title)
+
+    async def _prepare(self) -> None:
+        await asyncio.to_thread(self._cluster.wait_workers)
+        await self._until(self._all_served)
+        state = self._state
+        self._screen.say(
+            f"{len(tables.ALL)} tables, {len(state.tablets)} tablets on {len(state.servers)} "
+            f"tablet servers; {self._workers} workers run {OBSERVERS}"
+        )
+
+    @property
+    def _workers(self) -> int:
+        return sum(name.startswith("worker") for name in self._cluster.processes)
+
+    async def _load(self, source: Iterable[Change], count: int) -> None:
+        """Returns when all of it is committed."""
+        self._state.written, self._state.to_write = 0, count
+        await self.gauges.begin_latencies()
+        crawling = Crawling(self._db, self._plan.rate, progress=lambda _: None)
+        self.gauges.crawling = crawling
+        await crawling.write_all(self._remembered(source))
+        self._state.written = crawling.written
+        if crawling.written != count:
+            raise WentWrong(f"{crawling.written:,} changes were written, of {count:,}")
+
+    def _remembered(self, source: Iterable[Change]) -> Iterator[Change]:
+        """Two changes of one document are written in this order."""
+        for url, body in source:
+            if body is None:
+                self._written.pop(url, None)
+            else:
+                self._written[url] = body
+            yield url, body
+
+    # ------------------------------------------------------------------ the kill
+
+    async def _kill(self) -> str:
+        """That tablet server which all observers need most. Returns its name."""
+        state = self._state
+        (groups, *_) = [one for one in state.tablets if one.table == tables.groups.name]
+        name = state.server_of(groups.address)
+        victim = self._cluster.processes[name]
+        state.lost = frozenset(
+            one.tablet_id for one in state.tablets if one.address == victim.address
+        )
+        self.gauges.killed.add(name)
+        at = state.written
+        victim.kill()
+        began = time.monotonic()
+        self._screen.say(
+            f"kill -9 of {name}, process {victim.pid}, after {at:,} documents: "
+            f"{len(state.lost)} tablets have no server",
+            style="bold red",
+        )
+        await self._until(lambda: self._all_served(not_at=victim.address))
+        seconds = time.monotonic() - began
+        self._screen.say(f"all of them are served again after {seconds:.1f} s: {self._moved()}")
+        return name
+
+    def _all_served(self, not_at: str = "") -> bool:
+        found = self._state.tablets
+        return bool(found) and all(one.serving and one.address != not_at for one in found)
+
+    def _moved(self) -> str:
+        state, names = self._state, self._state.names()
+        by_server: dict[str, list[Tablet]] = {}
+        for tablet in state.tablets:
+            if tablet.tablet_id in state.lost:
+                by_server.setdefault(state.server_of(tablet.address), []).append(tablet)
+        return "; ".join(
+            f"{', '.join(names[one.tablet_id] for one in here)} by {server}"
+            for server, here in sorted(by_server.items())
+        )
+
+    # ------------------------------------------------------------------ what has to be so
+
+    async def _require_right(self) -> Checked:
+        """Waits until nothing is left to do, and compares."""
+        quiet = await self._db.wait_for_observers()
+        if quiet.dead_letters:
+            raise WentWrong(f"observers have put changes aside: {dict(quiet.dead_letters)}")
+        checked = await check(self._db, self._written)
+        if checked.documents != sum(page.documents for page in checked.pages.values()):
+            raise WentWrong("pages do not stand for as many documents as there are")
+        self._screen.say(
+            f"right: {checked.documents:,} documents in the store, as written; "
+            f"{len(checked.pages):,} pages and {checked.inlinks:,} inlinks served, exactly those "
+            "that examples/webindex/definition.py computes from the documents",
+            style="bold green",
+        )
+        return checked
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self.gauges.next_look()

@@ -1,0 +1,247 @@
+//! Transactions through any of several gateways.
+//!
+//! A gateway keeps nothing, so every call may go to another one. The one rule that matters stands
+//! in `Transaction::commit`: a commit without an answer is sent again *as it was*, never anew.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+
+use crate::wire::gateway_service_client::GatewayServiceClient;
+use crate::wire::{
+    cell_write::Kind, BeginRequest, CellWrite, CommitRequest, GetRequest, RowQuery, RowRange,
+    ScanTableRequest,
+};
+
+const CALL_TIME: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The gateways of one cluster.
+pub struct Gateways {
+    channels: Vec<Channel>,
+    turn: AtomicUsize,
+}
+
+/// What became of a commit, for good.
+#[derive(Debug)]
+pub enum Outcome {
+    /// All of it is visible from this timestamp on.
+    Committed(u64),
+    /// Nothing of it ever will be: somebody else was first.
+    Aborted(Status),
+}
+
+impl Gateways {
+    /// `addresses` are such as "localhost:7110"; they are dialled when they are needed.
+    pub fn new(addresses: &[String]) -> Result<Self, tonic::transport::Error> {
+        let channels = addresses
+            .iter()
+            .map(|address| {
+                let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
+                Ok(endpoint.connect_timeout(CALL_TIME).connect_lazy())
+            })
+            .collect::<Result<Vec<_>, tonic::transport::Error>>()?;
+        Ok(Self {
+            channels,
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    fn channel(&self) -> Channel {
+        let turn = self.turn.load(Ordering::Relaxed);
+        self.channels[turn % self.channels.len()].clone()
+    }
+
+    pub fn go_elsewhere(&self) {
+        self.turn.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn client(&self) -> GatewayServiceClient<Channel> {
+        GatewayServiceClient::new(self.channel())
+    }
+
+    /// A new transaction: it sees what was committed until now.
+    pub async fn begin(&self) -> Result<Transaction<'_>, Status> {
+        let told = self
+            .anywhere(|channel| async move {
+                let mut client = GatewayServiceClient::new(channel);
+                client.begin(timed(BeginRequest {})).await
+            })
+            .await?;
+        Ok(Transaction {
+            gateways: self,
+            start: told.start_timestamp,
+            writes: Vec::new(),
+        })
+    }
+
+    /// Calls one gateway after the other until one answers. For what may be asked twice.
+    pub async fn anywhere<R, F, A>(&self, call: F) -> Result<R, Status>
+    where
+        F: Fn(Channel) -> A,
+        A: Future<Output = Result<Response<R>, Status>>,
+    {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match call(self.channel()).await {
+                Ok(answer) => return Ok(answer.into_inner()),
+                Err(status) if tells_nothing(&status) && Instant::now() < until => {
+                    self.go_elsewhere();
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(status) => return Err(status),
+            }
+        }
+    }
+}
+
+/// Reads at its start timestamp; writes are kept here until `commit`.
+pub struct Transaction<'a> {
+    gateways: &'a Gateways,
+    start: u64,
+    writes: Vec<CellWrite>,
+}
+
+impl Transaction<'_> {
+    /// The values of one column in several rows, in the order of the rows.
+    pub async fn get(
+        &self,
+        table: &str,
+        rows: &[String],
+        column: &str,
+    ) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let queries: Vec<RowQuery> = rows
+            .iter()
+            .map(|row| RowQuery {
+                table: table.into(),
+                row: row.clone().into_bytes(),
+                columns: vec![column.into()],
+            })
+            .collect();
+        let request = GetRequest {
+            start_timestamp: self.start,
+            rows: queries,
+        };
+        let told = self
+            .gateways
+            .anywhere(|channel| {
+                let request = timed(request.clone());
+                async move { GatewayServiceClient::new(channel).get(request).await }
+            })
+            .await?;
+        let value =
+            |row: crate::wire::FoundRow| row.cells.into_iter().next().map(|cell| cell.value);
+        Ok(told.rows.into_iter().map(value).collect())
+    }
+
+    /// Every row of the table that has the column. A stream that breaks is continued elsewhere,
+    /// from behind the last row that came: the snapshot stays the same.
+    pub async fn scan(&self, table: &str, column: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Status> {
+        let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.scan_on(table, column, &mut found).await {
+                Ok(()) => return Ok(found),
+                Err(status) if tells_nothing(&status) && Instant::now() < until => {
+                    self.gateways.go_elsewhere();
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(status) => return Err(status),
+            }
+        }
+    }
+
+    async fn scan_on(
+        &self,
+        table: &str,
+        column: &str,
+        found: &mut Vec<(Vec<u8>, Vec<u8>)>,
+    ) -> Result<(), Status> {
+        let behind = found
+            .last()
+            .map(|(row, _)| [row.as_slice(), b"\0"].concat());
+        let request = ScanTableRequest {
+            start_timestamp: self.start,
+            table: table.into(),
+            range: Some(RowRange {
+                start: behind.unwrap_or_default(),
+                end: Vec::new(),
+            }),
+            columns: vec![column.into()],
+            ..Default::default()
+        };
+        let mut pages = self
+            .gateways
+            .client()
+            .scan_table(request)
+            .await?
+            .into_inner();
+        while let Some(page) = pages.message().await? {
+            for row in page.rows {
+                if let Some(cell) = row.cells.into_iter().next() {
+                    found.push((row.row, cell.value));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn put(&mut self, table: &str, row: &str, column: &str, value: Vec<u8>) {
+        self.writes.push(CellWrite {
+            kind: Kind::Put.into(),
+            table: table.into(),
+            row: row.into(),
+            column: column.into(),
+            value,
+        });
+    }
+
+    /// Makes all writes visible at one instant, or none.
+    ///
+    /// Without an answer it is unknown whether they are. Then the *same* commit is sent again,
+    /// at another gateway: the start timestamp says that it is the same, and every gateway comes
+    /// to the same outcome. Beginning anew instead might do the work twice.
+    pub async fn commit(&self) -> Result<Outcome, Status> {
+        let request = CommitRequest {
+            start_timestamp: self.start,
+            writes: self.writes.clone(),
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.gateways.client().commit(timed(request.clone())).await {
+                Ok(answer) => return Ok(Outcome::Committed(answer.into_inner().commit_timestamp)),
+                Err(status) if status.code() == Code::Aborted => {
+                    return Ok(Outcome::Aborted(status))
+                }
+                Err(status) if tells_nothing(&status) && Instant::now() < until => {
+                    self.gateways.go_elsewhere();
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(status) => return Err(status),
+            }
+        }
+    }
+}
+
+fn timed<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(CALL_TIME);
+    request
+}
+
+/// No answer, or one that leaves everything open. `UNKNOWN` is also what a broken connection
+/// looks like.
+fn tells_nothing(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unknown
+            | Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::ResourceExhausted
+    )
+}

@@ -1,0 +1,188 @@
+"""The pipeline from scratch, as a Spark batch job: what `definition.py` says, of any size.
+
+    python -m examples.webindex.batch [--address HOST:PORT] [--documents TABLE] [--serving TABLE]
+                                      [--inlinks TABLE]
+
+Reads all documents at one snapshot and loads empty tables with what is served. Spark's own
+functions do all the work: no row passes through Python but on its way from and to the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sql
+
+from examples.webindex.crawl import FILLER, HEX_DIGITS, LINKS, Crawl
+from examples.webindex.documents import EDGES, HEADING, KEY_DIGITS, KEYS, PARAGRAPHS
+from examples.webindex.documents import LINKS as LINKS_PATTERN
+from examples.webindex.tables import (
+    DIGEST_DIGITS,
+    DOCUMENTS_CATALOG,
+    INLINKS_CATALOG,
+    SERVING_CATALOG,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# ---------------------------------------------------------------------------- documents
+
+
+def stored(spark: SparkSession, address: str, table: str = "documents") -> DataFrame:
+    """The documents of a cluster, at one snapshot: url and body."""
+    reader = spark.read.format("percolator").options(address=address, table=table)
+    return reader.option("catalog", DOCUMENTS_CATALOG).load()
+
+
+def read_text(spark: SparkSession, path: str) -> DataFrame:
+    """Those of text files, as `documents.read_text` reads one."""
+    whole = spark.read.text(path, wholetext=True)
+    parts = sql.split(sql.concat(sql.lit("\n"), "value"), f"\n{HEADING}")
+    document = whole.select(sql.explode(sql.slice(parts, 2, 2**30)).alias("document"))
+    line_end = sql.expr("locate('\n', concat(document, '\n'))")
+    body = sql.substring("document", line_end + 1, sql.length("document"))
+    return document.select(
+        sql.trim(sql.substring("document", sql.lit(1), line_end - 1)).alias("url"),
+        sql.regexp_replace(body, "\n+$", "").alias("body"),
+    )
+
+
+def crawled(spark: SparkSession, crawl: Crawl, edition: int = 0) -> DataFrame:
+    """The same documents as `crawl` makes one by one."""
+    number = sql.col("id").cast("string")
+    drawn = sql.concat(number, sql.lit(f".{edition}"))
+
+    def draw(of: Column, what: str, below: int) -> Column:
+        text = sql.concat(sql.lit(f"{crawl.seed}:"), of, sql.lit(f":{what}"))
+        digits = sql.substring(sql.md5(text.cast("binary")), 1, HEX_DIGITS)
+        return (sql.conv(digits, 16, 10).cast("bigint") % below).cast("string")
+
+    def url(of: Column) -> Column:
+        return sql.concat(
+            sql.lit("http://site"), draw(of, "s", crawl.sites), sql.lit(".example/"), of
+        )
+
+    title, opening, ending = (draw(drawn, key, crawl.keys) for key in ("t", "o", "e"))
+    links = []
+    for link in range(LINKS):
+        target = draw(drawn, f"l{link}", crawl.documents)
+        links.append(
+            sql.concat(sql.lit("[page "), target, sql.lit("]("), url(target), sql.lit(")"))
+        )
+    body = sql.concat(
+        sql.lit("Title "), title, sql.lit("\n\nOpening "), opening, sql.lit(f". {FILLER}\n\n"),
+        sql.concat_ws(" ", *links), sql.lit("\n\nEnding "), ending, sql.lit(".\n"),
+    )  # fmt: skip
+    return spark.range(crawl.documents).select(url(number).alias("url"), body.alias("body"))
+
+
+# ---------------------------------------------------------------------------- the job
+
+
+def parsed(documents: DataFrame) -> DataFrame:
+    """url, title, key0 to key2, and links, an array of target and anchor."""
+    stripped = sql.transform(
+        sql.split("body", PARAGRAPHS), lambda part: sql.regexp_replace(part, EDGES, "")
+    )
+    paragraphs = sql.filter(stripped, lambda part: part != "")
+    found = documents.select("url", "body", paragraphs.alias("p"))
+    count = sql.size("p")
+    parts = (
+        sql.when(count > 0, sql.get("p", sql.lit(0))),
+        sql.when(count > 1, sql.get("p", sql.lit(1))),
+        sql.when(count > 2, sql.get("p", count - 1)),
+    )
+    keys = [_key(part).alias(f"key{number}") for number, part in enumerate(parts)]
+    pattern = sql.lit(LINKS_PATTERN)
+    links = sql.arrays_zip(
+        sql.regexp_extract_all("body", pattern, 2).alias("target"),
+        sql.regexp_extract_all("body", pattern, 1).alias("anchor"),
+    )
+    title = sql.coalesce(sql.get("p", sql.lit(0)), sql.lit(""))
+    return found.select("url", title.alias("title"), *keys, links.alias("links"))
+
+
+def _key(part: Column) -> Column:
+    own = sql.concat(sql.lit("url "), sql.col("url"))
+    text = sql.coalesce(sql.concat(sql.lit("text "), part), own)
+    return sql.substring(sql.md5(text.cast("binary")), 1, KEY_DIGITS)
+
+
+def clusters(pages: DataFrame) -> DataFrame:
+    """url and canonical, of every document."""
+    passes = []
+    left = pages.select("url", *(f"key{number}" for number in range(KEYS)))
+    for number in range(KEYS):
+        group = Window.partitionBy(f"key{number}")
+        best = sql.min(sql.struct(sql.length("url"), "url")).over(group)
+        found = left.withColumn("best", best["url"])
+        passes.append(found.select(sql.col("url").alias("member"), "best"))
+        left = found.where("url = best").drop("best")
+    labelled = passes[0]
+    for later in passes[1:]:
+        step = later.select(sql.col("member").alias("best"), sql.col("best").alias("better"))
+        labelled = labelled.join(step, "best").select("member", sql.col("better").alias("best"))
+    return labelled.select(sql.col("member").alias("url"), sql.col("best").alias("canonical"))
+
+
+class Tables(NamedTuple):
+    """What the serving tables hold, as `tables.py` describes them."""
+
+    serving: DataFrame
+    """url, title and documents, of every canonical page."""
+    inlinks: DataFrame
+    """canonical, source, anchor_digest, target_digest and anchor."""
+
+
+def served(documents: DataFrame) -> Tables:
+    """Everything that is served."""
+    pages = parsed(documents).cache()
+    canonical = clusters(pages).cache()
+    sizes = canonical.groupBy(sql.col("canonical").alias("url")).agg(
+        sql.count(sql.lit(1)).alias("documents")
+    )
+    shown = sizes.join(pages.select("url", "title"), "url").select("url", "title", "documents")
+    links = pages.select(sql.col("url").alias("source"), sql.inline("links")).distinct()
+    inlinks = links.join(canonical.withColumnRenamed("url", "target"), "target").select(
+        "canonical",
+        "source",
+        _digest("anchor").alias("anchor_digest"),
+        _digest("target").alias("target_digest"),
+        "anchor",
+    )
+    return Tables(shown, inlinks)
+
+
+def _digest(column: str) -> Column:
+    return sql.substring(sql.md5(sql.col(column).cast("binary")), 1, DIGEST_DIGITS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.webindex.batch")
+    parser.add_argument("--address", default="localhost:7100", help="host:port of masters")
+    parser.add_argument("--documents", default="documents", help="table that is read")
+    parser.add_argument("--serving", default="serving", help="empty table that is loaded")
+    parser.add_argument("--inlinks", default="inlinks", help="empty table that is loaded")
+    given = parser.parse_args(arguments)
+    spark = SparkSession.builder.appName("webindex-batch").getOrCreate()
+    found = served(stored(spark, given.address, given.documents))
+    load_served(found, given.address, given.serving, given.inlinks)
+    return 0
+
+
+def load_served(
+    found: Tables, address: str, serving: str = "serving", inlinks: str = "inlinks"
+) -> None:
+    """Into empty tables."""
+    from percolator.spark.bulk_loading import bulk_load
+
+    bulk_load(found.serving, address=address, table=serving, catalog=SERVING_CATALOG)
+    bulk_load(found.inlinks, address=address, table=inlinks, catalog=INLINKS_CATALOG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

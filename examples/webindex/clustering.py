@@ -1,0 +1,304 @@
+"""Which documents are one page, kept up to date: the three passes of `definition.py`.
+
+For each pass and each key there is a *group*. Its members are the documents with that key (in the
+first pass), or the representatives of groups of the pass before whose own key of this pass it is.
+Its best member represents it, and is in turn a member of one group of the next pass. So groups form
+trees, three high, with documents as leaves. What a group knows is its `State`:
+
+    upwards     its representative and the number of documents below it, told to the next pass
+    downwards   the canonical URL: the representative of the tree's root
+
+How work is kept small, whatever the size of a group:
+
+- A member is a row, ordered so that the best one comes first. Nothing reads all of them at once.
+- A change goes up within the transaction that makes it while groups are small. A group of `HOT`
+  documents or more, or one that is being changed, would be a cell that everybody writes: for it,
+  the change is left as a *message*, a row of its own, and the group is weakly notified. It takes
+  `MESSAGES_MAX` at once.
+- A new canonical URL goes down to `WALK_MAX` members at once. `State.cursor` says who is next, and
+  the group notifies itself until it has passed all. Of these members, a few are visited in the
+  same transaction, and the others notified.
+
+Why this ends in the right state, though transactions see snapshots:
+
+- All that a group does writes its `state` cell, and if there was nothing to do, locks it. So its
+  steps come one after the other, and a step that has seen too little is repeated.
+- Whoever looks at the group above does so again when that changes: a member that is new to a group
+  is visited once it has been added, and members are visited whenever the canonical URL changes.
+- A member's row names the group of the pass before as well. A document that changes its key may
+  represent its old and its new group for a while; they must not overwrite each other's news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from examples.webindex import tables
+from examples.webindex.documents import KEYS
+from examples.webindex.tables import GROUP, MEMBER, MESSAGE, groups
+from percolator import Row, aio
+
+HOT = 64
+MESSAGES_MAX = 256
+WALK_MAX = 256
+VISITS_MAX = 16
+"""Members that are visited within the transaction that has something to tell them."""
+
+ROOT = KEYS - 1
+
+changing: WeakValueDictionary[Group, aio.Transaction] = WeakValueDictionary()
+"""Who changes which group in this process just now. Only a hint: many at once would all but one
+be repeated, so the others leave messages."""
+
+
+class Group(NamedTuple):
+    """Of one pass."""
+
+    level: int
+    key: str
+
+    def row(self, kind: int = GROUP, length: int = 0, url: str = "", child: str = "") -> GroupRow:
+        """Of the group, or of a member of it, or of a message to it."""
+        return (self.level, self.key, kind, length, url, child)
+
+
+GroupRow = tuple[int, str, int, int, str, str]
+
+
+class Child(NamedTuple):
+    """A member: a document, and the key of the group that it represents, if it is not a leaf."""
+
+    url: str
+    key: str = ""
+
+    def row(self, group: Group, kind: int) -> GroupRow:
+        return group.row(kind, len(self.url), self.url, self.key)
+
+
+class Member(NamedTuple):
+    """What a group is told of a member."""
+
+    keys: tuple[str, ...]
+    documents: int
+    """Below it. With none, it is no member any more."""
+    cause: int
+
+    @classmethod
+    def decode(cls, stored: list[Any]) -> Member:
+        return cls(tuple(stored[0]), stored[1], stored[2])
+
+
+@dataclass(frozen=True)
+class State:
+    """What a group knows."""
+
+    best: Child | None = None
+    keys: tuple[str, ...] = ()
+    """Of the best member."""
+    documents: int = 0
+    cause: int = 0
+    canonical: str | None = None
+    cursor: GroupRow | None = None
+    """The member that is the next to learn of the canonical URL."""
+
+    def encode(self) -> list[Any]:
+        return [self.best, self.keys, self.documents, self.cause, self.canonical, self.cursor]
+
+    @classmethod
+    def decode(cls, stored: list[Any] | None) -> State:
+        if stored is None:
+            return cls()
+        best, keys, documents, cause, canonical, cursor = stored
+        return cls(
+            Child(*best),
+            tuple(keys),
+            documents,
+            cause,
+            canonical,
+            None if cursor is None else tuple(cursor),
+        )
+
+    def parent(self, group: Group) -> Group | None:
+        """Of the next pass, in which it is represented."""
+        if self.best is None or group.level == ROOT:
+            return None
+        return Group(group.level + 1, self.keys[group.level + 1])
+
+
+class Groups:
+    """Groups as one transaction sees and changes them.
+
+    First everything goes up, pass by pass, then down. Afterwards, `unserved` are representatives of
+    roots about which something is new, and `visited` are documents whose canonical URL may be.
+    """
+
+    def __init__(self, tx: aio.Transaction) -> None:
+        self._tx = tx
+        self._stored: dict[Group, State] = {}
+        self._states: dict[Group, State] = {}
+        self._mail: dict[Group, dict[Child, Member]] = {}
+        self._following: list[set[Group]] = [set() for _ in range(KEYS)]
+        self._visits = 0
+        self.unserved: set[str] = set()
+        self.visited: set[str] = set()
+
+    async def state(self, group: Group) -> State:
+        if group not in self._states:
+            found = State.decode(await self._tx.get(group.row(), tables.state))
+            # Meanwhile somebody else may have read it as well, and changed it.
+            self._stored.setdefault(group, found)
+            self._states.setdefault(group, found)
+        return self._states[group]
+
+    def tell(self, group: Group, child: Child, member: Member) -> None:
+        """News of a member."""
+        self._mail.setdefault(group, {})[child] = member
+
+    def look_at(self, group: Group) -> None:
+        """It was notified: there are messages for it, or there is something to learn."""
+        self._mail.setdefault(group, {})
+
+    async def settle(self) -> None:
+        for level in range(KEYS):
+            here = [group for group in self._mail if group.level == level]
+            await asyncio.gather(*(self._gather(group, self._mail.pop(group)) for group in here))
+        for level in reversed(range(KEYS)):
+            await asyncio.gather(*(self._follow(group) for group in sorted(self._following[level])))
+        for group in sorted(group for level in self._following for group in level):
+            await self._write(group)
+
+    # ------------------------------------------------------------------ upwards
+
+    async def _gather(self, group: Group, mail: Mapping[Child, Member]) -> None:
+        """Adds up what members have told."""
+        tx = self._tx
+        other = changing.get(group)
+        is_busy = other is not None and other is not tx and other.outcome is aio.Outcome.OPEN
+        if not is_busy:
+            changing[group] = tx  # before anything is awaited: many may begin at once
+        known, stored = await asyncio.gather(self.state(group), self._messages(group))
+        # An older message of the same member may lie behind those that were read.
+        is_busy = is_busy or known.documents >= HOT or len(stored) == MESSAGES_MAX
+        if mail and is_busy:
+            for child, news in mail.items():
+                await tx.set(child.row(group, MESSAGE), tables.message, news)
+            await tx.notify(group.row(), tables.state)
+            return
+        news_by_child = {
+            Child(*row.key[4:]): Member.decode(row[tables.message]) for row in stored
+        } | dict(mail)
+        for row in stored:
+            await tx.delete(row.key, tables.message)
+        if len(stored) == MESSAGES_MAX:
+            await tx.notify(group.row(), tables.state)
+        self._following[group.level].add(group)
+        if news_by_child:
+            await self._elect(group, await self._add_up(group, known, news_by_child))
+
+    async def _messages(self, group: Group) -> list[Row[Any]]:
+        scan = self._tx.scan(
+            groups, prefix=(*group, MESSAGE), columns=[tables.message], limit=MESSAGES_MAX
+        )
+        return [row async for row in scan]
+
+    async def _add_up(self, group: Group, known: State, news: Mapping[Child, Member]) -> State:
+        """With the number of documents that follows."""
+        tx = self._tx
+        rows = [child.row(group, MEMBER) for child in news]
+        documents, cause = known.documents, known.cause
+        found = await tx.get_many(groups, rows, [tables.member])
+        for (child, new), row in zip(news.items(), found, strict=True):
+            old = Member.decode(row[tables.member]) if row else None
+            documents += new.documents - (old.documents if old else 0)
+            cause = max(cause, new.cause)
+            if new.documents:
+                await tx.set(row.key, tables.member, new)
+                if old is None:
+                    await self._visit(group, child)
+            elif old:
+                await tx.delete(row.key, tables.member)
+        return replace(known, documents=documents, cause=cause)
+
+    async def _elect(self, group: Group, now: State) -> None:
+        """Finds the best member, and tells the next pass what is new."""
+        before = self._states[group]
+        best, keys = None, tuple[str, ...]()
+        first = self._tx.scan(groups, prefix=(*group, MEMBER), columns=[tables.member], limit=1)
+        async for row in first:
+            best, keys = Child(*row.key[4:]), Member.decode(row[tables.member]).keys
+        now = self._states[group] = replace(now, best=best, keys=keys)
+        if (before.best, before.keys, before.documents) == (best, keys, now.documents):
+            return
+        if group.level == ROOT:
+            self.unserved |= {one.url for one in (before.best, best) if one is not None}
+            return
+        old, new = before.parent(group), now.parent(group)
+        if before.best and old and (old, before.best.url) != (new, best and best.url):
+            self.tell(old, Child(before.best.url, group.key), Member((), 0, now.cause))
+        if best and new:
+            self.tell(new, Child(best.url, group.key), Member(keys, now.documents, now.cause))
+
+    # ------------------------------------------------------------------ downwards
+
+    async def _follow(self, group: Group) -> None:
+        """Learns the canonical URL, and passes it on."""
+        now = await self.state(group)
+        if now.best is None:
+            return
+        parent = now.parent(group)
+        above = await self.state(parent) if parent else replace(now, canonical=now.best.url)
+        # One that knows none yet has not read its messages, and will visit this group once it has.
+        if above.canonical is not None and above.canonical != now.canonical:
+            cause = max(now.cause, above.cause)
+            now = replace(now, canonical=above.canonical, cause=cause, cursor=group.row(MEMBER))
+        if now.cursor is not None:
+            now = replace(now, cursor=await self._walk(group, now.cursor))
+        self._states[group] = now
+
+    async def _walk(self, group: Group, cursor: GroupRow) -> GroupRow | None:
+        """Visits some members; returns who is next."""
+        scan = self._tx.scan(
+            groups,
+            start=cursor,
+            end=group.row(MESSAGE),
+            columns=[tables.member],
+            limit=WALK_MAX + 1,
+        )
+        rows = [row async for row in scan]
+        for row in rows[:WALK_MAX]:
+            await self._visit(group, Child(*row.key[4:]))
+        if len(rows) <= WALK_MAX:
+            return None
+        await self._tx.notify(group.row(), tables.state)
+        following: GroupRow = rows[WALK_MAX].key
+        return following
+
+    async def _visit(self, group: Group, child: Child) -> None:
+        """Has a member learn the canonical URL: in this transaction, or soon."""
+        self._visits += 1
+        is_soon = self._visits > VISITS_MAX
+        if group.level == 0:
+            if is_soon:
+                await self._tx.notify(child.url, tables.canonical)
+            else:
+                self.visited.add(child.url)
+            return
+        below = Group(group.level - 1, child.key)
+        if is_soon:
+            await self._tx.notify(below.row(), tables.state)
+        else:
+            self._following[below.level].add(below)
+
+    async def _write(self, group: Group) -> None:
+        now, before = self._states[group], self._stored[group]
+        if now.best is None:
+            if before.best is not None:
+                await self._tx.delete(group.row(), tables.state)
+        elif now != before:
+            await self._tx.set(group.row(), tables.state, now.encode())
+        else:
+            await self._tx.lock(group.row(), tables.state)

@@ -1,0 +1,218 @@
+"""A large repository at once: all tables as observers would leave them, loaded in bulk.
+
+    python -m examples.webindex.initial --documents 1000000
+
+Thousands of times quicker than to crawl into empty tables. What is stored follows from
+`definition.py`, and a test compares it with what observers leave, cell by cell. The observers are
+registered by then, or later; they have nothing to do for what is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Annotated, Any
+
+import typer
+
+from examples.webindex import documents as crawled_documents
+from examples.webindex import tables
+from examples.webindex.clustering import Child, Group, Member, State
+from examples.webindex.crawl import Crawl
+from examples.webindex.definition import canonical_urls
+from examples.webindex.documents import KEYS, Document, Page
+from examples.webindex.linking import Parsed
+from examples.webindex.tables import GROUP, MEMBER, digest
+from percolator import Column, PercolatorError, Table, aio
+from percolator.aio.bulk_load import BulkLoad, LoadedCell, LoadPlan
+
+CELLS_AT_ONCE = 8_192
+PROGRESS_CELLS = 100 * CELLS_AT_ONCE
+SAMPLE = 1_000
+"""URLs that tell where all of them lie."""
+
+
+class Repository:
+    """The cells of all tables, for the documents that there are. Kept in memory."""
+
+    def __init__(self, documents: Iterable[Document], crawled: int) -> None:
+        """`crawled` is the timestamp that all documents bear, and the cause of all the rest."""
+        self._crawled = crawled
+        self._bodies: dict[str, str] = {}
+        self._pages: dict[str, Page] = {}
+        for document in documents:
+            page = crawled_documents.parse(document)
+            links = Parsed.of(page, crawled).links
+            self._bodies[document.url] = document.body
+            self._pages[document.url] = page._replace(links=tuple(sorted(links)))
+        self._canonical = canonical_urls(self._pages)
+
+    def tables(self) -> Iterator[tuple[Table[Any], Iterator[LoadedCell]]]:
+        """Each with its cells, in the order of their rows."""
+        yield tables.documents, self._documents()
+        yield tables.pages, self._page_cells()
+        yield tables.groups, self._groups()
+        yield tables.links, self._links()
+        yield tables.serving, self._serving()
+        yield tables.inlinks, self._inlinks()
+
+    def _documents(self) -> Iterator[LoadedCell]:
+        for url in sorted(self._bodies):
+            body = self._bodies[url]
+            yield from _row(url, (tables.body, body), (tables.crawled, self._crawled))
+
+    def _page_cells(self) -> Iterator[LoadedCell]:
+        for url in sorted(self._pages):
+            page = self._pages[url]
+            parsed = Parsed(page.title, page.keys, frozenset(page.links), self._crawled)
+            cells: list[tuple[Column[Any], Any]] = [(tables.canonical, self._canonical[url])]
+            if page.links:
+                cells.append((tables.linked, {"placed": page.links, "fresh": []}))
+            yield from _row(url, *cells, (tables.parsed, parsed.encode()))
+
+    def _groups(self) -> Iterator[LoadedCell]:
+        members = [(page.keys[0], len(url), url, "", 1) for url, page in self._pages.items()]
+        for level in range(KEYS):
+            members.sort()
+            best_of_groups = []
+            for key, found in groupby(members, itemgetter(0)):
+                in_order = list(found)
+                below = sum(documents for *_, documents in in_order)
+                yield from self._group(Group(level, key), in_order, below)
+                _, length, url, _, _ = in_order[0]
+                if level + 1 < KEYS:
+                    above = self._pages[url].keys[level + 1]
+                    best_of_groups.append((above, length, url, key, below))
+            members = best_of_groups
+
+    def _group(
+        self, group: Group, members: Sequence[tuple[str, int, str, str, int]], documents: int
+    ) -> Iterator[LoadedCell]:
+        _, _, best, child_key, _ = members[0]
+        keys, canonical = self._pages[best].keys, self._canonical[best]
+        state = State(Child(best, child_key), keys, documents, self._crawled, canonical)
+        yield from _row(group.row(GROUP), (tables.state, state.encode()))
+        for _, _, url, key, below in members:
+            member = Member(self._pages[url].keys, below, self._crawled)
+            yield from _row(Child(url, key).row(group, MEMBER), (tables.member, member))
+
+    def _links(self) -> Iterator[LoadedCell]:
+        rows = (
+            (link.target, url, digest(link.anchor), link.anchor)
+            for url, page in self._pages.items()
+            for link in page.links
+        )
+        for target, url, anchor_digest, anchor in sorted(rows):
+            shown = self._canonical.get(target, "")
+            key = (target, url, anchor_digest)
+            yield from _row(key, (tables.link_anchor, anchor), (tables.shown, shown))
+
+    def _serving(self) -> Iterator[LoadedCell]:
+        sizes: dict[str, int] = {}
+        for url in self._canonical.values():
+            sizes[url] = sizes.get(url, 0) + 1
+        for url in sorted(sizes):
+            yield from _row(
+                url,
+                (tables.cause, self._crawled),
+                (tables.size, sizes[url]),
+                (tables.title, self._pages[url].title),
+            )
+
+    def _inlinks(self) -> Iterator[LoadedCell]:
+        rows = (
+            (canonical, url, digest(link.anchor), digest(link.target), link.anchor)
+            for url, page in self._pages.items()
+            for link in page.links
+            if (canonical := self._canonical.get(link.target)) is not None
+        )
+        for *key, anchor in sorted(rows):
+            cause = (tables.inlink_cause, self._crawled)
+            yield from _row(tuple(key), (tables.anchor, anchor), cause)
+
+
+def _row(key: object, *cells: tuple[Column[Any], Any]) -> Iterator[LoadedCell]:
+    row = cells[0][0].table.key.encode(key)
+    return ((row, column.name, column.codec.encode(value)) for column, value in cells)
+
+
+async def load(db: aio.Database, documents: Iterable[Document]) -> int:
+    """Into tables that are there and empty. Returns how many cells there are."""
+    repository = Repository(documents, int(await db.timestamp()))
+    loaded = 0
+    for table, cells in repository.tables():
+        bulk = BulkLoad(db, LoadPlan(table.name, f"initial {table.name}", b"", b"", notify=False))
+        timestamps = await bulk.begin()
+        try:
+            async for batch in _batches(cells):
+                await bulk.load(batch, timestamps)
+                loaded += len(batch)
+                if loaded % PROGRESS_CELLS < len(batch):
+                    _say(f"{table.name}: {loaded:,} cells of all tables are loaded")
+        except BaseException:
+            await bulk.abandon()
+            raise
+        await bulk.finish(timestamps)
+    _say(f"{loaded:,} cells are loaded")
+    return loaded
+
+
+async def _batches(cells: Iterator[LoadedCell]) -> AsyncIterator[list[LoadedCell]]:
+    """The next one is made while the last one is on its way."""
+
+    def make() -> list[LoadedCell]:
+        return list(islice(cells, CELLS_AT_ONCE))
+
+    batch = await asyncio.to_thread(make)
+    while batch:
+        following = asyncio.create_task(asyncio.to_thread(make))
+        try:
+            yield batch
+        finally:
+            batch = await following
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+async def load_crawl(address: str | None, crawl: Crawl, tablets: int) -> None:
+    """Makes the tables that are missing."""
+    async with aio.connect(address, description="an initial repository") as db:
+        await tables.create_tables_async(db, url_splits(crawl, tablets))
+        await load(db, crawl)
+
+
+def url_splits(crawl: Crawl, tablets: int) -> list[str]:
+    """Between equal parts of the documents."""
+    step = max(1, crawl.documents // SAMPLE)
+    urls = sorted(crawl.url(number) for number in range(0, crawl.documents, step))
+    return [urls[len(urls) * part // tablets] for part in range(1, tablets)]
+
+
+def main(
+    documents: Annotated[int, typer.Option(help="So many synthetic ones.", min=1)] = 100_000,
+    seed: Annotated[int, typer.Option(help="Another crawl for each.")] = 0,
+    tablets: Annotated[int, typer.Option(help="Into which tables by URL are cut.", min=1)] = 4,
+    address: Annotated[
+        str | None, typer.Option(help="host:port of masters; PERCOLATOR_ADDRESS.")
+    ] = None,
+) -> None:
+    """Load a repository of documents, with everything that observers would make of it."""
+    # Millions of objects that all stay: looking for garbage among them takes minutes.
+    gc.disable()
+    try:
+        asyncio.run(load_crawl(address, Crawl(documents, seed), tablets))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (PercolatorError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,56 @@
+"""Loads a crawl into the store with Spark: a synthetic one, or text files of documents.
+
+    python -m examples.webindex.spark_load --synthetic 100000
+    python -m examples.webindex.spark_load --text 'crawl/*.txt'
+
+An empty table is loaded in bulk, with notifications for the observers that are registered by then;
+otherwise, documents are written in transactions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from examples.webindex import batch
+from examples.webindex.crawl import Crawl
+from examples.webindex.tables import DOCUMENTS_CATALOG
+from percolator.spark.bulk_loading import bulk_load
+
+
+def load(documents: DataFrame, address: str, table: str = "documents", *, bulk: bool) -> None:
+    """url and body of each document."""
+    options: dict[str, Any] = {"address": address, "table": table, "catalog": DOCUMENTS_CATALOG}
+    if bulk:
+        bulk_load(documents, **options, notify="true", load_name="crawl")
+    else:
+        documents.write.format("percolator").options(**options).mode("append").save()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.webindex.spark_load", description=__doc__
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--synthetic", type=int, metavar="N", help="that many documents")
+    source.add_argument("--text", metavar="PATH", help="text files; see documents.read_text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--address", default="localhost:7100", help="host:port of masters")
+    parser.add_argument("--table", default="documents")
+    parser.add_argument("--bulk", action="store_true", help="the table is empty")
+    given = parser.parse_args(arguments)
+    spark = SparkSession.builder.appName("webindex-load").getOrCreate()
+    if given.text is not None:
+        documents = batch.read_text(spark, given.text)
+    else:
+        documents = batch.crawled(spark, Crawl(given.synthetic, given.seed))
+    load(documents, given.address, given.table, bulk=given.bulk)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
