@@ -15,7 +15,7 @@ from tests.documents.blocks import ROOT, blocks
 pytestmark = pytest.mark.spark
 
 GUIDE: Path = ROOT / "docs/spark.md"
-PAGES = Table("pages")
+PAGES = Table("pages-of-the-guide")  # the web index has tables of its own names in this cluster
 TITLE = PAGES.column("title", codecs.text)
 VISITS = PAGES.column("stats:visits", codecs.integer)
 
@@ -29,7 +29,7 @@ def test_the_programs_of_the_guide_read_write_and_load(
     # Spark's processes have the surroundings of the first one, and a test's cluster any address.
     address = f'address="{cluster.address}", table='
     read, write, load = (
-        block.text.replace("table=", address)
+        block.text.replace("table=", address).replace('"pages"', f'"{PAGES.name}"')
         for block in blocks(GUIDE)
         if block.language == "python"
     )
@@ -50,7 +50,7 @@ def test_the_programs_of_the_guide_read_write_and_load(
     db.create_table(loaded, ["m"])
     rows = [(f"net.example/{number}", "loaded", number) for number in range(10)]
     names["frame"] = spark.createDataFrame(rows, schema)
-    exec(load.replace('"pages"', '"loaded"'), names)  # only what is empty can be loaded
+    exec(load.replace(PAGES.name, loaded.name), names)  # only what is empty can be loaded
     with db.snapshot() as snapshot:
         assert len(list(snapshot.scan(loaded))) == len(rows)
     db.drop_table(loaded)
