@@ -161,7 +161,7 @@ bench-spark: $(SPARK_READY) ## Rows per second between Spark and a cluster (need
 	$(BIN)/python -m benchmarks.spark
 
 .PHONY: bench-incremental
-bench-incremental: $(SPARK_READY) ## How soon a changed document is served, beside a Spark batch job over all (needs Java 17; about 25 minutes)
+bench-incremental: $(SPARK_READY) ## How soon a changed document is served, beside a Spark batch job over all (needs Java 17; about 20 minutes)
 	@tests/spark/ensure-java
 	$(BIN)/python -m benchmarks.incremental
 
