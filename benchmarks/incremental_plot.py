@@ -101,8 +101,8 @@ def _curve(curve: Curve, colour: str, x: _Axis, y: _Axis) -> list[str]:
 
 def _legend(curve: Curve, colour: str, at: float) -> list[str]:
     text = (
-        f"{curve.documents:,} documents: incremental, median and 99 of 100 (dashed); batch pass "
-        f"{curve.batch_seconds:.0f} s, cross-over {curve.crossover_per_second:.0f}/s (dotted)"
+        f"{curve.documents:,} documents: median, 99 of 100 (dashed), batch pass of "
+        f"{curve.batch_seconds:.0f} s and cross-over at {curve.crossover_per_second:.0f}/s (dotted)"
     )
     line = f'<path d="M{LEFT} {at - 4}h24" stroke="{colour}" stroke-width="2"/>'
     return [line, _text(LEFT + 32, at, text, "start")]
