@@ -125,7 +125,7 @@ compose-test: $(READY) ## Hurt a cluster of containers from outside, and check i
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions bench-observers bench-gc bench-gateway bench-failover ## Every benchmark, one after another
+bench: bench-oracle bench-tablet bench-transactions bench-observers bench-gc bench-gateway bench-failover ## Every benchmark of the cluster, one after another (Spark and the simulation have their own)
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Timestamps per second
@@ -240,5 +240,5 @@ image: ## Build the image of all services (BASE_IMAGE=, where the default cannot
 
 .PHONY: clean
 clean: ## Remove everything that can be made again, except the data of clusters
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist var/docs var/doctrees var/rust *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

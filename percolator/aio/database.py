@@ -162,9 +162,9 @@ class Database:
     ) -> Pin:
         """Keeps history from a moment on, for as long as its block lasts, or this process lives.
 
-        What is older than the history of one of the `tables` is refused, also of all tables if none
-        are named. In other tables, whose history does not go back so far, nothing is collected
-        meanwhile. `ttl` is how long it outlives this process; renewed until then.
+        A moment is refused that is older than the history of one of the `tables`, or of any table
+        if none are named. In other tables, whose history does not go back so far, nothing is
+        collected meanwhile. `ttl` is how many seconds it outlives this process.
 
         >>> async with db.pin(at=yesterday) as pin: ...
         """
