@@ -11,7 +11,9 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
+from percolator.v1 import master_pb2 as wire
 from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of
 from percolator.world import RequestT, ResponseT, UnaryMethod
@@ -49,6 +51,21 @@ async def answer_of_leader(
         except (NotReady, Unavailable) as error:
             problem = error
     raise problem
+
+
+async def all_tablets(
+    here: Connection, network: GrpcNetwork, table: str = ""
+) -> list[wire.TabletInfo]:
+    """Of one table, or of all; by id."""
+    found: list[wire.TabletInfo] = []
+    more = True
+    while more:
+        after = found[-1].location.tablet_id if found else 0
+        request = wire.ListTabletsRequest(table=table, after_tablet_id=after)
+        page = await answer_of_leader(here, network, methods.LIST_TABLETS, request)
+        found += page.tablets
+        more = page.more
+    return found
 
 
 def row_bytes(field: str, text: str) -> bytes:

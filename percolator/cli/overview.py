@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from percolator.cli.connection import Connection
-from percolator.cli.masters import answer_of_leader
+from percolator.cli.masters import all_tablets, answer_of_leader
 from percolator.cli.roles import LEADING, Role, roles_of
 from percolator.cli.sessions import list_sessions
 from percolator.errors import PercolatorError
@@ -114,7 +114,7 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
 
     overview.tables, overview.tablets, overview.servers, overview.sessions = await asyncio.gather(
         part("tables", _tables(here, network), ()),
-        part("tablets", _tablets(here, network), []),
+        part("tablets", all_tablets(here, network), []),
         part("tablet servers", _servers(here, network), ()),
         part("sessions", list_sessions(here, network), []),
     )
@@ -157,15 +157,3 @@ async def _tables(here: Connection, network: GrpcNetwork) -> Sequence[wire.Table
 async def _servers(here: Connection, network: GrpcNetwork) -> Sequence[wire.TabletServerInfo]:
     request = wire.ListServersRequest()
     return (await answer_of_leader(here, network, methods.LIST_SERVERS, request)).servers
-
-
-async def _tablets(here: Connection, network: GrpcNetwork) -> list[wire.TabletInfo]:
-    found: list[wire.TabletInfo] = []
-    more = True
-    while more:
-        after = found[-1].location.tablet_id if found else 0
-        request = wire.ListTabletsRequest(after_tablet_id=after)
-        page = await answer_of_leader(here, network, methods.LIST_TABLETS, request)
-        found += page.tablets
-        more = page.more
-    return found

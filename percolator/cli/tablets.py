@@ -8,8 +8,8 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator.cli.connection import Connection, connection, fail, plain
-from percolator.cli.masters import ask_master, row_bytes, row_text
+from percolator.cli.connection import connection, fail, plain
+from percolator.cli.masters import all_tablets, ask_master, row_bytes, row_text
 from percolator.errors import InvalidArgument
 from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as wire
@@ -32,7 +32,7 @@ def tablets(
     if context.invoked_subcommand is not None:
         return
     here = connection(context)
-    found = _all(here, table)
+    found = here.run(lambda network: all_tablets(here, network, table))
     if hot:
         found.sort(key=_rate, reverse=True)
     screen = Screen(
@@ -98,18 +98,6 @@ def move(
         _location(location),
         plain(f"tablet {tablet} is at {location.address}, epoch {location.epoch}"),
     )
-
-
-def _all(here: Connection, table: str) -> list[wire.TabletInfo]:
-    found: list[wire.TabletInfo] = []
-    more = True
-    while more:
-        after = found[-1].location.tablet_id if found else 0
-        request = wire.ListTabletsRequest(table=table, after_tablet_id=after)
-        page = ask_master(here, methods.LIST_TABLETS, request)
-        found += page.tablets
-        more = page.more
-    return found
 
 
 def _rate(one: wire.TabletInfo) -> float:
