@@ -7,8 +7,8 @@ observers would leave it. Then:
                  waits for a whole pass at least, however few have changed. The second pass counts,
                  whose session is warm.
     burst        changes as quickly as they can be written: what one worker's observers keep up with
-    three rates  1 % of the larger repository in an hour, half of what observers keep up with in the
-                 smaller one, and half more than that
+    three rates  1 % of the larger repository in an hour; half of what observers keep up with in the
+                 smaller one; and half as much again as they keep up with there
 
 The latency of a changed document goes from before its transaction to the last commit that served
 any of its effects, by the oracle's clock: `tables.cause` says which change a served row is due to.
@@ -28,20 +28,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 import percolator
 from benchmarks.collection import megabytes
-from benchmarks.incremental_crawl import Slice, all_slices, say
+from benchmarks.incremental_crawl import Stage, all_stages, say, three_rates
 from benchmarks.incremental_plot import Curve, Point, draw
 from benchmarks.report import RESULTS, Report
 from benchmarks.spark import session
-from examples.webindex import batch, initial, tables
+from examples.webindex import batch, tables
 from examples.webindex.crawl import Crawl
+from examples.webindex.spark_documents import stored
 from percolator import Table, codecs
 from services.local.cluster import LocalCluster
 
@@ -65,13 +67,13 @@ class Measured:
 
     documents: int
     batch_seconds: float
-    burst: Slice
-    slices: list[Slice]
+    burst: Stage
+    at_rates: list[Stage]
 
     @property
-    def sustained(self) -> float:
-        """Changes per second that observers keep up with."""
-        return self.burst.changes / self.burst.seconds
+    def keeps_up(self) -> float:
+        """With so many changes per second, observers do."""
+        return self.burst.done_per_second
 
     def percent_an_hour(self, per_second: float) -> float:
         return per_second * 3600 / self.documents * 100
@@ -87,11 +89,11 @@ def batch_pass(
     serving = Table(f"batch_serving_{number}")
     inlinks = Table(f"batch_inlinks_{number}", key=tables.inlinks.key)
     documents = serving.column(tables.size.name, codecs.integer)
-    splits = initial.url_splits(crawl, TABLETS)
+    splits = crawl.splits(TABLETS)
     db.create_table(serving, splits)
     db.create_table(inlinks, [(url, "", "", "") for url in splits])
     began = time.perf_counter()
-    found = batch.served(batch.stored(spark, address))
+    found = batch.served(stored(spark, address))
     batch.load_served(found, address, serving.name, inlinks.name)
     seconds = time.perf_counter() - began
     spark.catalog.clearCache()
@@ -110,12 +112,15 @@ def batch_pass(
 def measure(
     spark: SparkSession,
     directory: Path,
-    documents: int,
     burst: int,
     seconds: float,
-    rates: Sequence[float],
+    documents: int,
+    rates: Callable[[float], Sequence[float]],
 ) -> Measured:
-    """One repository, in a cluster of its own."""
+    """One repository, in a cluster of its own that is gone afterwards.
+
+    `rates` tells at which rates to crawl, given with how many changes per second observers keep up.
+    """
     crawl = Crawl(documents)
     with LocalCluster(directory, tablet_servers=1, workers=1, observers=[OBSERVERS]) as cluster:
         # It would make the observers known, and share the machine with the batch job.
@@ -130,9 +135,11 @@ def measure(
             say(f"batch passes: {cold:.1f} s, {warm:.1f} s")
         worker.start()
         cluster.wait_workers()
-        burst_, *slices = asyncio.run(all_slices(cluster.address, crawl, burst, seconds, rates))
+        crawling = all_stages(cluster.address, crawl, burst, seconds, rates)
+        burst_, *at_rates = asyncio.run(crawling)
         say(f"the store has {megabytes(directory):,.0f} MB")
-    return Measured(documents, warm, burst_, slices)
+    shutil.rmtree(directory)
+    return Measured(documents, warm, burst_, at_rates)
 
 
 def load(address: str, crawl: Crawl) -> None:
@@ -146,18 +153,18 @@ def fill_in(report: Report, all_measured: Sequence[Measured]) -> None:
     for one in all_measured:
         size = f"{one.documents:,} documents"
         report.add(f"{size}: Spark batch pass", one.batch_seconds, "s")
-        for found in one.slices:
+        for found in one.at_rates:
             percent = _short(one.percent_an_hour(found.per_second))
             rate = f"{size}, {_short(found.per_second)} changes/s ({percent} % an hour)"
             report.add(f"    {rate}: median", found.median * 1000, "ms")
             report.add(f"    {rate}: 99 of 100", found.p99 * 1000, "ms")
-        report.add(f"    {size}: cross-over, where observers keep up no more", one.sustained, "/s")
-        report.add(f"    {size}: in an hour", one.percent_an_hour(one.sustained), "% of all")
-        share = one.sustained * one.batch_seconds / one.documents * 100
+        report.add(f"    {size}: cross-over, where observers keep up no more", one.keeps_up, "/s")
+        report.add(f"    {size}: in an hour", one.percent_an_hour(one.keeps_up), "% of all")
+        share = one.keeps_up * one.batch_seconds / one.documents * 100
         report.add(f"    {size}: during one batch pass", share, "% of all")
     small, large = all_measured[0], all_measured[-1]
-    before, after = small.slices[0].median, large.slices[0].median
-    percent = _short(large.percent_an_hour(large.slices[0].per_second))
+    before, after = small.at_rates[0].median, large.at_rates[0].median
+    percent = _short(large.percent_an_hour(large.at_rates[0].per_second))
     report.add(
         f"batch pass over {large.documents:,} beside the median at {percent} % an hour",
         large.batch_seconds / after,
@@ -182,8 +189,8 @@ def plot(all_measured: Sequence[Measured], path: Path) -> None:
         Curve(
             one.documents,
             one.batch_seconds,
-            one.sustained,
-            [Point(found.per_second, found.median, found.p99) for found in one.slices],
+            one.keeps_up,
+            [Point(found.per_second, found.median, found.p99) for found in one.at_rates],
         )
         for one in all_measured
     ]
@@ -199,17 +206,16 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the results go")
     given = parser.parse_args()
     report = Report("incremental")
-    rates = [max(PERCENT_AN_HOUR / 100 * max(given.sizes) / 3600, SLOWEST_PER_SECOND)]
-    found: list[Measured] = []
+    small, large = sorted(given.sizes)
+    slowest = max(PERCENT_AN_HOUR / 100 * large / 3600, SLOWEST_PER_SECOND)
     with tempfile.TemporaryDirectory(prefix="bench-incremental-", dir=given.directory) as name:
         directory = Path(name)
         # Before the client is used in this process: Java is started by a fork.
         spark = session(directory / "warehouse", memory=SPARK_MEMORY)
-        for size in sorted(given.sizes):
-            place = directory / str(size)
-            found.append(measure(spark, place, size, given.burst, given.seconds, rates))
-            shutil.rmtree(place)
-            rates = [one.per_second for one in found[0].slices]
+        measured = partial(measure, spark, directory / "cluster", given.burst, given.seconds)
+        first = measured(small, partial(three_rates, slowest))
+        rates = [one.per_second for one in first.at_rates]
+        found = [first, measured(large, lambda _: rates)]
         spark.stop()
     fill_in(report, found)
     given.results.mkdir(exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -17,15 +17,21 @@ from percolator.timestamps import seconds_between
 
 
 @dataclass(frozen=True)
-class Slice:
-    """What became of changes that came at some rate."""
+class Stage:
+    """Changes that came at some rate, and what became of them."""
 
     per_second: float
+    """As they were written."""
     changes: int
     seconds: float
     """From the first change to the last effect."""
     latencies: list[float]
     """Seconds, of each change of which something is served."""
+
+    @property
+    def done_per_second(self) -> float:
+        """Changes with all that follows from them."""
+        return self.changes / self.seconds
 
     @property
     def median(self) -> float:
@@ -50,10 +56,10 @@ def endless_changes(crawl: Crawl) -> Iterator[Change]:
             yield document.url, document.body
 
 
-async def crawl_slice(
+async def stage(
     db: aio.Database, changes: Iterator[Change], count: int, rate: float | None
-) -> Slice:
-    """Returns when all that follows from the changes is done."""
+) -> Stage:
+    """Without a rate, as quickly as they can be written. Returns when all is done that follows."""
     since = await db.timestamp()
     began = time.perf_counter()
     await Crawling(db, rate).write_all(islice(changes, count))
@@ -63,7 +69,7 @@ async def crawl_slice(
         raise SystemExit(f"observers have failed: {dict(quiet.dead_letters)}")
     served = await last_effects(db, since)
     latencies = [seconds_between(cause, commit) for cause, commit in served.items()]
-    found = Slice(per_second, count, seconds_between(since, max(served.values())), latencies)
+    found = Stage(per_second, count, seconds_between(since, max(served.values())), latencies)
     say(
         f"{found.per_second:7.1f} changes/s: median {found.median * 1000:8.0f} ms, 99 of 100 "
         f"{found.p99 * 1000:8.0f} ms; {len(latencies):,} of {count:,} seen, {found.seconds:.0f} s"
@@ -84,17 +90,23 @@ async def last_effects(db: aio.Database, since: int) -> dict[int, int]:
     return found
 
 
-async def all_slices(
-    address: str, crawl: Crawl, burst: int, seconds: float, rates: Sequence[float]
-) -> list[Slice]:
-    """The burst first. Above the lowest rate, those that are missing follow from it."""
+def three_rates(slowest: float, keeps_up: float) -> list[float]:
+    """The slowest, half of what observers keep up with, and one and a half times as much as it."""
+    return [slowest, round(keeps_up / 2, 1), round(keeps_up * 1.5, 1)]
+
+
+async def all_stages(
+    address: str,
+    crawl: Crawl,
+    burst: int,
+    seconds: float,
+    rates: Callable[[float], Sequence[float]],
+) -> list[Stage]:
+    """The burst, and then each of the rates, which may follow from what observers keep up with."""
     changes = endless_changes(crawl)
     async with aio.connect(address, description="bench-incremental") as db:
-        found = [await crawl_slice(db, changes, burst, None)]
-        if len(rates) == 1:
-            keeps_up = found[0].changes / found[0].seconds
-            rates = [*rates, round(keeps_up / 2, 1), round(keeps_up * 1.5, 1)]
-        for rate in rates:
+        found = [await stage(db, changes, burst, None)]
+        for rate in rates(found[0].done_per_second):
             count = max(2, int(rate * seconds))
-            found += [await crawl_slice(db, changes, count, rate)]
+            found.append(await stage(db, changes, count, rate))
     return found

@@ -96,11 +96,8 @@ class _Story:
         self.gauges = Gauges(db, cluster, state)
 
     async def make_tables(self) -> None:
-        """Cut between equal parts of the documents."""
-        urls = sorted(one.url for one in self._crawl)
-        parts = self._plan.tablets
-        splits = [urls[len(urls) * part // parts] for part in range(1, parts)]
-        await tables.create_tables_async(self._db, splits)
+        """Those by URL cut into equal parts."""
+        await tables.create_tables_async(self._db, self._crawl.splits(self._plan.tablets))
 
     async def happens(self, group: asyncio.TaskGroup) -> Checked:
         """From beginning to end. Returns what was found right in the end."""

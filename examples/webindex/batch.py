@@ -11,82 +11,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sql
 
-from examples.webindex.crawl import FILLER, HEX_DIGITS, LINKS, Crawl
-from examples.webindex.documents import EDGES, HEADING, KEY_DIGITS, KEYS, PARAGRAPHS
-from examples.webindex.documents import LINKS as LINKS_PATTERN
-from examples.webindex.tables import (
-    DIGEST_DIGITS,
-    DOCUMENTS_CATALOG,
-    INLINKS_CATALOG,
-    SERVING_CATALOG,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# ---------------------------------------------------------------------------- documents
-
-
-def stored(spark: SparkSession, address: str, table: str = "documents") -> DataFrame:
-    """The documents of a cluster, at one snapshot: url and body."""
-    reader = spark.read.format("percolator").options(address=address, table=table)
-    return reader.option("catalog", DOCUMENTS_CATALOG).load()
-
-
-def read_text(spark: SparkSession, path: str) -> DataFrame:
-    """Those of text files, as `documents.read_text` reads one."""
-    whole = spark.read.text(path, wholetext=True)
-    parts = sql.split(sql.concat(sql.lit("\n"), "value"), f"\n{HEADING}")
-    document = whole.select(sql.explode(sql.slice(parts, 2, 2**30)).alias("document"))
-    line_end = sql.expr("locate('\n', concat(document, '\n'))")
-    body = sql.substring("document", line_end + 1, sql.length("document"))
-    return document.select(
-        sql.trim(sql.substring("document", sql.lit(1), line_end - 1)).alias("url"),
-        sql.regexp_replace(body, "\n+$", "").alias("body"),
-    )
-
-
-def crawled(spark: SparkSession, crawl: Crawl, edition: int = 0) -> DataFrame:
-    """The same documents as `crawl` makes one by one."""
-    number = sql.col("id").cast("string")
-    drawn = sql.concat(number, sql.lit(f".{edition}"))
-
-    def draw(of: Column, what: str, below: int) -> Column:
-        text = sql.concat(sql.lit(f"{crawl.seed}:"), of, sql.lit(f":{what}"))
-        digits = sql.substring(sql.md5(text.cast("binary")), 1, HEX_DIGITS)
-        return (sql.conv(digits, 16, 10).cast("bigint") % below).cast("string")
-
-    def url(of: Column) -> Column:
-        return sql.concat(
-            sql.lit("http://site"), draw(of, "s", crawl.sites), sql.lit(".example/"), of
-        )
-
-    title, opening, ending = (draw(drawn, key, crawl.keys) for key in ("t", "o", "e"))
-    links = []
-    for link in range(LINKS):
-        target = draw(drawn, f"l{link}", crawl.documents)
-        links.append(
-            sql.concat(sql.lit("[page "), target, sql.lit("]("), url(target), sql.lit(")"))
-        )
-    body = sql.concat(
-        sql.lit("Title "), title, sql.lit("\n\nOpening "), opening, sql.lit(f". {FILLER}\n\n"),
-        sql.concat_ws(" ", *links), sql.lit("\n\nEnding "), ending, sql.lit(".\n"),
-    )  # fmt: skip
-    return spark.range(crawl.documents).select(url(number).alias("url"), body.alias("body"))
-
-
-# ---------------------------------------------------------------------------- the job
+from examples.webindex.documents import EDGE_SPACE, KEY_DIGITS, KEYS, LINK, PARAGRAPH_BREAK
+from examples.webindex.spark_documents import stored
+from examples.webindex.tables import DIGEST_DIGITS, INLINKS_CATALOG, SERVING_CATALOG
 
 
 def parsed(documents: DataFrame) -> DataFrame:
     """url, title, key0 to key2, and links, an array of target and anchor."""
     stripped = sql.transform(
-        sql.split("body", PARAGRAPHS), lambda part: sql.regexp_replace(part, EDGES, "")
+        sql.split("body", PARAGRAPH_BREAK), lambda part: sql.regexp_replace(part, EDGE_SPACE, "")
     )
     paragraphs = sql.filter(stripped, lambda part: part != "")
     found = documents.select("url", "body", paragraphs.alias("p"))
@@ -97,7 +36,7 @@ def parsed(documents: DataFrame) -> DataFrame:
         sql.when(count > 2, sql.get("p", count - 1)),
     )
     keys = [_key(part).alias(f"key{number}") for number, part in enumerate(parts)]
-    pattern = sql.lit(LINKS_PATTERN)
+    pattern = sql.lit(LINK)
     links = sql.arrays_zip(
         sql.regexp_extract_all("body", pattern, 2).alias("target"),
         sql.regexp_extract_all("body", pattern, 1).alias("anchor"),

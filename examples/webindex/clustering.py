@@ -3,7 +3,7 @@
 For each pass and each key there is a *group*. Its members are the documents with that key (in the
 first pass), or the representatives of groups of the pass before whose own key of this pass it is.
 Its best member represents it, and is in turn a member of one group of the next pass. So groups form
-trees, three high, with documents as leaves. What a group knows is its `State`:
+trees, three high, with documents as leaves. What a group knows is its `State` (`group.py`):
 
     upwards     its representative and the number of documents below it, told to the next pass
     downwards   the canonical URL: the representative of the tree's root
@@ -33,13 +33,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 from weakref import WeakValueDictionary
 
 from examples.webindex import tables
 from examples.webindex.documents import KEYS
-from examples.webindex.tables import GROUP, MEMBER, MESSAGE, groups
+from examples.webindex.group import ROOT, Child, Group, GroupRow, Member, State
+from examples.webindex.tables import MEMBER, MESSAGE, groups
 from percolator import Row, aio
 
 HOT = 64
@@ -48,85 +49,9 @@ WALK_MAX = 256
 VISITS_MAX = 16
 """Members that are visited within the transaction that has something to tell them."""
 
-ROOT = KEYS - 1
-
 changing: WeakValueDictionary[Group, aio.Transaction] = WeakValueDictionary()
 """Who changes which group in this process just now. Only a hint: many at once would all but one
 be repeated, so the others leave messages."""
-
-
-class Group(NamedTuple):
-    """Of one pass."""
-
-    level: int
-    key: str
-
-    def row(self, kind: int = GROUP, length: int = 0, url: str = "", child: str = "") -> GroupRow:
-        """Of the group, or of a member of it, or of a message to it."""
-        return (self.level, self.key, kind, length, url, child)
-
-
-GroupRow = tuple[int, str, int, int, str, str]
-
-
-class Child(NamedTuple):
-    """A member: a document, and the key of the group that it represents, if it is not a leaf."""
-
-    url: str
-    key: str = ""
-
-    def row(self, group: Group, kind: int) -> GroupRow:
-        return group.row(kind, len(self.url), self.url, self.key)
-
-
-class Member(NamedTuple):
-    """What a group is told of a member."""
-
-    keys: tuple[str, ...]
-    documents: int
-    """Below it. With none, it is no member any more."""
-    cause: int
-
-    @classmethod
-    def decode(cls, stored: list[Any]) -> Member:
-        return cls(tuple(stored[0]), stored[1], stored[2])
-
-
-@dataclass(frozen=True)
-class State:
-    """What a group knows."""
-
-    best: Child | None = None
-    keys: tuple[str, ...] = ()
-    """Of the best member."""
-    documents: int = 0
-    cause: int = 0
-    canonical: str | None = None
-    cursor: GroupRow | None = None
-    """The member that is the next to learn of the canonical URL."""
-
-    def encode(self) -> list[Any]:
-        return [self.best, self.keys, self.documents, self.cause, self.canonical, self.cursor]
-
-    @classmethod
-    def decode(cls, stored: list[Any] | None) -> State:
-        if stored is None:
-            return cls()
-        best, keys, documents, cause, canonical, cursor = stored
-        return cls(
-            Child(*best),
-            tuple(keys),
-            documents,
-            cause,
-            canonical,
-            None if cursor is None else tuple(cursor),
-        )
-
-    def parent(self, group: Group) -> Group | None:
-        """Of the next pass, in which it is represented."""
-        if self.best is None or group.level == ROOT:
-            return None
-        return Group(group.level + 1, self.keys[group.level + 1])
 
 
 class Groups:

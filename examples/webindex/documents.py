@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from hashlib import md5
 from typing import NamedTuple
 
-PARAGRAPHS = r"\n{2,}"
-EDGES = r"^[ \n]+|[ \n]+$"
-LINKS = r"\[([^\[\]\n]*)\]\(([^() \t\r\n]+)\)"
+PARAGRAPH_BREAK = r"\n{2,}"
+EDGE_SPACE = r"^[ \n]+|[ \n]+$"
+LINK = r"\[([^\[\]\n]*)\]\(([^() \t\r\n]+)\)"
 """The same in Java, so that Spark finds the same."""
 KEYS = 3
 KEY_DIGITS = 16
@@ -50,7 +50,7 @@ class Page(NamedTuple):
 
 def parse(document: Document) -> Page:
     """Never fails: whatever was fetched is a document."""
-    stripped = (re.sub(EDGES, "", part) for part in re.split(PARAGRAPHS, document.body))
+    stripped = (re.sub(EDGE_SPACE, "", part) for part in re.split(PARAGRAPH_BREAK, document.body))
     paragraphs = [part for part in stripped if part]
     title = paragraphs[0] if paragraphs else ""
     parts = [
@@ -58,7 +58,7 @@ def parse(document: Document) -> Page:
         paragraphs[1] if len(paragraphs) > 1 else None,
         paragraphs[-1] if len(paragraphs) > 2 else None,
     ]
-    links = tuple(Link(target, anchor) for anchor, target in re.findall(LINKS, document.body))
+    links = tuple(Link(target, anchor) for anchor, target in re.findall(LINK, document.body))
     return Page(title, tuple(_key(document.url, part) for part in parts), links)
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from examples.webindex import tables
-from examples.webindex.clustering import ROOT, Group, Groups
-from examples.webindex.linking import parsed_page
+from examples.webindex.clustering import Groups
+from examples.webindex.group import ROOT, Group
+from examples.webindex.parsed import parsed_page
 from examples.webindex.tables import serving
 from percolator import aio
 

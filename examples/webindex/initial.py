@@ -2,7 +2,7 @@
 
     python -m examples.webindex.initial --documents 1000000
 
-Thousands of times quicker than to crawl into empty tables. What is stored follows from
+Many times quicker than to crawl into empty tables. What is stored follows from
 `definition.py`, and a test compares it with what observers leave, cell by cell. The observers are
 registered by then, or later; they have nothing to do for what is loaded.
 """
@@ -19,21 +19,18 @@ from typing import Annotated, Any
 
 import typer
 
-from examples.webindex import documents as crawled_documents
 from examples.webindex import tables
-from examples.webindex.clustering import Child, Group, Member, State
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import canonical_urls
-from examples.webindex.documents import KEYS, Document, Page
-from examples.webindex.linking import Parsed
+from examples.webindex.documents import KEYS, Document, Page, parse
+from examples.webindex.group import Child, Group, Member, State
+from examples.webindex.parsed import Parsed
 from examples.webindex.tables import GROUP, MEMBER, digest
 from percolator import Column, PercolatorError, Table, aio
 from percolator.aio.bulk_load import BulkLoad, LoadedCell, LoadPlan
 
 CELLS_AT_ONCE = 8_192
 PROGRESS_CELLS = 100 * CELLS_AT_ONCE
-SAMPLE = 1_000
-"""URLs that tell where all of them lie."""
 
 
 class Repository:
@@ -45,7 +42,7 @@ class Repository:
         self._bodies: dict[str, str] = {}
         self._pages: dict[str, Page] = {}
         for document in documents:
-            page = crawled_documents.parse(document)
+            page = parse(document)
             links = Parsed.of(page, crawled).links
             self._bodies[document.url] = document.body
             self._pages[document.url] = page._replace(links=tuple(sorted(links)))
@@ -183,15 +180,8 @@ def _say(what: str) -> None:
 async def load_crawl(address: str | None, crawl: Crawl, tablets: int) -> None:
     """Makes the tables that are missing."""
     async with aio.connect(address, description="an initial repository") as db:
-        await tables.create_tables_async(db, url_splits(crawl, tablets))
+        await tables.create_tables_async(db, crawl.splits(tablets))
         await load(db, crawl)
-
-
-def url_splits(crawl: Crawl, tablets: int) -> list[str]:
-    """Between equal parts of the documents."""
-    step = max(1, crawl.documents // SAMPLE)
-    urls = sorted(crawl.url(number) for number in range(0, crawl.documents, step))
-    return [urls[len(urls) * part // tablets] for part in range(1, tablets)]
 
 
 def main(

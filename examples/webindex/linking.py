@@ -22,49 +22,19 @@ Why no link stays behind when its target's canonical URL changes while it is pla
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples.webindex import tables
-from examples.webindex.clustering import Group, Groups
-from examples.webindex.documents import Link, Page
+from examples.webindex.clustering import Groups
+from examples.webindex.documents import Link
+from examples.webindex.group import Group
+from examples.webindex.parsed import Parsed
 from examples.webindex.tables import digest, links, pages
 from percolator import Row, aio
 
 LINKS_MAX = 256
 
 LinkRow = tuple[str, str, str]
-
-
-class Parsed(NamedTuple):
-    """A page as it is stored."""
-
-    title: str
-    keys: tuple[str, ...]
-    links: frozenset[Link]
-    cause: int
-
-    @classmethod
-    def of(cls, page: Page, cause: int) -> Parsed:
-        """No document has so long a URL that it would be refused: such links lead nowhere."""
-        useful = (link for link in page.links if len(link.target.encode()) <= tables.URL_BYTES_MAX)
-        return cls(page.title, page.keys, frozenset(useful), cause)
-
-    def encode(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "keys": self.keys,
-            "links": sorted(self.links),
-            "cause": self.cause,
-        }
-
-
-async def parsed_page(tx: aio.Transaction, url: str) -> Parsed | None:
-    """None if it is not crawled."""
-    stored = await tx.get(url, tables.parsed)
-    if stored is None:
-        return None
-    found = frozenset(Link(*link) for link in stored["links"])
-    return Parsed(stored["title"], tuple(stored["keys"]), found, stored["cause"])
 
 
 # ---------------------------------------------------------------------------- links from a page

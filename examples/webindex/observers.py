@@ -22,10 +22,12 @@ from __future__ import annotations
 import asyncio
 
 from examples.webindex import documents, tables
-from examples.webindex.clustering import Child, Group, GroupRow, Groups, Member
+from examples.webindex.clustering import Groups
 from examples.webindex.documents import Document
 from examples.webindex.exporting import export
-from examples.webindex.linking import Parsed, follow, move_links, parsed_page, place_links
+from examples.webindex.group import Child, Group, GroupRow, Member
+from examples.webindex.linking import follow, move_links, place_links
+from examples.webindex.parsed import Parsed, parsed_page
 from percolator import aio, observes
 
 

@@ -1,10 +1,10 @@
 """Loads a crawl into the store with Spark: a synthetic one, or text files of documents.
 
-    python -m examples.webindex.spark_load --synthetic 100000
+    python -m examples.webindex.spark_load --synthetic 100000 --bulk
     python -m examples.webindex.spark_load --text 'crawl/*.txt'
 
-An empty table is loaded in bulk, with notifications for the observers that are registered by then;
-otherwise, documents are written in transactions.
+With `--bulk`, into an empty table, and observers that are registered by then are notified of what
+was loaded. Otherwise documents are written in transactions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from examples.webindex import batch
 from examples.webindex.crawl import Crawl
+from examples.webindex.spark_documents import crawled, read_text
 from examples.webindex.tables import DOCUMENTS_CATALOG
 from percolator.spark.bulk_loading import bulk_load
 
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     spark = SparkSession.builder.appName("webindex-load").getOrCreate()
     if given.text is not None:
-        documents = batch.read_text(spark, given.text)
+        documents = read_text(spark, given.text)
     else:
-        documents = batch.crawled(spark, Crawl(given.synthetic, given.seed))
+        documents = crawled(spark, Crawl(given.synthetic, given.seed))
     load(documents, given.address, given.table, bulk=given.bulk)
     return 0
 

@@ -32,7 +32,7 @@ changes, as `cause`."""
 
 pages = Table("pages")
 parsed = pages.column("parsed", codecs.json)
-"""{"title", "keys", "links", "cause"}: see `documents.Page`."""
+"""{"title", "keys", "links", "cause"}: see `parsed.Parsed`."""
 linked = pages.column("linked", codecs.json)
 """{"placed", "fresh"}: the page's links that are in `links`, and those whose `shown` is due."""
 canonical = pages.column("canonical", codecs.text)

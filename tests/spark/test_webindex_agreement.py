@@ -15,6 +15,7 @@ from examples.webindex import batch, tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import served
 from examples.webindex.served import served_table
+from examples.webindex.spark_documents import crawled
 from examples.webindex.spark_load import load
 from percolator import Table, loop_thread
 from percolator.cli.app import app
@@ -92,7 +93,7 @@ def test_both_agree_after_updates_and_deletions_and_a_killed_worker_and_tablet_s
     ):
         tables.create_tables(db, ["http://site1", "http://site5"])
         cluster.wait_workers()
-        load(batch.crawled(spark, crawl), cluster.address, bulk=True)
+        load(crawled(spark, crawl), cluster.address, bulk=True)
         cluster.processes["worker"].kill()
         assert waiting(cluster), "the worker was killed too late"
         cluster.restart("worker")

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import percolator
-from examples.webindex import batch, tables
+from examples.webindex import batch, spark_documents, tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import Inlink, Served, served
 from examples.webindex.documents import Document, parse, read_text
@@ -48,7 +48,8 @@ def _by_url(found: batch.Tables) -> dict[str, Served]:
 
 def test_spark_makes_the_same_crawl_as_python(spark: SparkSession) -> None:
     crawl = Crawl(200, seed=5)
-    found = [Document(row.url, row.body) for row in batch.crawled(spark, crawl, 2).collect()]
+    rows = spark_documents.crawled(spark, crawl, 2).collect()
+    found = [Document(row.url, row.body) for row in rows]
     assert found == [crawl.document(number, 2) for number in range(200)]
 
 
@@ -71,7 +72,7 @@ def test_what_is_served_is_what_the_definition_says(
 def test_text_files_are_read_as_in_python(spark: SparkSession, tmp_path: Path) -> None:
     text = "= http://a \nOne\n\n= two\n\n= http://c"
     (tmp_path / "crawl.txt").write_text(text)
-    found = batch.read_text(spark, str(tmp_path / "*.txt")).collect()
+    found = spark_documents.read_text(spark, str(tmp_path / "*.txt")).collect()
     expected = list(read_text(text.splitlines(keepends=True)))
     assert [Document(row.url, row.body) for row in found] == expected
 
@@ -82,12 +83,13 @@ def test_a_crawl_goes_into_the_store_and_what_is_served_comes_out(
     crawl = Crawl(400, seed=9)
     splits = ["http://site3", "http://site6"]
     tables.create_tables(db, splits)
-    load(batch.crawled(spark, crawl), cluster.address, bulk=True)
+    load(spark_documents.crawled(spark, crawl), cluster.address, bulk=True)
     changed = [crawl.document(number, edition=1) for number in range(20)]
     load(spark.createDataFrame(changed, "url string, body string"), cluster.address, bulk=False)
     with db.transaction() as tx:
         for number in range(20, 30):
             tx.delete(crawl.url(number), tables.body)
-    batch.load_served(batch.served(batch.stored(spark, cluster.address)), cluster.address)
+    documents = spark_documents.stored(spark, cluster.address)
+    batch.load_served(batch.served(documents), cluster.address)
     expected = served(changed + [crawl.document(number) for number in range(30, 400)])
     assert served_table(db) == expected

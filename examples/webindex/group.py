@@ -1,0 +1,89 @@
+"""A group of documents as it is stored: its members, messages about them, and what it knows.
+
+`clustering.py` says what groups are for, and changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from examples.webindex.documents import KEYS
+from examples.webindex.tables import GROUP
+
+ROOT = KEYS - 1
+"""The last pass: its groups have nothing above them."""
+
+
+class Group(NamedTuple):
+    """Of one pass."""
+
+    level: int
+    key: str
+
+    def row(self, kind: int = GROUP, length: int = 0, url: str = "", child: str = "") -> GroupRow:
+        """Of the group, or of a member of it, or of a message to it."""
+        return (self.level, self.key, kind, length, url, child)
+
+
+GroupRow = tuple[int, str, int, int, str, str]
+
+
+class Child(NamedTuple):
+    """A member: a document, and the key of the group that it represents, if it is not a leaf."""
+
+    url: str
+    key: str = ""
+
+    def row(self, group: Group, kind: int) -> GroupRow:
+        return group.row(kind, len(self.url), self.url, self.key)
+
+
+class Member(NamedTuple):
+    """What a group is told of a member."""
+
+    keys: tuple[str, ...]
+    documents: int
+    """Below it. With none, it is no member any more."""
+    cause: int
+
+    @classmethod
+    def decode(cls, stored: list[Any]) -> Member:
+        return cls(tuple(stored[0]), stored[1], stored[2])
+
+
+@dataclass(frozen=True)
+class State:
+    """What a group knows."""
+
+    best: Child | None = None
+    keys: tuple[str, ...] = ()
+    """Of the best member."""
+    documents: int = 0
+    cause: int = 0
+    canonical: str | None = None
+    cursor: GroupRow | None = None
+    """The member that is the next to learn of the canonical URL."""
+
+    def encode(self) -> list[Any]:
+        return [self.best, self.keys, self.documents, self.cause, self.canonical, self.cursor]
+
+    @classmethod
+    def decode(cls, stored: list[Any] | None) -> State:
+        if stored is None:
+            return cls()
+        best, keys, documents, cause, canonical, cursor = stored
+        return cls(
+            Child(*best),
+            tuple(keys),
+            documents,
+            cause,
+            canonical,
+            None if cursor is None else tuple(cursor),
+        )
+
+    def parent(self, group: Group) -> Group | None:
+        """Of the next pass, in which it is represented."""
+        if self.best is None or group.level == ROOT:
+            return None
+        return Group(group.level + 1, self.keys[group.level + 1])
