@@ -57,7 +57,3 @@ class Counters:
         if latency_seconds is not None:
             self.latencies[bisect_left(LATENCY_BOUNDS_SECONDS, latency_seconds)] += 1
             self.latency_seconds += latency_seconds
-
-    def as_dict(self) -> dict[str, int | float]:
-        """Without the histogram."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "latencies"}

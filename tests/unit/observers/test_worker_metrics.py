@@ -37,4 +37,4 @@ def test_every_counter_of_every_observer_is_told() -> None:
     assert told("latency_seconds_bucket", le="+Inf") == 3
     assert told("latency_seconds_count") == 3
     assert told("latency_seconds_sum") == 400.005
-    assert counters.as_dict()["commits"] == 4
+    assert counters.commits == 4

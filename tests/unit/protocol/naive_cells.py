@@ -6,7 +6,7 @@ real tablet could be compared with.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from percolator.errors import CellAddress, SchemaChanged, SnapshotTooOld
 from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
@@ -152,25 +152,6 @@ class NaiveCells:
             if answer.found:
                 page.rows[row] = answer.found
         return page
-
-
-class PatientCells:
-    """`NaiveCells` as the protocol's `Cells`: nothing ever goes wrong, nothing takes time."""
-
-    def __init__(self, naive: NaiveCells) -> None:
-        self.naive = naive
-
-    async def mutate(self, steps: Sequence[Step], deadline: float) -> list[Answer]:
-        return [self.naive.apply(step) for step in steps]
-
-    async def read(self, questions: Sequence[RowQuestion], deadline: float) -> list[RowAnswer]:
-        return [self.naive.look(question) for question in questions]
-
-    async def scan(
-        self, question: RangeQuestion, timeout_seconds: float
-    ) -> AsyncGenerator[RangePage, None]:
-        for page in pages(self.naive, question):
-            yield page
 
 
 def pages(naive: NaiveCells, question: RangeQuestion) -> list[RangePage]:
