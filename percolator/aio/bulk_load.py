@@ -218,7 +218,7 @@ class BulkLoad:
             deadline = self._engine.now() + CALL_SECONDS
             schema = await self._engine.around.schema(self._table_id, deadline)
             request.target.schema_version = schema.version
-            for column in set(columns):
+            for column in sorted(set(columns)):
                 observers = schema.observers.get(column, ())
                 if observers:
                     request.observed.add(column=column, observers=observers)

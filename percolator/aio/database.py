@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from percolator.aio.bulk import BulkWriter
 from percolator.aio.engine import Engine
@@ -62,7 +62,7 @@ class Database:
     def __init__(self, engine: Engine, retry: RetryPolicy) -> None:
         self._engine = engine
         self._retry = retry
-        self._workers: WeakSet[Worker] = WeakSet()
+        self._workers: WeakKeyDictionary[Worker, None] = WeakKeyDictionary()
 
     @property
     def engine(self) -> Engine:
@@ -284,7 +284,7 @@ class Database:
         """
         self._engine.require_usable()
         worker = new_worker(self._engine, observers, limits, drain_seconds)
-        self._workers.add(worker)
+        self._workers[worker] = None
         return worker
 
     async def register_observers(self, observers: Sequence[Observer]) -> None:

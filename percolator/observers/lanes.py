@@ -56,7 +56,8 @@ class Lanes:
         self._results = results
         self._threads = threads
         self._lanes_max = lanes_max
-        self._lanes: set[asyncio.Task[None]] = set()
+        self._lanes: dict[asyncio.Task[None], None] = {}
+        """In the order in which they began, which is the one in which they are given up."""
         self._closing = False
 
     @property
@@ -70,11 +71,11 @@ class Lanes:
             if work is None:
                 return
             lane = asyncio.get_running_loop().create_task(self._serve(work))
-            self._lanes.add(lane)
+            self._lanes[lane] = None
             lane.add_done_callback(self._ended)
 
     def _ended(self, lane: asyncio.Task[None]) -> None:
-        self._lanes.discard(lane)
+        self._lanes.pop(lane, None)
         if not lane.cancelled() and lane.exception() is not None:
             _log.error("a lane of observers has failed", exc_info=lane.exception())
         self.dispatch()
@@ -84,7 +85,9 @@ class Lanes:
         self._closing = True
         if not self._lanes:
             return True
-        _, pending = await asyncio.wait(set(self._lanes), timeout=seconds)
+        lanes = list(self._lanes)
+        await asyncio.wait(lanes, timeout=seconds)
+        pending = [lane for lane in lanes if not lane.done()]
         for lane in pending:
             lane.cancel()
         if pending:

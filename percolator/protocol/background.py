@@ -23,7 +23,8 @@ class Background:
 
     def __init__(self, tasks_max: int) -> None:
         self._tasks_max = tasks_max
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        """In the order in which they began, which is the one in which they are given up."""
 
     @property
     def full(self) -> bool:
@@ -32,12 +33,12 @@ class Background:
     def start(self, work: Coroutine[None, None, R]) -> asyncio.Task[R]:
         """Whoever waits for the task must not cancel it: its time to end is `drain`."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()
@@ -51,8 +52,8 @@ class Background:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while self._tasks and loop.time() < deadline:
-            await asyncio.wait(set(self._tasks), timeout=deadline - loop.time())
-        unfinished = set(self._tasks)
+            await asyncio.wait(list(self._tasks), timeout=deadline - loop.time())
+        unfinished = list(self._tasks)
         for task in unfinished:
             task.cancel()
         if unfinished:

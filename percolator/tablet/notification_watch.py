@@ -92,7 +92,7 @@ class NotificationWatch:
     def close(self) -> None:
         """Ends all streams; new ones are refused."""
         self._closed = True
-        for stream in {stream for audience in self._audiences.values() for stream in audience}:
+        for stream in dict.fromkeys(chain.from_iterable(self._audiences.values())):
             stream.close()
 
 
@@ -161,15 +161,15 @@ class _Stream:
         return answer
 
 
-def _checked(request: pb.WatchNotificationsRequest) -> set[tuple[int, bytes]]:
+def _checked(request: pb.WatchNotificationsRequest) -> dict[tuple[int, bytes], None]:
     """Whose notifications are watched, in which tables."""
     if not request.watched:
         raise InvalidArgument("watched", "none")
-    watched: set[tuple[int, bytes]] = set()
+    watched: dict[tuple[int, bytes], None] = {}
     for index, one in enumerate(request.watched):
         if not one.observers:
             raise InvalidArgument(f"watched[{index}].observers", "none")
-        watched.update((one.table_id, observer) for observer in one.observers)
+        watched.update(dict.fromkeys((one.table_id, observer) for observer in one.observers))
     if len(watched) > OBSERVERS_WATCHED_MAX:
         raise InvalidArgument(
             "watched", f"{len(watched)} observers, at most {OBSERVERS_WATCHED_MAX} allowed"

@@ -71,7 +71,8 @@ class Dispatcher:
         self._mutations = MutationLane(address, network, versions)
         self._reads = ReadLane(address, network, versions)
         self._calls = 0
-        self._in_flight: set[_Call] = set()
+        self._in_flight: dict[_Call, None] = {}
+        """In the order in which they were sent, which is the one in which they are given up."""
         self._scheduled = False
         self._held: dict[int, list[Row]] = {}
         self._rows = 0
@@ -161,7 +162,7 @@ class Dispatcher:
                     lane.rows_in_flight += len(entries)
                     self._calls += 1
                     call = _Call(entries, size_bytes, self._loop.time())
-                    self._in_flight.add(call)
+                    self._in_flight[call] = None
                     call.task = self._loop.create_task(self._call(lane, call))
 
     def _take(self, lane: Lane) -> tuple[list[Row], int]:
@@ -206,7 +207,7 @@ class Dispatcher:
             problems = [(entries, call.given_up)]
         except Exception as error:  # noqa: BLE001 - else its rows would hold their places for ever
             problems = [(entries, ExecutionUnknown(f"the call broke: {error!r}"))]
-        self._in_flight.discard(call)
+        self._in_flight.pop(call, None)
         lane.calls -= 1
         lane.rows_in_flight -= len(entries)
         self._calls -= 1

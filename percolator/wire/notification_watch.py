@@ -94,10 +94,10 @@ class _Watch:
         self._request = request
         self._queue: asyncio.Queue[WorkHints] = asyncio.Queue(_BATCHES_WAITING_MAX)
         self._streams: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     async def hints(self) -> AsyncGenerator[WorkHints, None]:
-        self._tasks.add(asyncio.create_task(self._follow()))
+        self._tasks[asyncio.create_task(self._follow())] = None
         while True:
             yield await self._queue.get()
 
@@ -125,8 +125,8 @@ class _Watch:
                 self._streams[address] = asyncio.create_task(self._listen(address))
             for address in sorted(self._streams.keys() - addresses):
                 task = self._streams.pop(address)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks[task] = None
+                task.add_done_callback(self._tasks.pop)
                 task.cancel()
             await clock.sleep(_KNOWN_SECONDS)
 

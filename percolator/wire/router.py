@@ -63,7 +63,7 @@ class Router:
         self._sweeper: asyncio.TimerHandle | None = None
         self._silent: set[str] = set()
         """Addresses of servers about which a master is being asked."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._closed = False
 
     # ------------------------------------------------------------------ questions
@@ -312,8 +312,8 @@ class Router:
             work.close()
             return
         task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
 
     async def close(self) -> None:
         """Whoever still waits is told that nothing will come."""

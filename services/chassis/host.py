@@ -40,7 +40,7 @@ class Host(Generic[SettingsT]):
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a background task has failed: the process is about to drain and exit."""
     _drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """Runs `drain` at shutdown, while calls are still answered: to hand tablets over."""
@@ -53,12 +53,12 @@ class Host(Generic[SettingsT]):
         quietly stopped is worse than none.
         """
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()

@@ -235,8 +235,9 @@ class Collection:
             one.address for one in servers if one.kind == cluster_pb2.SERVICE_KIND_LOCK_SERVICE
         ]
         now = self._world.clock.monotonic_seconds()
-        for address in set(self._lock_services) - set(present):
-            self._missed_since[address] = now
+        for address in self._lock_services:
+            if address not in present:
+                self._missed_since[address] = now
         for address in present:
             self._missed_since.pop(address, None)
         self._lock_services[:] = present

@@ -61,7 +61,7 @@ class Leader:
     ) -> None:
         self._world = world
         self._registry = registry
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self.began_at = self.now()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told: list[str] = []
@@ -110,7 +110,7 @@ class Leader:
     def start(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
         """Runs work for as long as this term lasts. If it fails, the term is over."""
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
@@ -134,7 +134,7 @@ class Leader:
             self.watch.watch(server.server_id, server.address)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if task.cancelled():
             return
         error = task.exception()
