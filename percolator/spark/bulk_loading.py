@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from percolator import aio
 from percolator.aio.bulk_load import BulkLoad, LoadedCell, LoadPlan
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark.connections import checked
@@ -68,7 +67,7 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     parsed = WriteOptions.parse(options)
     keys = shape_of(parsed.catalog).key_fields
     here = checked(parsed.target)
-    starts = here.call(lambda: _tablet_starts(here.database, parsed.target.table))
+    starts = [tablet.start for tablet in here.call(lambda: here.tablets(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:
         # Ranges of equal numbers of rows: tablets of such keys cannot be compared in Spark.
@@ -78,13 +77,6 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     for start in starts[1:]:
         tablet = tablet + (key >= spark_sql.lit(start)).cast("int")
     return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*keys)
-
-
-async def _tablet_starts(database: aio.Database, table: str) -> list[bytes]:
-    engine = database.engine
-    deadline = engine.now() + 10.0
-    info = await engine.catalog.table(table, deadline)
-    return [tablet.start for tablet in await engine.catalog.all_tablets(info.table_id, deadline)]
 
 
 def _plan(options: WriteOptions) -> LoadPlan:

@@ -72,8 +72,8 @@ class Catalogue:
     def parse(cls, text: str) -> Catalogue:
         """Raises `InvalidArgument` about the option `catalog`."""
         try:
-            document = json.loads(text)
-        except ValueError as error:
+            document = json.loads(text, object_pairs_hook=_each_once)
+        except (ValueError, RecursionError) as error:
             raise _wrong("", f"is not JSON: {error}") from None
         _members(document, "", required=("key", "columns"))
         key = document["key"]
@@ -116,6 +116,16 @@ class Catalogue:
         return tuple(by_name[name] for name in names)
 
 
+def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two members of one name, JSON would take the second, and say nothing."""
+    found = dict(members)
+    if len(found) < len(members):
+        names = [name for name, _ in members]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _wrong("", f"{twice!r} is there twice")
+    return found
+
+
 def _key_field(entry: object) -> KeyField:
     fields = _members(entry, "key", required=("name", "type"))
     return KeyField(fields["name"], _type("key.type", fields["type"], tuple(KEY_CODECS)))
@@ -128,6 +138,8 @@ def _value_field(name: str, entry: object) -> ValueField:
         column = Column(Table("any"), fields.get("column", name), codecs.raw).name
     except SchemaError as error:
         raise _wrong(where, error.message) from None
+    except UnicodeEncodeError:
+        raise _wrong(where, "half of a surrogate pair cannot be stored") from None
     return ValueField(name, _type(f"{where}.type", fields["type"], VALUE_TYPES), column)
 
 
@@ -156,8 +168,3 @@ def _type(where: str, name: str, known: tuple[str, ...]) -> str:
 
 def _wrong(where: str, reason: str) -> InvalidArgument:
     return InvalidArgument("catalog", f"{where}: {reason}" if where else reason)
-
-
-def schema_error(what: str, found: str, expected: str) -> SchemaError:
-    """About a field of a DataFrame's schema."""
-    return SchemaError(f"field {what!r} is {found}; the catalogue says {expected}")

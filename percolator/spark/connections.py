@@ -12,7 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from percolator import aio, loop_thread
-from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError, Unavailable
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    SchemaError,
+    TabletLocation,
+    Unavailable,
+)
 from percolator.limits import Limits
 from percolator.loop_thread import LoopThread
 from percolator.spark.options import Target
@@ -35,16 +41,23 @@ class Connection:
     def call(self, function: Callable[[], Awaitable[R]]) -> R:
         return self.thread.call(function)
 
+    def deadline(self, target: Target) -> float:
+        """Of a call that begins now."""
+        return self.database.engine.now() + target.timeout_seconds
+
+    async def tablets(self, target: Target) -> list[TabletLocation]:
+        """Of the table, in the order of their rows, as they are now. In the event loop."""
+        catalog, deadline = self.database.engine.catalog, self.deadline(target)
+        info = await catalog.table(target.table, deadline)
+        return await catalog.all_tablets(info.table_id, deadline)
+
 
 _connections: dict[tuple[str, float], Connection] = {}
 _guard = threading.Lock()
 
 
-def connection(target: Target) -> Connection:
-    """This process's connection to the table's cluster.
-
-    Raises `Unavailable`, in the words of the option `address`, when nobody answers.
-    """
+def _connection(target: Target) -> Connection:
+    """Made when it is asked for first."""
     key = target.address, target.timeout_seconds
     with _guard:
         found = _connections.get(key)
@@ -82,16 +95,16 @@ def _connect(target: Target) -> Connection:
 
 
 def checked(target: Target) -> Connection:
-    """As `connection`, once the table is known to exist.
+    """This process's connection to the table's cluster, once the table is known to exist.
 
     Asked anew each time: the process may have been used for another table of that name, which is
-    gone. Raises `InvalidArgument` when there is none.
+    gone. Raises `InvalidArgument` when there is none, and `Unavailable`, in the words of the option
+    `address`, when nobody answers.
     """
-    found = connection(target)
-    engine = found.database.engine
-    deadline = engine.now() + target.timeout_seconds
+    found = _connection(target)
+    catalog, deadline = found.database.engine.catalog, found.deadline(target)
     try:
-        found.call(lambda: engine.catalog.describe(target.table, deadline))
+        found.call(lambda: catalog.describe(target.table, deadline))
     except SchemaError:
         raise InvalidArgument(
             "table", f"there is no table {target.table!r} at {target.address}"

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 _PUSHING_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -56,6 +61,12 @@ class PercolatorDataSource(DataSource):
 
         return writer_of(WriteOptions.parse(self.options), schema, overwrite=overwrite)
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        raise _no_streams("a table's changes are what observers are for")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        raise _no_streams("use foreachBatch, and write each batch with append")
+
     def __getstate__(self) -> dict[str, Any]:
         """Only a read is pickled as a whole: from here on its snapshot is the same for all."""
         if not self._snapshot_timestamp:
@@ -64,3 +75,9 @@ class PercolatorDataSource(DataSource):
 
             self._snapshot_timestamp = pinned_timestamp(ReadOptions.parse(self.options))
         return self.__dict__.copy()
+
+
+def _no_streams(instead: str) -> Exception:
+    from percolator.errors import UsageError
+
+    return UsageError(f"percolator is no source or sink of streams: {instead}")

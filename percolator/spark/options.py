@@ -59,6 +59,10 @@ _WRITE = frozenset(
 )
 _SPARK_PATH = "path"
 """What `load(...)` and `save(...)` were given."""
+_SPARK_CHECKPOINT = "checkpointlocation"
+"""Of streams, which are refused as such, not for this option."""
+_SPARK_TABLE_OPTION = "option."
+"""Before the names of those that a CREATE TABLE has."""
 
 _ONLY_WITH = {
     "columns": "delete",
@@ -67,6 +71,11 @@ _ONLY_WITH = {
     "load_to": "bulk_load",
     "notify": "bulk_load",
 }
+
+_NO_CREATE_TABLE = (
+    "Spark does not hand the options of a CREATE TABLE to a Python data source; "
+    "use CREATE TEMPORARY VIEW"
+)
 
 OPERATIONS = ("upsert", "delete", "bulk_load")
 NULLS = ("refuse", "skip", "delete")
@@ -78,7 +87,11 @@ def check_names(options: Mapping[str, str]) -> None:
     """Refuses what is no option at all."""
     known = _COMMON | _READ | _WRITE
     for name in sorted(name.lower() for name in options):
-        if name not in known and name != _SPARK_PATH:
+        if name == _SPARK_PATH + "s":
+            raise InvalidArgument("table", "load() takes one, and was given several")
+        if name.startswith(_SPARK_TABLE_OPTION):
+            raise InvalidArgument("table", f"is missing: {_NO_CREATE_TABLE}")
+        if name not in known and name not in (_SPARK_PATH, _SPARK_CHECKPOINT):
             near = get_close_matches(name, sorted(known), n=1, cutoff=0.0)
             raise InvalidArgument(name, f"is no option of percolator; is {near[0]!r} meant?")
 
@@ -103,7 +116,7 @@ class Target:
             raise InvalidArgument("table", f"is {table!r}, and load() was given {path!r}")
         name = table or path
         if not name:
-            raise InvalidArgument("table", "is missing: which table?")
+            raise InvalidArgument("table", f"is missing: which table? {_NO_CREATE_TABLE}")
         seconds = given.number("timeout_seconds", float, 10.0, least=0.1, most=600.0)
         return cls(",".join(addresses), name, seconds)
 
@@ -235,7 +248,7 @@ class _Given:
             value = None
         if not isinstance(value, int | float) or not least <= value <= most:
             raise InvalidArgument(
-                name, f"expected {what} from {least:.12g} to {most:.12g}, found {text!r}"
+                name, f"expected {what} from {least:.15g} to {most:.15g}, found {text!r}"
             )
         return value
 
@@ -268,6 +281,9 @@ def _timestamp(name: str, text: str) -> Timestamp:
         expected = "a timestamp" if name == "snapshot_ts" else "a date and time with its time zone"
         raise InvalidArgument(name, f"expected {expected}, found {text!r}")
     try:
-        return Timestamp.parse(text)
+        timestamp = Timestamp.parse(text)
     except InvalidArgument as error:
         raise InvalidArgument(name, error.reason) from None
+    if not timestamp:
+        raise InvalidArgument(name, "0 is before every commit: there is nothing to see")
+    return timestamp

@@ -43,7 +43,7 @@ async def plan(
     if wanted.nothing:
         return []
     await _require_kept(connection, options, wanted.start, timestamp)
-    tablets = await _tablets(connection, options)
+    tablets = await connection.tablets(options.target)
     parts = [(RowsBetween(one.start, one.end).intersected(wanted), one) for one in tablets]
     cut = [_cut(connection, options, rows, one) for rows, one in parts if not rows.nothing]
     return [rows for some in await asyncio.gather(*cut) for rows in some]
@@ -65,13 +65,6 @@ async def _cut(
         inner = []  # it moves at this moment: whoever reads it will find it
     bounds = [rows.start, *inner, rows.end]
     return [TableRows(start, end) for start, end in itertools.pairwise(bounds)]
-
-
-async def _tablets(connection: Connection, options: ReadOptions) -> list[TabletLocation]:
-    engine = connection.database.engine
-    deadline = engine.now() + options.target.timeout_seconds
-    info = await engine.catalog.table(options.target.table, deadline)
-    return await engine.catalog.all_tablets(info.table_id, deadline)
 
 
 async def _require_kept(

@@ -34,7 +34,7 @@ def pinned_timestamp(options: ReadOptions) -> Timestamp:
     if options.at is not None and options.at > now:
         raise InvalidArgument(
             options.at_option,
-            f"{options.at} lies in the future: the oracle is at {now.describe()}",
+            f"{options.at.describe()} lies in the future: the oracle is at {now.describe()}",
         )
     at = now if options.at is None else options.at
     if options.pin_seconds:

@@ -11,7 +11,7 @@ from percolator.schema import Column, Table
 from percolator.spark.shapes import (
     BINARY,
     Cell,
-    check_no_others,
+    check_fields,
     column_of,
     field_named,
     refuse_nulls,
@@ -44,7 +44,7 @@ class RawCells:
 
     def check_read(self, schema: StructType) -> None:
         full = self.schema(None)
-        check_no_others(schema, full.names, "raw cells (no catalog was given)")
+        check_fields(schema, full.names, "raw cells (no catalog was given)")
         for field in schema.fields:
             known = field_named(full, field.name)
             if known is not None and field.dataType != known.dataType:
@@ -77,7 +77,7 @@ class RawCells:
             raise InvalidArgument("columns", "raw cells name their column themselves")
         needed = (ROW, COLUMN) if deletes else (ROW, COLUMN, VALUE)
         # What a read of raw cells gives can be written as it is.
-        check_no_others(schema, (*needed, VALUE, COMMITTED), "raw cells (no catalog was given)")
+        check_fields(schema, (*needed, VALUE, COMMITTED), "raw cells (no catalog was given)")
         for name in needed:
             field = field_named(schema, name)
             if field is None:

@@ -88,14 +88,21 @@ def type_name(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def check_no_others(schema: StructType, known: Sequence[str], where: str) -> None:
-    """Refuses fields that nobody knows."""
+def check_fields(schema: StructType, known: Sequence[str], where: str) -> None:
+    """Refuses a schema without fields, with one that nobody knows, or with one twice."""
+    if not schema.fields:
+        raise SchemaError("the schema has no fields")
     names = {name.lower() for name in known}
+    seen = set[str]()
     for field in schema.fields:
-        if field.name.lower() not in names:
+        name = field.name.lower()
+        if name not in names:
             raise SchemaError(
                 f"field {field.name!r} is not in {where}, which has {', '.join(sorted(known))}"
             )
+        if name in seen:
+            raise SchemaError(f"field {field.name!r} is there twice")
+        seen.add(name)
 
 
 def refuse_nulls(values: pa.Array, name: str, hint: str) -> None:

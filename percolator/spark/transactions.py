@@ -48,9 +48,8 @@ class Transactions:
         self._policy = RetryPolicy(
             attempts_max=ATTEMPTS_MAX, deadline_seconds=options.retry_seconds
         )
-        engine = here.database.engine
-        deadline = engine.now() + options.target.timeout_seconds
-        info = here.call(lambda: engine.catalog.table(options.target.table, deadline))
+        catalog, deadline = here.database.engine.catalog, here.deadline(options.target)
+        info = here.call(lambda: catalog.table(options.target.table, deadline))
         self._table_id = info.table_id
         self._in_flight: deque[Pending[None]] = deque()
         self.cells = 0

@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 )
 
 from percolator.errors import SchemaError
-from percolator.spark.catalogue import SPARK_TYPES, Catalogue, ValueField, schema_error
+from percolator.spark.catalogue import SPARK_TYPES, Catalogue, ValueField
 from percolator.spark.shapes import (
     Cell,
-    check_no_others,
+    check_fields,
     column_of,
     field_named,
     refuse_nulls,
@@ -74,11 +74,11 @@ class TypedRows:
 
     def check_read(self, schema: StructType) -> None:
         full = self.schema(None)
-        check_no_others(schema, full.names, "the catalogue")
+        check_fields(schema, full.names, "the catalogue")
         for field in schema.fields:
             known = field_named(full, field.name)
             if known is not None and field.dataType != known.dataType:
-                raise schema_error(field.name, type_name(field.dataType), type_name(known.dataType))
+                raise _of_another_type(field, known)
 
     def stored(
         self, schema: StructType, columns: tuple[str, ...] | None
@@ -127,7 +127,7 @@ class TypedRows:
         self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
     ) -> None:
         full = self.schema(None)
-        check_no_others(schema, full.names, "the catalogue")
+        check_fields(schema, full.names, "the catalogue")
         for part in self.key_fields:
             if field_named(schema, part) is None:
                 raise SchemaError(f"the key field {part!r} is missing")
@@ -139,9 +139,8 @@ class TypedRows:
             known = field_named(full, field.name)
             if known is None or known.dataType == field.dataType:
                 continue
-            expected = type_name(known.dataType)
-            if not isinstance(field.dataType, _WIDENED.get(expected, ())):
-                raise schema_error(field.name, type_name(field.dataType), expected)
+            if not isinstance(field.dataType, _WIDENED.get(type_name(known.dataType), ())):
+                raise _of_another_type(field, known)
 
     def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
         rows = self._rows(batch)
@@ -175,6 +174,11 @@ class TypedRows:
             return encoded_key(parts[0], key[0].type)
         encode = self.key_codec.encode
         return [encode(found) for found in zip(*(p.to_pylist() for p in parts), strict=True)]
+
+
+def _of_another_type(field: StructField, known: StructField) -> SchemaError:
+    found, expected = type_name(field.dataType), type_name(known.dataType)
+    return SchemaError(f"field {field.name!r} is {found}; the catalogue says {expected}")
 
 
 def _by_field(

@@ -32,15 +32,28 @@ CATALOG = json.dumps(
         ({"table": "x", "path": "y"}, "table", "load"),
         ({"table": "x", "operation": "delete"}, "operation", "no option of reading"),
         ({"table": "x", "snapshot_ts": "yesterday"}, "snapshot_ts", "expected a timestamp"),
+        ({"table": "x", "snapshot_ts": "0"}, "snapshot_ts", "before every commit"),
+        ({"paths": '["x", "y"]'}, "table", "load.. takes one"),
+        ({"table": "x", "option.table": "x"}, "table", "use CREATE TEMPORARY VIEW"),
         ({"table": "x", "as_of": "2026-01-01T00:00:00"}, "as_of", "no time zone"),
         ({"table": "x", "as_of": "17"}, "as_of", "expected a date"),
         ({"table": "x", "as_of": "2026-01-01", "snapshot_ts": "1"}, "as_of", "together"),
         ({"table": "x", "columns": "a,,b"}, "columns", "names with commas"),
-        ({"table": "x", "partition_bytes": "many"}, "partition_bytes", "a whole number from"),
+        (
+            {"table": "x", "partition_bytes": "many"},
+            "partition_bytes",
+            "from 1048576 to 1099511627776",
+        ),
         ({"table": "x", "pin_seconds": "-1"}, "pin_seconds", "a number from 0"),
         ({"table": "x", "timeout_seconds": "nan"}, "timeout_seconds", "a number from"),
         ({"table": "x", "address": "nowhere"}, "address", "nowhere"),
         ({"table": "x", "catalog": "{"}, "catalog", "not JSON"),
+        ({"table": "x", "catalog": "[" * 100_000}, "catalog", "not JSON"),
+        (
+            {"table": "x", "catalog": '{"key": {"name": "k", "name": "l", "type": "text"}}'},
+            "catalog",
+            "'name' is there twice",
+        ),
         ({"table": "x", "catalog": "[]"}, "catalog", "an object with key, columns"),
         ({"table": "x", "catalog": '{"key": {}}'}, "catalog", "'columns' is missing"),
     ],
@@ -95,6 +108,10 @@ def test_writing_names_the_option_that_is_wrong(
             "two fields are stored in column b'a'",
         ),
         (
+            {"key": {"name": "k", "type": "text"}, "columns": {"\ud800": {"type": "text"}}},
+            "half of a surrogate pair",
+        ),
+        (
             {"key": {"name": "k", "type": "text"}, "columns": {"a": {"type": "text", "cf": "f"}}},
             "columns.a: 'cf' is not known",
         ),
@@ -118,12 +135,30 @@ TITLE = StructField("title", StringType())
         ([KEY, StructField("titel", StringType())], "'titel' is not in the catalogue"),
         ([KEY, StructField("visits", StringType())], "'visits' is string; .* bigint"),
         ([StructField("url", LongType()), TITLE], "'url' is bigint; .* string"),
+        ([KEY, TITLE, StructField("Title", StringType())], "'Title' is there twice"),
+        ([], "no fields"),
     ],
 )
 def test_a_frame_that_does_not_fit_is_refused(fields: list[StructField], reason: str) -> None:
     shape = shape_of(Catalogue.parse(CATALOG))
     with pytest.raises(errors.SchemaError, match=reason):
         shape.check_write(StructType(fields), None, deletes=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"), [([], "no fields"), ([TITLE, TITLE], "'title' is there twice")]
+)
+def test_a_schema_that_cannot_be_read_is_refused(fields: list[StructField], reason: str) -> None:
+    with pytest.raises(errors.SchemaError, match=reason):
+        shape_of(Catalogue.parse(CATALOG)).check_read(StructType(fields))
+
+
+def test_streams_are_refused_with_what_to_do_instead() -> None:
+    source = PercolatorDataSource({"table": "x", "checkpointLocation": "/somewhere"})
+    with pytest.raises(errors.UsageError, match="observers"):
+        source.streamReader(StructType([KEY]))
+    with pytest.raises(errors.UsageError, match="foreachBatch"):
+        source.streamWriter(StructType([KEY]), overwrite=False)
 
 
 def test_smaller_numbers_are_widened() -> None:
