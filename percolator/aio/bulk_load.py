@@ -6,6 +6,7 @@
     finish    notes on all tablets that the load is complete (`complete`), then opens them one by
               one (`open`)
     abandon   deletes what was loaded, and opens the range; or finishes a load that was complete
+    undo      the same, of one run: what another one has taken over is left to it
 
 A load that was noted as complete on one tablet is complete: whoever comes across it later opens the
 rest. One that was not can only be cleared. So whatever is interrupted where, a load ends as a whole
@@ -258,7 +259,17 @@ class BulkLoad:
     async def abandon(self) -> bool:
         """Returns whether the load was complete after all; then its rows are there."""
         await self._know_table()
-        run = await self._engine.around.timestamps.get()
+        return await self._abandon(await self._engine.around.timestamps.get())
+
+    async def undo(self, timestamps: LoadTimestamps) -> bool:
+        """Whether the range was still closed for this run. Raises `LoadComplete`.
+
+        Its processes may be loading yet, so the range is taken over before it is cleared: under
+        the run's second timestamp, which any other run that has taken over by now is above.
+        """
+        return await self.resume(timestamps) and not await self._abandon(timestamps.commit)
+
+    async def _abandon(self, run: int) -> bool:
         complete = (await self._raise(run)).complete
         if complete is not None:
             await self._open(run, complete)

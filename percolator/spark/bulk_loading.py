@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from percolator.aio.bulk_load import BulkLoad, LoadedCell, LoadPlan
+from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark.connections import checked
-from percolator.spark.options import WriteOptions
+from percolator.spark.options import BULK_LOAD, WriteOptions
+from percolator.spark.raw_cells import COLUMN
 from percolator.spark.shapes import Cell, shape_of
 from percolator.spark.writing import Written, log, show_log, total
 
@@ -40,7 +42,7 @@ NAME_BYTES = 8
 
 def bulk_load(frame: DataFrame, **options: object) -> None:
     """Arranges the rows by tablets, and loads them. The options are those of the data source."""
-    given = {name: str(value) for name, value in options.items()} | {"operation": "bulk_load"}
+    given = _given(options)
     writer = arranged(frame, given).write.format("percolator").options(**given)
     writer.mode("append").save()
 
@@ -52,12 +54,20 @@ def abandon_load(**options: object) -> bool:
     `load_from`, `load_to`, and the `catalog` if these two are given. Returns whether the load
     turned out to be complete; then its rows stay.
     """
-    given = {name: str(value) for name, value in options.items()} | {"operation": "bulk_load"}
+    given = _given(options)
     parsed = WriteOptions.parse(given)
     if not parsed.load_name:
         raise InvalidArgument("load_name", "is missing: which load?")
     here = checked(parsed.target)
     return here.call(BulkLoad(here.database, _plan(parsed)).abandon)
+
+
+def _given(options: Mapping[str, object]) -> dict[str, str]:
+    """As Spark hands them over; None is as good as nothing."""
+    if options.get("operation", BULK_LOAD) != BULK_LOAD:
+        raise InvalidArgument("operation", f"is {BULK_LOAD!r} here, and nothing else")
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    return given | {"operation": BULK_LOAD}
 
 
 def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
@@ -66,17 +76,19 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
 
     parsed = WriteOptions.parse(options)
     keys = shape_of(parsed.catalog).key_fields
+    # Cells, too, that are there twice come one after the other.
+    order = keys if parsed.catalog is not None else (*keys, COLUMN)
     here = checked(parsed.target)
     starts = [tablet.start for tablet in here.call(lambda: here.tablets(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:
         # Ranges of equal numbers of rows: tablets of such keys cannot be compared in Spark.
-        return frame.repartitionByRange(len(starts), *keys).sortWithinPartitions(*keys)
+        return frame.repartitionByRange(len(starts), *keys).sortWithinPartitions(*order)
     key = spark_sql.col(keys[0]).cast("binary")
     tablet = spark_sql.lit(0)
     for start in starts[1:]:
         tablet = tablet + (key >= spark_sql.lit(start)).cast("int")
-    return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*keys)
+    return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*order)
 
 
 def _plan(options: WriteOptions) -> LoadPlan:
@@ -110,8 +122,11 @@ class BulkLoadWriter(DataSourceArrowWriter):
         load = BulkLoad(here.database, self._plan)
         written = Written()
         under_way = None
+        before: list[LoadedCell] = []
         for batch in iterator:
             cells = _sorted(shape.cells(batch, self._options.nulls))
+            _refuse_repeated(before, cells)
+            before = cells or before
             if under_way is not None:
                 under_way.wait()
             under_way = here.thread.start(partial(load.load, cells, self._timestamps))
@@ -136,8 +151,12 @@ class BulkLoadWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         show_log()
         here = checked(self._options.target)
-        complete = here.call(BulkLoad(here.database, self._plan).abandon)
-        what = "was complete, its rows are there" if complete else "was undone"
+        load = BulkLoad(here.database, self._plan)
+        try:
+            undone = here.call(lambda: load.undo(self._timestamps))
+            what = "was undone" if undone else "another run has taken over"
+        except LoadComplete:
+            what = "was complete, its rows are there"
         log.warning("bulk load %r failed, and %s", self._plan.name, what)
 
 
@@ -149,5 +168,19 @@ def _sorted(cells: list[Cell]) -> list[LoadedCell]:
             raise SchemaError("a null cannot be loaded in bulk: nothing is there to be deleted")
         found[row, column] = value
     if len(found) < len(cells):
-        raise SchemaError("a row is in the frame twice, and a bulk load cannot tell which counts")
+        raise _twice()
     return [(row, column, found[row, column]) for row, column in sorted(found)]
+
+
+def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
+    """Where the rows are in order, one that is there twice may be in two batches."""
+    if not (before and cells) or before[-1][0] != cells[0][0]:
+        return
+    row = cells[0][0]
+    last = {column for _, column, _ in takewhile(lambda cell: cell[0] == row, reversed(before))}
+    if any(column in last for _, column, _ in takewhile(lambda cell: cell[0] == row, cells)):
+        raise _twice()
+
+
+def _twice() -> SchemaError:
+    return SchemaError("a row is in the frame twice, and a bulk load cannot tell which counts")

@@ -77,7 +77,8 @@ _NO_CREATE_TABLE = (
     "use CREATE TEMPORARY VIEW"
 )
 
-OPERATIONS = ("upsert", "delete", "bulk_load")
+BULK_LOAD = "bulk_load"
+OPERATIONS = ("upsert", "delete", BULK_LOAD)
 NULLS = ("refuse", "skip", "delete")
 TRANSACTION_ROWS_MAX = 100_000
 MEBIBYTE = 1 << 20

@@ -51,7 +51,7 @@ class Transactions:
         catalog, deadline = here.database.engine.catalog, here.deadline(options.target)
         info = here.call(lambda: catalog.table(options.target.table, deadline))
         self._table_id = info.table_id
-        self._in_flight: deque[Pending[None]] = deque()
+        self._in_flight: deque[tuple[set[bytes], Pending[None]]] = deque()
         self.cells = 0
         self.equal = 0
         self.committed = 0
@@ -61,9 +61,14 @@ class Transactions:
         """Returns once all but a few are committed. Raises what made one of them impossible."""
         cells.sort(key=_row)  # keeps the order of what is written twice: the last one counts
         for part in self._parts(cells):
+            rows = {address.row for address in part}
             while len(self._in_flight) >= self._options.transactions_in_flight:
                 self._wait()
-            self._in_flight.append(self._here.thread.start(partial(self._commit, part)))
+            # Two of one row might commit in any order: the last row of a task is the one to stay.
+            while not all(rows.isdisjoint(others) for others, _ in self._in_flight):
+                self._wait()
+            pending = self._here.thread.start(partial(self._commit, part))
+            self._in_flight.append((rows, pending))
 
     def finish(self) -> None:
         """Waits for the rest."""
@@ -71,7 +76,8 @@ class Transactions:
             self._wait()
 
     def _wait(self) -> None:
-        self._in_flight.popleft().wait()
+        _, pending = self._in_flight.popleft()
+        pending.wait()
 
     def _parts(self, cells: list[Cell]) -> Iterator[dict[CellAddress, Write]]:
         """The writes of one transaction after the other; no row is in two of them."""

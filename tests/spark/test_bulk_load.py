@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 import percolator
 from percolator import errors, loop_thread
 from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps
-from percolator.spark.bulk_loading import abandon_load, bulk_load
+from percolator.spark.bulk_loading import BulkLoadWriter, abandon_load, bulk_load
+from percolator.spark.options import WriteOptions
 from percolator.v1 import master_pb2
 from percolator.v1.tabletserver_pb2 import FenceRequest
 from percolator.wire import methods
@@ -46,6 +48,12 @@ def _options(cluster: LocalCluster, pages: Pages, **more: object) -> dict[str, A
 
 def _cells(frame: list[tuple[str, str, int]]) -> list[tuple[bytes, bytes, bytes]]:
     return [(key.encode(), b"meta:title", title.encode()) for key, title, _ in frame]
+
+
+def _writer(cluster: LocalCluster, pages: Pages, name: str, **more: object) -> Any:
+    """As on the driver, which has closed the range."""
+    given = _options(cluster, pages, operation="bulk_load", load_name=name) | more
+    return BulkLoadWriter(WriteOptions.parse({k: v for k, v in given.items() if v is not None}))
 
 
 def _left_behind(
@@ -107,6 +115,51 @@ def test_a_job_that_fails_leaves_nothing_and_the_table_open(
     assert pages.stored() == {}
     pages.fill(4)
     assert len(pages.stored()) == 4
+
+
+def test_a_row_that_is_in_two_batches_of_a_task_is_in_the_frame_twice(
+    db: percolator.Database, cluster: LocalCluster
+) -> None:
+    pages = Pages(db)
+    writer = _writer(cluster, pages, "twice")
+    batches = [pa.record_batch({"url": urls, "title": urls}) for urls in (["a", "b"], ["b", "c"])]
+    with pytest.raises(errors.SchemaError, match="is in the frame twice"):
+        writer.write(iter(batches))
+    writer.abort([])
+    raw = _writer(cluster, pages, "cells", catalog=None)
+    cells = [
+        pa.record_batch({"row": [b"a"], "column": [column], "value": [b"x"]})
+        for column in (b"meta:title", b"other", b"other")
+    ]
+    raw.write(iter(cells[:2]))
+    with pytest.raises(errors.SchemaError, match="is in the frame twice"):
+        raw.write(iter(cells[1:]))
+    raw.abort([])
+    assert pages.stored() == {}
+
+
+def test_a_run_that_fails_after_another_has_taken_over_leaves_it_alone(
+    db: percolator.Database, cluster: LocalCluster
+) -> None:
+    pages = Pages(db)
+    former, later = (_writer(cluster, pages, "crawl") for _ in range(2))
+    batch = pa.record_batch({"url": ["a"], "title": ["later"], "visits": [1]})
+    done = later.write(iter([batch]))
+    with pytest.raises(errors.InvalidArgument, match="another run has taken"):
+        former.write(iter([batch]))
+    former.abort([])
+    later.commit([done])
+    assert pages.stored() == {"a": ("later", 1)}
+
+
+def test_a_bulk_load_is_one_whatever_operation_it_is_told(
+    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+) -> None:
+    pages = Pages(db)
+    with pytest.raises(errors.InvalidArgument, match="operation: is 'bulk_load' here"):
+        bulk_load(_frame(spark), **_options(cluster, pages, operation="delete"))
+    bulk_load(_frame(spark), **_options(cluster, pages, load_name=None, notify=None))
+    assert pages.stored() == _expected()
 
 
 def test_a_table_with_rows_or_living_locks_is_refused_and_stays_open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import percolator
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.options import WriteOptions
+from percolator.spark.transactions import Transactions
 from percolator.spark.writing import Written, total, writer_of
 from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages, keys
@@ -132,6 +134,41 @@ def test_two_attempts_at_one_time_both_succeed_and_the_rows_are_right(
     assert total(list(done)).transactions == 80
     expected = {url: n for batch in batches for n, url in enumerate(batch["url"].to_pylist())}
     assert {url: visits for url, (_, visits) in pages.stored().items()} == expected
+
+
+def test_of_rows_with_one_key_in_a_task_the_last_one_stays_whichever_commit_is_slow(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db)
+    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+    fields = [StructField("url", StringType()), StructField("visits", LongType())]
+    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields), overwrite=False)
+    batches = [pa.record_batch({"url": ["a"], "visits": [number]}) for number in range(3)]
+    commit, wait = Transactions._commit, Transactions._wait
+    go_on = threading.Event()
+    begun: list[Any] = []
+    others: list[Any] = []
+
+    async def commit_slowly(self: Transactions, writes: Any) -> None:
+        begun.append(writes)
+        if len(begun) == 1:  # until the task waits for this one alone, or the others are through
+            await asyncio.to_thread(go_on.wait, 100)
+            await commit(self, writes)
+            return
+        await commit(self, writes)
+        others.append(writes)
+        if len(others) == len(batches) - 1:
+            go_on.set()
+
+    def wait_for_it(self: Transactions) -> None:
+        if len(self._in_flight) == 1:
+            go_on.set()
+        wait(self)
+
+    monkeypatch.setattr(Transactions, "_commit", commit_slowly)
+    monkeypatch.setattr(Transactions, "_wait", wait_for_it)
+    writer.write(iter(batches))
+    assert pages.stored() == {"a": (None, 2)}
 
 
 def test_observed_columns_notify_when_spark_writes_them(
