@@ -22,7 +22,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
 
 from percolator.errors import InvalidArgument
 from percolator.protocol.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
@@ -126,7 +125,7 @@ async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> boo
     state.counters.cells -= len(counted)
     state.counters.bytes -= sum(len(key) + len(value) for key, value in counted)
     batch.put(STATISTICS_KEY, opening.counts_record(state))
-    await _write(state, batch)
+    await state.write(batch)
     for key, _ in entries:
         if key.startswith(N):
             state.index.remove(key[1:])
@@ -161,7 +160,7 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     batch.put(LOAD_FLOOR_KEY, floor.to_bytes(8, "big"))
     batch.put(NEWEST_KEY, NEWEST.pack(*newest))
     batch.put(STATISTICS_KEY, opening.counts_record(state))
-    await _write(state, batch)
+    await state.write(batch)
     if commit:
         # What is remembered of single cells may not be true of those that were loaded.
         recent.forget(commit)
@@ -205,7 +204,7 @@ async def load(
             raise InvalidArgument("name", f"the load {present.name!r} is complete")
         behind = _Loading(state, present, request, columns)
         await behind.fill()
-        await _write(state, behind.batch)
+        await state.write(behind.batch)
         behind.publish()
         state.require_ownership()
 
@@ -307,15 +306,8 @@ def _taken_over(asked: LoadFence) -> InvalidArgument:
 async def _put(state: TabletState, fence: LoadFence) -> None:
     batch = state.storage.batch()
     batch.put(fence.key, fence.record())
-    await _write(state, batch)
+    await state.write(batch)
     state.load_fences.put(fence)
-
-
-async def _write(state: TabletState, batch: Any) -> None:  # noqa: ANN401 - the storage's own type
-    try:
-        await state.storage.write(batch)
-    except state.storage.failures as error:
-        raise state.storage_failed(error) from error
 
 
 def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:

@@ -144,6 +144,13 @@ class TabletState:
             self.closed_because = error
             self._on_closed(error)
 
+    async def write(self, batch: Any) -> None:  # noqa: ANN401 - the storage's own type
+        """Durable when it returns, unless it raises `StoreUnusable`: then the tablet is closed."""
+        try:
+            await self.storage.write(batch)
+        except self.storage.failures as error:
+            raise self.storage_failed(error) from error
+
     def storage_failed(self, error: Exception) -> StoreUnusable:
         """Closes the tablet: after a failure only the log, read at reopening, tells the truth."""
         unusable = StoreUnusable(

@@ -83,10 +83,7 @@ class Sweep:
             state.counters.bytes -= sum(counted)
             # In the same write: else a crash would leave counts of what is gone.
             batch.put(STATISTICS_KEY, opening.counts_record(state))
-            try:
-                await state.storage.write(batch)
-            except state.storage.failures as error:
-                raise state.storage_failed(error) from error
+            await state.write(batch)
             state.require_ownership()
         self.deleted += len(counted)
         self.deleted_bytes += sum(counted)

@@ -160,10 +160,7 @@ class Tablet:
         state = self._state
         async with self._commit.between_batches():
             state.require_open()
-            try:
-                await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
-            except state.storage.failures as error:
-                raise state.storage_failed(error) from error
+            await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
             state.require_ownership()
 
     async def collect(self, below: int) -> Collected:
@@ -358,7 +355,7 @@ class Tablet:
         """Writes something about the tablet itself. Only between two batches."""
         batch = self._state.storage.batch()
         batch.put(key, value)
-        await self._state.storage.write(batch)
+        await self._state.write(batch)
 
     def _unreadable(self, error: Exception) -> StoreUnusable:
         """Reading failed: that costs the request, not the tablet. Other rows may be fine."""

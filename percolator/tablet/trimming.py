@@ -68,8 +68,5 @@ async def _note(state: TabletState, turn: asyncio.Lock) -> None:
         state.require_open()
         batch = state.storage.batch()
         batch.put(STATISTICS_KEY, opening.counts_record(state))
-        try:
-            await state.storage.write(batch)
-        except state.storage.failures as error:
-            raise state.storage_failed(error) from error
+        await state.write(batch)
         state.require_ownership()

@@ -18,12 +18,12 @@ from percolator.errors import (
     SchemaError,
     TabletLocation,
 )
-from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire import methods
 from percolator.wire.backoff import Backoff
 from percolator.wire.lanes import SchemaVersions
+from percolator.wire.status import location_from_wire
 from percolator.wire.tablet_map import TabletMap
 from percolator.world import RequestT, ResponseT, UnaryMethod, World
 
@@ -235,12 +235,12 @@ class Catalog:
             raise
         schema = TableSchema.of(response.schema_version, response.observers)
         self._learn_schema(table_id, schema)
-        return [_location(location) for location in response.locations]
+        return [location_from_wire(location) for location in response.locations]
 
     async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:
         """As `find`, while anything of the table is left. Nothing of it is remembered."""
         response = await self._locate(table_id, row, even_deleting=True)
-        return [_location(location) for location in response.locations]
+        return [location_from_wire(location) for location in response.locations]
 
     async def _locate(
         self, table_id: int, row: bytes, *, even_deleting: bool
@@ -263,18 +263,7 @@ class Catalog:
                 table_id=table_id, range=rest, limit=_TABLETS_PER_PAGE
             )
             response = await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
-            found += [_location(location) for location in response.locations]
+            found += [location_from_wire(location) for location in response.locations]
             rest = response.rest if response.HasField("rest") else None
         self._tablets.replace(table_id, found)
         return found
-
-
-def _location(location: errors_pb2.TabletLocation) -> TabletLocation:
-    return TabletLocation(
-        table_id=location.table_id,
-        tablet_id=location.tablet_id,
-        epoch=location.epoch,
-        start=location.range.start,
-        end=location.range.end,
-        address=location.address,
-    )

@@ -197,7 +197,8 @@ def _location_to_wire(location: errors.TabletLocation) -> errors_pb2.TabletLocat
     )
 
 
-def _location_from_wire(location: errors_pb2.TabletLocation) -> errors.TabletLocation:
+def location_from_wire(location: errors_pb2.TabletLocation) -> errors.TabletLocation:
+    """Where a tablet is, as a message tells it."""
     return errors.TabletLocation(
         table_id=location.table_id,
         tablet_id=location.tablet_id,
@@ -247,7 +248,7 @@ def _tablet_moved(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
         detail.message,
         tablet_id=cause.tablet_id,
         epoch=cause.epoch,
-        locations=tuple(map(_location_from_wire, cause.locations)),
+        locations=tuple(map(location_from_wire, cause.locations)),
         where=detail.where,
     )
 
