@@ -37,13 +37,16 @@ Change = tuple[str, str | None]
 
 
 async def write(db: aio.Database, url: str, body: str | None) -> None:
-    """Commits a change, however often it takes."""
+    """Commits a change, however often it takes.
+
+    Perhaps it is committed, and then once more: observers find that nothing has changed. To ask
+    what became of it would be a call more that may not be answered.
+    """
     while True:
         try:
             await db.run(_write, url, body)
-        except OutcomeUnknown as error:
-            if await db.resolve(error) is aio.Outcome.ABORTED:
-                continue
+        except OutcomeUnknown:
+            continue
         return
 
 

@@ -1,0 +1,38 @@
+"""The loader writes each change, whatever becomes of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from examples.webindex import tables
+from examples.webindex.load import write
+from percolator import OutcomeUnknown, aio
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_change_is_written_although_nobody_can_say_whether_it_was(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        run, unanswered = db.run, 2
+
+        async def run_unanswered(*arguments: Any) -> None:
+            nonlocal unanswered
+            if committed or not unanswered:
+                await run(*arguments)
+            if unanswered:
+                unanswered -= 1
+                raise OutcomeUnknown("no answer")
+
+        async def resolve(error: OutcomeUnknown) -> aio.Outcome:
+            raise OutcomeUnknown("still unknown") from error
+
+        monkeypatch.setattr(db, "run", run_unanswered)
+        monkeypatch.setattr(db, "resolve", resolve)
+        await write(db, "http://a", "text")
+        async with db.snapshot() as snapshot:
+            assert await snapshot.get("http://a", tables.body) == "text"
