@@ -14,8 +14,8 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import groupby, islice
-from operator import itemgetter
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,7 +23,7 @@ from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import canonical_urls
 from examples.webindex.documents import KEYS, Document, Page, parse
-from examples.webindex.group import Child, Group, Member, State
+from examples.webindex.group import ROOT, Child, Group, Member, State
 from examples.webindex.parsed import Parsed
 from examples.webindex.tables import GROUP, MEMBER, digest
 from percolator import Column, PercolatorError, Table, aio
@@ -31,6 +31,18 @@ from percolator.aio.bulk_load import BulkLoad, LoadedCell, LoadPlan
 
 CELLS_AT_ONCE = 8_192
 PROGRESS_CELLS = 100 * CELLS_AT_ONCE
+
+
+class _Member(NamedTuple):
+    """Of a group: in their order, as its rows are, the best one comes first."""
+
+    group: str
+    """Its key."""
+    length: int
+    """Of the URL."""
+    child: Child
+    documents: int
+    """Below it."""
 
 
 class Repository:
@@ -72,30 +84,32 @@ class Repository:
             yield from _row(url, *cells, (tables.parsed, parsed.encode()))
 
     def _groups(self) -> Iterator[LoadedCell]:
-        members = [(page.keys[0], len(url), url, "", 1) for url, page in self._pages.items()]
+        members = [
+            _Member(page.keys[0], len(url), Child(url), 1) for url, page in self._pages.items()
+        ]
         for level in range(KEYS):
             members.sort()
-            best_of_groups = []
-            for key, found in groupby(members, itemgetter(0)):
-                in_order = list(found)
-                below = sum(documents for *_, documents in in_order)
-                yield from self._group(Group(level, key), in_order, below)
-                _, length, url, _, _ = in_order[0]
-                if level + 1 < KEYS:
+            representatives = []
+            for key, found in groupby(members, attrgetter("group")):
+                of_group = list(found)
+                best, documents = of_group[0], sum(one.documents for one in of_group)
+                yield from self._group(Group(level, key), of_group, documents)
+                if level != ROOT:
+                    url = best.child.url
                     above = self._pages[url].keys[level + 1]
-                    best_of_groups.append((above, length, url, key, below))
-            members = best_of_groups
+                    representatives.append(_Member(above, best.length, Child(url, key), documents))
+            members = representatives
 
     def _group(
-        self, group: Group, members: Sequence[tuple[str, int, str, str, int]], documents: int
+        self, group: Group, members: Sequence[_Member], documents: int
     ) -> Iterator[LoadedCell]:
-        _, _, best, child_key, _ = members[0]
-        keys, canonical = self._pages[best].keys, self._canonical[best]
-        state = State(Child(best, child_key), keys, documents, self._crawled, canonical)
+        best = members[0].child
+        keys, canonical = self._pages[best.url].keys, self._canonical[best.url]
+        state = State(best, keys, documents, self._crawled, canonical)
         yield from _row(group.row(GROUP), (tables.state, state.encode()))
-        for _, _, url, key, below in members:
-            member = Member(self._pages[url].keys, below, self._crawled)
-            yield from _row(Child(url, key).row(group, MEMBER), (tables.member, member))
+        for one in members:
+            member = Member(self._pages[one.child.url].keys, one.documents, self._crawled)
+            yield from _row(one.child.row(group, MEMBER), (tables.member, member))
 
     def _links(self) -> Iterator[LoadedCell]:
         rows = (
