@@ -10,13 +10,13 @@ import pytest
 
 import percolator
 import percolator.testing
-from examples.webindex import tables
+from examples.webindex import clustering, tables
 from examples.webindex.definition import Inlink, Served, served
 from examples.webindex.documents import Document
-from examples.webindex.observers import observers
+from examples.webindex.observers import observers, parse
 from examples.webindex.served import served_table, served_table_async
 
-from .pipeline import Crawled, clients, document, take_small_steps, write
+from .pipeline import Crawled, KnowingNothing, clients, document, take_small_steps, write
 
 
 class Pipeline:
@@ -188,6 +188,49 @@ def test_a_link_that_is_moved_tells_what_has_changed_the_canonical_page(pipeline
     with pipeline.db.snapshot() as snapshot:
         (row,) = snapshot.scan(tables.inlinks)
         assert (row.key[0], row[tables.inlink_cause]) == ("http://a", 23)
+
+
+def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
+    monkeypatch: pytest.MonkeyPatch, db: percolator.Database
+) -> None:
+    """The group's own state stays as it is for the one, and follows from that member for the other.
+
+    Neither writes what the other one writes; the group is locked by the one that leaves it alone.
+    """
+    monkeypatch.setattr(clustering, "changing", KnowingNothing())  # as two workers
+    monkeypatch.setattr(clustering, "VISITS_MAX", 0)
+    pipeline = Pipeline(db)
+
+    def write_at_17(url: str, one: Document | None) -> None:
+        with db.transaction() as tx:
+            if one is None:
+                tx.delete(url, tables.body)
+                del pipeline.crawled[url]
+            else:
+                tx.set(url, tables.body, one.body)
+                pipeline.crawled[url] = one
+            tx.set(url, tables.crawled, 17)
+
+    for url, opening in (("http://a", "1"), ("http://bb", "2"), ("http://ccc", "3")):
+        title = "L" if opening == "3" else "T"
+        write_at_17(url, document(url, title, opening, url))
+    percolator.testing.run_observers(db, observers)
+    write_at_17("http://bb", document("http://bb", "T", "3", "new"))
+    write_at_17("http://a", None)
+
+    async def overlapping() -> None:
+        opened = db._database
+        member, best = opened.transaction(), opened.transaction()
+        await parse.function(member, "http://bb")
+        await parse.function(best, "http://a")
+        await best.commit()
+        try:
+            await member.commit()
+        except percolator.ConflictError:
+            await opened.run(parse.function, "http://bb")
+
+    db._loop_thread.call(overlapping)
+    assert list(pipeline.settle()) == ["http://bb"]
 
 
 @pytest.mark.parametrize("seed", range(12))
