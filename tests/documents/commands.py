@@ -12,9 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from typer.testing import CliRunner
-
 from percolator.cli.app import app
+from tests.command_line import CliRunner
 from tests.documents.blocks import ROOT
 
 OTHERS = {"bash", "cargo", "cd", "docker", "docker-compose", "export", "pip", "pytest", "."}

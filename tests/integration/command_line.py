@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from percolator.cli.app import app
+from tests.command_line import CliRunner
 
 
 class CommandLine:

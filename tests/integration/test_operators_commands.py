@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from percolator import aio
 from percolator.cli.app import app
@@ -27,6 +26,7 @@ from percolator.wire.roles import Role
 from percolator.wire.sessions import Sessions, SessionSettings
 from services.chassis.tokens import Tokens
 from services.local.cluster import LocalCluster
+from tests.command_line import CliRunner
 
 pytestmark = pytest.mark.integration
 

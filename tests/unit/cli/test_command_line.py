@@ -6,7 +6,6 @@ import json
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from percolator.cli.app import app
 from percolator.cli.connection import plain
@@ -15,6 +14,7 @@ from percolator.cli.sessions import _as_table
 from percolator.cli.status import _as_text
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Session, SessionInfo
+from tests.command_line import CliRunner
 
 run = CliRunner()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from percolator.cli.app import app
 from percolator.cli.masters import row_bytes, row_text
+from tests.command_line import CliRunner
 
 run = CliRunner()
 

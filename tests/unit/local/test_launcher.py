@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from typer.testing import CliRunner
 
 from services.local.__main__ import app, main
 from services.local.cluster import LocalCluster, running
 from services.local.process import LocalClusterError
+from tests.command_line import CliRunner
 
 LONG = "a-very-long-name-of-a-directory-without-any-end" * 3
 

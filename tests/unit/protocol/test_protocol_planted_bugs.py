@@ -18,7 +18,8 @@ from percolator.wire.questions import Refused, RowAnswer, RowQuestion, Step
 from .protocol_run import run
 from .protocol_world import SLOW, Network
 
-SEEDS_MAX = 300
+SEEDS = [26, 13, 19, 12, *range(300)]
+"""First those that found the bugs which are found by few: a seed takes the same course again."""
 
 Patch = pytest.MonkeyPatch
 
@@ -231,7 +232,7 @@ BUGS = [
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
-    assert any(run(seed).violations for seed in range(SEEDS_MAX))
+    assert any(run(seed).violations for seed in SEEDS)
 
 
 def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypatch: Patch) -> None:
@@ -244,4 +245,4 @@ def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypa
 
     correct = CommitPoint.learn_lock
     monkeypatch.setattr(CommitPoint, "learn_lock", learn)
-    assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in range(SEEDS_MAX))
+    assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in SEEDS)
