@@ -86,7 +86,8 @@ class LevelDBStorage:
             )
         except self.failures as error:
             raise StoreUnusable(
-                f"LevelDB cannot open {directory}: {error}", fault=self.fault(error)
+                f"LevelDB cannot open {directory}: {_why(directory, error)}",
+                fault=self.fault(error),
             ) from error
         # Bound methods of LevelDB itself: a Python function around them would cost as much again.
         self.get = self._database.get
@@ -144,6 +145,28 @@ class LevelDBStorage:
     def _flush(self) -> None:
         # LevelDB writes out its memtable before any manual compaction; this one finds no table.
         self._database.compact_range(start=_BEYOND_ALL_KEYS, stop=_BEYOND_ALL_KEYS + b"\xff")
+
+
+def _why(directory: Path, error: Exception) -> str:
+    """As LevelDB says it; of a lock, it only says that it is "temporarily unavailable"."""
+    if "LOCK: Resource temporarily unavailable" not in str(error):
+        return str(error)
+    holder = _lock_holder(directory / "LOCK")
+    return f"{f'process {holder}' if holder else 'another process'} has it open"
+
+
+def _lock_holder(path: Path) -> str | None:
+    """Its process id, from the kernel's list, where there is one and it is shown to us."""
+    try:
+        inode = str(path.stat().st_ino)
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    for lock in locks:  # 1: POSIX  ADVISORY  WRITE 4711 fe:00:262146 0 EOF
+        fields = lock.split()
+        if len(fields) == 8 and fields[1] == "POSIX" and fields[5].rpartition(":")[2] == inode:
+            return fields[4] if int(fields[4]) > 0 else None  # of another container: none
+    return None
 
 
 def fault_of(error: Exception) -> StoreFault:
