@@ -25,7 +25,7 @@ from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.documents import Document, read_text
 from examples.webindex.observers import observers
-from percolator import OutcomeUnknown, PercolatorError, aio
+from percolator import InvalidArgument, OutcomeUnknown, PercolatorError, aio
 
 IN_FLIGHT_MAX = 128
 PROGRESS_SECONDS = 2.0
@@ -114,6 +114,8 @@ class Crawling:
                     done = busy[change[0]] = asyncio.Event()
                 try:
                     await write(self._db, *change)
+                except InvalidArgument as error:
+                    raise ValueError(f"{change[0][:80]!r}: {error}") from None
                 finally:
                     del busy[change[0]]
                     done.set()

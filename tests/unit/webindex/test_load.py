@@ -8,7 +8,7 @@ import pytest
 
 import percolator.testing
 from examples.webindex import tables
-from examples.webindex.load import write
+from examples.webindex.load import Crawling, write
 from percolator import OutcomeUnknown, aio
 
 
@@ -36,3 +36,12 @@ async def test_a_change_is_written_although_nobody_can_say_whether_it_was(
         await write(db, "http://a", "text")
         async with db.snapshot() as snapshot:
             assert await snapshot.get("http://a", tables.body) == "text"
+
+
+async def test_a_document_that_cannot_be_stored_is_named() -> None:
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        crawling = Crawling(db, None, progress=lambda _: None)
+        too_much = ("http://huge", "x" * (5 << 20))
+        with pytest.raises(ValueError, match="'http://huge': value: has 5242880 bytes"):
+            await crawling.write_all(iter([("http://a", "A"), too_much]))
