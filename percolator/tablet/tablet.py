@@ -11,8 +11,7 @@ here may be called concurrently. What it promises, and where:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
@@ -27,6 +26,7 @@ from percolator.tablet.notification_scan import LockVanished, NotificationLook
 from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.point_reads import PointReads
 from percolator.tablet.state import Collected, SafePoints, TabletIdentity, TabletState
+from percolator.tablet.to_the_end import ToTheEnd
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
@@ -73,7 +73,9 @@ class Tablet:
         self._columns = ColumnEncoder()
         self._checker = MutationChecker(self._state, self._columns)
         self._commit = GroupCommit(self._state)
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._to_the_end = ToTheEnd()
+        """What writes between two batches: torn there, it would let the next batch be judged while
+        the disk is still at the write, and memory would never learn of what became durable."""
 
     @property
     def identity(self) -> TabletIdentity:
@@ -122,7 +124,7 @@ class Tablet:
 
         Raises `StoreUnusable` when the storage cannot be closed cleanly: it is closed anyway.
         """
-        await self._to_the_end(self._close())
+        await self._to_the_end.run(self._close())
 
     async def _close(self) -> None:
         state = self._state
@@ -154,7 +156,7 @@ class Tablet:
         state.safe_points = SafePoints(
             max(present.reads, asked.reads), max(present.transactions, asked.transactions)
         )
-        await self._to_the_end(self._note_safe_points())
+        await self._to_the_end.run(self._note_safe_points())
 
     async def _note_safe_points(self) -> None:
         state = self._state
@@ -271,7 +273,7 @@ class Tablet:
         `TabletMoved`."""
         self._state.require_tablet(request.target)
         try:
-            return await self._to_the_end(
+            return await self._to_the_end.run(
                 bulk_load.fence(self._state, self._commit.between_batches(), request)
             )
         except self._state.storage.failures as error:
@@ -282,7 +284,7 @@ class Tablet:
         `SchemaChanged`."""
         self._state.require_tablet(request.target)
         turn = self._commit.between_batches()
-        await self._to_the_end(bulk_load.load(self._state, turn, request, self._columns))
+        await self._to_the_end.run(bulk_load.load(self._state, turn, request, self._columns))
         return pb.LoadResponse()
 
     async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
@@ -339,17 +341,6 @@ class Tablet:
             range=cells_pb2.RowRange(start=identity.start, end=identity.end),
             statistics=self.statistics(),
         )
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """For what writes between two batches, although its caller may leave in the middle.
-
-        Torn there, it would let the next batch be judged while the disk is still at the write, and
-        memory would never learn of what has become durable.
-        """
-        task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(task)
 
     async def _note(self, key: bytes, value: bytes) -> None:
         """Writes something about the tablet itself. Only between two batches."""

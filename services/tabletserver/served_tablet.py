@@ -99,6 +99,9 @@ class ServedTablet:
         """The open tablet, or the error that says why there is none."""
         if self._tablet is None:
             error = self._error or NotReady(f"tablet {self.identity.tablet_id} is closed")
+            if not self._ownership.stands():
+                # However long it may still be opened here: whoever asks has to go elsewhere.
+                error = self._moved()
             # The same object for every request: without this its traceback grows with each.
             raise error.with_traceback(None)
         return self._tablet
@@ -138,13 +141,16 @@ class ServedTablet:
         async with self._changing:
             self._stop_waiting()
             tablet, self._tablet = self._tablet, None
-            self._error = TabletMoved(
-                f"tablet {self.identity.tablet_id} is not served here any more",
-                tablet_id=self.identity.tablet_id,
-                epoch=self.identity.epoch,
-            )
+            self._error = self._moved()
             if tablet is not None:
                 await self._close(tablet)
+
+    def _moved(self) -> TabletMoved:
+        return TabletMoved(
+            f"tablet {self.identity.tablet_id} is not served here any more",
+            tablet_id=self.identity.tablet_id,
+            epoch=self.identity.epoch,
+        )
 
     def describe(self) -> wire.TabletDescription:
         """What it is, and how it fares."""

@@ -16,6 +16,7 @@ from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.to_the_end import ToTheEnd
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import Clock
 from services.tabletserver.served_tablet import (
@@ -42,6 +43,10 @@ class Tablets:
     ) -> None:
         self._served: dict[int, ServedTablet] = {}
         self._orders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._to_the_end = ToTheEnd()
+        """Orders, although whoever gave them has left: broken off in the middle, a tablet would be
+        "being opened" for ever, and one that takes longer to open than its master waits would never
+        be open."""
         self._store = store
         self._background = background
         self._log = log
@@ -73,6 +78,11 @@ class Tablets:
     ) -> ServedTablet:
         """Serves the tablet at this epoch from now on. Repeating it is harmless."""
         _check(identity)
+        return await self._to_the_end.run(self._open(identity, schema_version, ancestry))
+
+    async def _open(
+        self, identity: TabletIdentity, schema_version: int, ancestry: Ancestry
+    ) -> ServedTablet:
         async with self._orders[identity.tablet_id]:
             present = self._served.get(identity.tablet_id)
             if present is not None and present.identity.epoch >= identity.epoch:
@@ -93,6 +103,9 @@ class Tablets:
 
     async def close(self, tablet_id: int, epoch: int) -> None:
         """Flushes and closes the tablet. One that is not here at this epoch is closed already."""
+        await self._to_the_end.run(self._close(tablet_id, epoch))
+
+    async def _close(self, tablet_id: int, epoch: int) -> None:
         async with self._orders[tablet_id]:
             present = self._served.get(tablet_id)
             if present is None or present.identity.epoch < epoch:
@@ -103,6 +116,7 @@ class Tablets:
 
     async def close_all(self) -> None:
         """At the end of the process: what is flushed needs no replay."""
+        await self._to_the_end.give_up()
         await asyncio.gather(*map(self._let_go, self.all()))
 
     def describe(self, tablet_ids: Iterable[int]) -> list[wire.TabletDescription]:

@@ -130,6 +130,49 @@ async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged(
     assert served.report().schema_version == served.serving().schema_version == 2
 
 
+async def test_an_order_to_open_is_carried_out_although_whoever_gave_it_does_not_wait_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Broken off and begun anew by each order, a tablet that opens slowly would never be open."""
+    machine = Machine()
+    load = opening.load
+
+    async def slow(state: TabletState) -> None:
+        await machine.clock.sleep(5.0)
+        await load(state)
+
+    monkeypatch.setattr(opening, "load", slow)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await machine.open(1)
+    await machine.open(1)
+    assert machine.store.opened == 1
+    assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+
+
+async def test_a_tablet_that_is_still_being_opened_has_moved_once_somebody_else_has_taken_it_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever was sent here earlier would else ask here for as long as this disk hangs."""
+    machine = Machine()
+
+    async def hangs(state: TabletState) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(opening, "load", hangs)
+    order = asyncio.create_task(machine.open(1))
+    await asyncio.sleep(0.01)
+    (result,) = await machine.mutate(put(1, b"row"))
+    assert result.error.HasField("not_ready")
+    machine.store.owners[1].lost = True
+    (result,) = await machine.mutate(put(1, b"row"))
+    assert result.error.HasField("tablet_moved")
+    order.cancel()
+    await machine.tablets.close_all()
+    assert machine.tablets.all() == []
+
+
 async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself() -> None:
     machine = Machine()
     await machine.open(1)
