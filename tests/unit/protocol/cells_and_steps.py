@@ -1,9 +1,10 @@
-"""Cells to write to, and the steps that clients send about them."""
+"""Cells to write to, the steps that clients send about them, and transactions that stop halfway."""
 
 from __future__ import annotations
 
 from percolator.errors import CellAddress
 from percolator.limits import Limits
+from percolator.protocol.commit import Commit
 from percolator.protocol.records import KIND_PUT
 from percolator.protocol.write_steps import Write
 from percolator.v1.tabletserver_pb2 import Change
@@ -38,3 +39,22 @@ def world() -> World:
 
 async def settled(client: Client) -> None:
     await client.around.background.drain(60.0)
+
+
+async def locked(client: Client, *cells: CellAddress) -> Commit:
+    """A transaction that has prewritten and goes no further by itself."""
+    commit = client.commit(
+        await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
+    )
+    await commit._prewrite(client.deadline())
+    return commit
+
+
+async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
+    """A transaction whose client died after, or before, its commit point; its start timestamp."""
+    dead = here.client(PATIENT)
+    commit = await locked(dead, *cells)
+    if committed:
+        await commit._point.reach(dead.deadline())
+    dead.crash()
+    return commit._write.start

@@ -8,6 +8,7 @@ import pytest
 
 from percolator.errors import ConflictError, OutcomeUnknown
 from percolator.protocol.commit import Commit
+from percolator.protocol.records import KIND_LOCK_ONLY
 from percolator.wire.questions import Step
 
 from .cells_and_steps import PATIENT, A, B, put, puts, settled, world
@@ -95,3 +96,13 @@ async def test_nobody_commits_what_has_no_lock_on_its_primary() -> None:
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     with pytest.raises(ConflictError, match="is locked"):
         await client.commit(start, WRITES).run(client.deadline(1.0))
+
+
+async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
+    here = world()
+    client = here.client()
+    commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
+    await commit._prewrite(client.deadline())
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("no"), client.deadline())
+    assert here.store.lock_of(A) is None

@@ -8,51 +8,35 @@ import pytest
 
 from percolator.errors import (
     CellAddress,
-    ConflictError,
     DeadlineExceeded,
     InvariantViolation,
     Retry,
     SnapshotTooOld,
 )
 from percolator.limits import Limits
-from percolator.protocol.commit import Commit
 from percolator.protocol.read import PASSING_MAX, read_rows
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.scan import scan_pages
+from percolator.protocol.records import KIND_LOCK_ONLY
 from percolator.protocol.surroundings import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK, Verdicts
-from percolator.protocol.write_set import WriteSet
 from percolator.v1.tabletserver_pb2 import RowRead
-from percolator.wire.questions import RangeQuestion, RowQuestion, Step
+from percolator.wire.questions import RowQuestion, Step
 
-from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled
+from .cells_and_steps import (
+    PATIENT,
+    A,
+    B,
+    address,
+    left_behind,
+    locked,
+    put,
+    puts,
+    settled,
+    world,
+)
 from .naive_cells import NOTIFY, WRITE
-from .protocol_world import NO_FAULTS, OBSERVED, OBSERVER, Client, World
+from .protocol_world import OBSERVED, OBSERVER
 
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
-
-
-def world() -> World:
-    return World(0, NO_FAULTS)
-
-
-async def locked(client: Client, *cells: CellAddress) -> Commit:
-    """A transaction that has prewritten and goes no further by itself."""
-    commit = client.commit(
-        await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
-    )
-    await commit._prewrite(client.deadline())
-    return commit
-
-
-async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
-    """A transaction whose client died after, or before, its commit point; its start timestamp."""
-    dead = here.client(PATIENT)
-    commit = await locked(dead, *cells)
-    if committed:
-        await commit._point.reach(dead.deadline())
-    dead.crash()
-    return commit._write.start
 
 
 async def test_a_commit_is_visible_at_its_timestamp_and_not_below() -> None:
@@ -324,88 +308,3 @@ async def test_a_snapshot_below_the_safe_point_is_refused() -> None:
         await client.read(A, timestamp)
     with pytest.raises(SnapshotTooOld):
         await client.commit(timestamp, {A: put(b"1")}).run(client.deadline())
-
-
-# ---------------------------------------------------------------------------- scans
-
-
-async def _scan(
-    client: Client, own: WriteSet | None = None, *, reverse: bool = False, start: bytes = b""
-) -> list[tuple[bytes, dict[bytes, bytes | None]]]:
-    question = RangeQuestion(1, start, b"", None, await client.start_timestamp(), reverse)
-    found = []
-    async for page in scan_pages(client.around, client.cleanup, question, own, 20.0, Statistics()):
-        for row, cells in page:
-            found.append((row, {column: cell.value for column, cell in cells.items()}))
-    return found
-
-
-async def _ten_rows(here: World) -> None:
-    client = here.client()
-    await client.write({CellAddress(1, b"%d" % i, b"x"): put(b"%d" % i) for i in range(10)})
-    await settled(client)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_reads_rows_with_locks_again_in_their_place(reverse: bool) -> None:
-    here = world()
-    await _ten_rows(here)
-    cells = [CellAddress(1, b"%d" % i, b"x") for i in (1, 4, 7)]
-    new = CellAddress(1, b"55", b"x")
-    await left_behind(here, *cells, new, committed=True)
-    await left_behind(
-        here, CellAddress(1, b"2", b"x"), CellAddress(1, b"66", b"x"), committed=False
-    )
-    found = await _scan(here.client(PATIENT), reverse=reverse)
-    rows = [row for row, _ in found]
-    expected = sorted([*(b"%d" % i for i in range(10)), b"55"], reverse=reverse)
-    assert rows == expected
-    values = {row: cells[b"x"] for row, cells in found}
-    assert values[b"4"] == values[b"55"] == b"pending"
-    assert values[b"2"] == b"2"
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_shows_the_transactions_own_writes(reverse: bool) -> None:
-    here = world()
-    await _ten_rows(here)
-    own = WriteSet(Limits())
-    own.put(CellAddress(1, b"3", b"x"), b"changed")
-    own.delete(CellAddress(1, b"5", b"x"))
-    own.put(CellAddress(1, b"50", b"x"), b"new")
-    own.put(CellAddress(1, b"999", b"x"), b"behind the last")
-    own.put(CellAddress(1, b"", b"x"), b"before the first")
-    own.lock(CellAddress(1, b"88", b"x"))
-    own.put(CellAddress(2, b"4", b"x"), b"another table")
-    found = await _scan(here.client(), own, reverse=reverse)
-    rows = [row for row, _ in found]
-    expected = [b"", b"0", b"1", b"2", b"3", b"4", b"50", b"6", b"7", b"8", b"9", b"999"]
-    assert rows == (expected[::-1] if reverse else expected)
-    assert dict(found)[b"3"] == {b"x": b"changed"}
-
-
-async def test_the_last_write_of_a_cell_counts() -> None:
-    own = WriteSet(Limits())
-    own.put(A, b"1")
-    own.put(A, b"22")
-    own.lock(A)
-    assert own.cells[A] == (KIND_PUT, b"22")
-    assert own.size_bytes == 2 + len(A.row) + len(A.column)
-    own.delete(A)
-    own.lock(B)
-    own.put(C, b"")
-    assert {cell: kind for cell, (kind, _) in own.cells.items()} == {
-        A: KIND_DELETE,
-        B: KIND_LOCK_ONLY,
-        C: KIND_PUT,
-    }
-
-
-async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
-    here = world()
-    client = here.client()
-    commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await commit._prewrite(client.deadline())
-    with pytest.raises(ConflictError):
-        await commit._give_up(ConflictError("no"), client.deadline())
-    assert here.store.lock_of(A) is None

@@ -18,7 +18,6 @@ from percolator.world import (
     World,
 )
 from tests.unit.wire.lock_services import (
-    ROUND_TRIP_SECONDS,
     A,
     B,
     client,
@@ -248,95 +247,6 @@ async def test_a_mistake_is_reported_once_and_stops_no_work(
         assert len(caplog.records) == 1
         assert "info.ttl_milliseconds" in caplog.text
         await sessions.close()
-
-
-# Questions about others
-
-
-async def test_the_living_the_dead_and_the_doubtful_are_told_apart() -> None:
-    async with lock_services(A) as services:
-        one, other = client(services), client(services)
-        living, ended = await one.current(), await other.current()
-        assert living is not None
-        assert ended is not None
-        await other.close()
-        never = b"never seen here!"
-        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.UNDECIDED]
-        assert await one.liveness([ended, living, never]) == expected
-        await asyncio.sleep(61)
-        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.DEAD]
-        assert await one.liveness([ended, living, never]) == expected
-        await one.close()
-
-
-async def test_no_answer_means_undecided() -> None:
-    async with lock_services(A) as services:
-        await asyncio.sleep(61)
-        sessions = client(services)
-        services.silent.add(A)
-        before = services.clock.monotonic_seconds()
-        assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
-        assert services.clock.monotonic_seconds() - before <= 1.0
-        await sessions.close()
-
-
-async def test_what_is_no_id_of_a_session_is_undecided_and_spoils_no_other_question() -> None:
-    async with lock_services(A) as services:
-        await asyncio.sleep(61)
-        sessions = client(services)
-        expected = [Liveness.UNDECIDED, Liveness.DEAD, Liveness.UNDECIDED]
-        assert await sessions.liveness([b"", b"x" * 16, b"long" * 5]) == expected
-        assert await sessions.liveness([b""]) == [Liveness.UNDECIDED]
-        assert await sessions.liveness([]) == []
-        assert services.count("CheckSessions") == 1
-        await sessions.close()
-
-
-async def test_an_answer_is_never_older_than_its_question() -> None:
-    """The session dies after the first question arrived and before the second was asked."""
-    async with lock_services(A) as services:
-        owner, asker = client(services), client(services)
-        session_id = await owner.current()
-        assert session_id is not None
-        first = asyncio.create_task(asker.liveness([session_id]))
-        await asyncio.sleep(ROUND_TRIP_SECONDS * 0.75)
-        await services.handlers[A].end_session(wire.EndSessionRequest(session_id=session_id))
-        second = asyncio.create_task(asker.liveness([session_id]))
-        assert await first == [Liveness.ALIVE]
-        assert await second == [Liveness.DEAD]
-        await owner.close()
-        await asker.close()
-
-
-async def test_questions_that_come_during_a_call_share_the_next_one() -> None:
-    async with lock_services(A) as services:
-        await asyncio.sleep(61)
-        sessions = client(services)
-        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
-        await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
-        ids = [number.to_bytes(16, "big") for number in range(2_500)]
-        rest = [asyncio.create_task(sessions.liveness([i, ids[0]])) for i in ids]
-        await asyncio.sleep(0)
-        rest[7].cancel()
-        answers = await asyncio.gather(first, *rest[:7], *rest[8:])
-        assert answers[1:] == [[Liveness.DEAD, Liveness.DEAD]] * 2_499
-        asked = [len(c.session_ids) for _, name, c in services.calls if name == "CheckSessions"]
-        assert asked == [1, 1_000, 1_000, 500]
-        await sessions.close()
-
-
-async def test_closing_leaves_no_question_waiting() -> None:
-    async with lock_services(A) as services:
-        sessions = client(services)
-        services.silent.add(A)
-        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
-        await asyncio.sleep(0.1)
-        second = asyncio.create_task(sessions.liveness([b"y" * 16]))
-        await asyncio.sleep(0.1)
-        before = services.clock.monotonic_seconds()
-        await sessions.close()
-        assert await first == await second == [Liveness.UNDECIDED]
-        assert services.clock.monotonic_seconds() == before
 
 
 def _fails() -> int:
