@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sql
 
 from examples.webindex.documents import EDGE_SPACE, KEY_DIGITS, KEYS, LINK, PARAGRAPH_BREAK
-from examples.webindex.spark_documents import stored
+from examples.webindex.spark_documents import add_address, stored
 from examples.webindex.tables import DIGEST_DIGITS, INLINKS_CATALOG, SERVING_CATALOG
 
 
@@ -102,7 +102,7 @@ def _digest(column: str) -> Column:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.webindex.batch")
-    parser.add_argument("--address", default="localhost:7100", help="host:port of masters")
+    add_address(parser)
     parser.add_argument("--documents", default="documents", help="table that is read")
     parser.add_argument("--serving", default="serving", help="empty table that is loaded")
     parser.add_argument("--inlinks", default="inlinks", help="empty table that is loaded")

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from examples.webindex.crawl import FILLER, HEX_DIGITS, LINKS_PER_DOCUMENT, Crawl
 from examples.webindex.documents import HEADING
 from examples.webindex.tables import DOCUMENTS_CATALOG
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Which cluster: as all programs find it."""
+    parser.add_argument(
+        "--address",
+        default=os.environ.get("PERCOLATOR_ADDRESS", "localhost:7100"),
+        help="host:port of masters or gateways; PERCOLATOR_ADDRESS",
+    )
 
 
 def stored(spark: SparkSession, address: str, table: str = "documents") -> DataFrame:

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from examples.webindex.crawl import Crawl
-from examples.webindex.spark_documents import crawled, read_text
+from examples.webindex.spark_documents import add_address, crawled, read_text
 from examples.webindex.tables import DOCUMENTS_CATALOG
 from percolator.spark.bulk_loading import bulk_load
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source.add_argument("--synthetic", type=int, metavar="N", help="that many documents")
     source.add_argument("--text", metavar="PATH", help="text files; see documents.read_text")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--address", default="localhost:7100", help="host:port of masters")
+    add_address(parser)
     parser.add_argument("--table", default="documents")
     parser.add_argument("--bulk", action="store_true", help="the table is empty")
     given = parser.parse_args(arguments)

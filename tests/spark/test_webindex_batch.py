@@ -8,12 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import percolator
-from examples.webindex import batch, spark_documents, tables
+from examples.webindex import batch, spark_documents, spark_load, tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import Inlink, Served, served
 from examples.webindex.documents import Document, parse, read_text
 from examples.webindex.served import served_table
-from examples.webindex.spark_load import load
 from services.local.cluster import LocalCluster
 
 pytestmark = [
@@ -78,18 +77,23 @@ def test_text_files_are_read_as_in_python(spark: SparkSession, tmp_path: Path) -
 
 
 def test_a_crawl_goes_into_the_store_and_what_is_served_comes_out(
-    spark: SparkSession, db: percolator.Database, cluster: LocalCluster
+    spark: SparkSession,
+    db: percolator.Database,
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By the two programs, which find the cluster as all others do."""
+    monkeypatch.setenv("PERCOLATOR_ADDRESS", cluster.address)
     crawl = Crawl(400, seed=9)
     splits = ["http://site3", "http://site6"]
     tables.create_tables(db, splits)
-    load(spark_documents.crawled(spark, crawl), cluster.address, bulk=True)
+    spark_load.main(["--synthetic", "400", "--seed", "9", "--bulk"])
     changed = [crawl.document(number, edition=1) for number in range(20)]
-    load(spark.createDataFrame(changed, "url string, body string"), cluster.address, bulk=False)
+    frame = spark.createDataFrame(changed, "url string, body string")
+    spark_load.load(frame, cluster.address, bulk=False)
     with db.transaction() as tx:
         for number in range(20, 30):
             tx.delete(crawl.url(number), tables.body)
-    documents = spark_documents.stored(spark, cluster.address)
-    batch.load_served(batch.served(documents), cluster.address)
+    batch.main([])
     expected = served(changed + [crawl.document(number) for number in range(30, 400)])
     assert served_table(db) == expected
