@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import io
 import itertools
-import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+
+import pytest
 
 from percolator.cli.app import app
 from tests.command_line import CliRunner
@@ -96,12 +100,20 @@ def _module(name: str, arguments: list[str]) -> str:
 
 
 @functools.cache
-def _help(*words: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-m", *words, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "200"},
-    ).stdout
+def _help(name: str, *words: str) -> str:
+    """What `python -m NAME WORDS --help` prints: in this process, which has imported most of it."""
+    told = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(told),
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)  # imported before, which changes nothing
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(sys, "argv", [name, *words, "--help"])
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            if ended.code:
+                raise AssertionError(f"python -m {name} --help: exit code {ended.code}") from None
+    return told.getvalue()

@@ -165,5 +165,5 @@ def test_an_oracle_that_does_not_persist_its_mark_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Ledger, "write", _forgetful_write)
-    caught = {kind for seed in range(20) for kind in _simulated(seed)[0].counts}
-    assert caught & {ViolationKind.REAL_TIME_ORDER, ViolationKind.DUPLICATE_TIMESTAMP}
+    wanted = {ViolationKind.REAL_TIME_ORDER, ViolationKind.DUPLICATE_TIMESTAMP}
+    assert any(wanted & _simulated(seed)[0].counts.keys() for seed in range(20))

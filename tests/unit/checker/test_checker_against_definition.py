@@ -129,7 +129,7 @@ CHANGES: list[Callable[[TransactionRecord, Random], None]] = [
 ]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(SEEDS, st.integers(5, 80))
 def test_after_any_change_the_verdict_is_that_of_the_definition(seed: int, steps: int) -> None:
     chance = Random(seed)

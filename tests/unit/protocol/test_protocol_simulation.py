@@ -10,7 +10,7 @@ from .protocol_world import IMPATIENT, NO_FAULTS, SLOW, Faults
 SEEDS_PER_TEST = 15
 
 
-@pytest.mark.parametrize("first_seed", range(0, 90, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, 60, SEEDS_PER_TEST))
 def test_transactions_are_atomic_and_isolated_whatever_the_network_does(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         assert run(seed).violations == [], f"seed {seed}"
@@ -29,7 +29,7 @@ def test_owners_that_are_declared_dead_all_the_time_only_abort() -> None:
         assert run(seed, Faults(wrongly_dead=1.0)).violations == [], f"seed {seed}"
 
 
-@pytest.mark.parametrize("first_seed", range(0, 60, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, 45, SEEDS_PER_TEST))
 def test_all_who_ask_for_an_outcome_are_told_the_same_and_the_truth(first_seed: int) -> None:
     """A commit is settled in the background, and by two callers at a time."""
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):

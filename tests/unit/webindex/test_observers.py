@@ -253,7 +253,7 @@ def test_documents_come_change_and_go_between_runs_of_observers(
         pipeline.settle()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 async def test_documents_change_while_two_workers_run(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
