@@ -154,28 +154,26 @@ class MemoryCursor:
         return 0 <= self._at < len(self._keys)
 
     def key(self) -> bytes:
-        self._require_entry()
-        return self._keys[self._at]
+        return self._keys[self._standing()]
 
     def item(self) -> tuple[bytes, bytes]:
-        self._require_entry()
-        key = self._keys[self._at]
+        key = self._keys[self._standing()]
         return key, self._entries[key]
 
     def next(self) -> None:
-        self._require_entry()
-        self._at += 1
+        self._at = self._standing() + 1
 
     def prev(self) -> None:
-        self._require_entry()
-        self._at -= 1
+        self._at = self._standing() - 1
 
     def close(self) -> None:
         self._entries, self._keys = {}, []
 
-    def _require_entry(self) -> None:
-        if not self.valid():
+    def _standing(self) -> int:
+        at = self._at
+        if not 0 <= at < len(self._keys):
             raise InvariantViolation("the cursor stands on no entry")
+        return at
 
 
 def _range(

@@ -34,6 +34,9 @@ class Fault(Enum):
     PAUSE = "process pause"
     RESTART = "process restart"
 
+    __hash__ = object.__hash__
+    """There is one of each. Every second message is counted, and Enum's own way is slow."""
+
 
 FaultCounts = Counter[Fault]
 
@@ -85,17 +88,19 @@ class NetworkFaults:
             (self.slow, Fault.SLOW),
         )
 
-    def of_request(self, random: Random) -> Fault | None:
-        """What happens to a request; None: it arrives, once."""
-        return _drawn(self._request_limits, random)
-
-    def of_reply(self, random: Random) -> Fault | None:
-        """What happens to a reply; None: it arrives."""
-        return _drawn(self._reply_limits, random)
+    def fate(self, random: Random, *, is_reply: bool) -> Fault | None:
+        """What happens to a message; None: it arrives, once."""
+        limits = self._reply_limits if is_reply else self._request_limits
+        if not limits:
+            return None
+        drawn = random.random()
+        if drawn >= limits[-1][0]:
+            return None
+        return next(fault for limit, fault in limits if drawn < limit)
 
     def delay_seconds(self, random: Random) -> float:
-        spread = self.delay_seconds_max - self.delay_seconds_min
-        return self.delay_seconds_min + random.random() * spread
+        least = self.delay_seconds_min
+        return least + random.random() * (self.delay_seconds_max - least)
 
     def long_delay_seconds(self, random: Random) -> float:
         """Of a message that is slow, or a duplicate: now and then longer than any time-out."""
@@ -110,18 +115,6 @@ def _limits(*faults: tuple[float, Fault]) -> tuple[tuple[float, Fault], ...]:
             total += probability
             limits.append((total, fault))
     return tuple(limits)
-
-
-def _drawn(limits: tuple[tuple[float, Fault], ...], random: Random) -> Fault | None:
-    if not limits:
-        return None
-    drawn = random.random()
-    if drawn >= limits[-1][0]:
-        return None
-    for limit, fault in limits:
-        if drawn < limit:
-            return fault
-    return None
 
 
 PERFECT = NetworkFaults()

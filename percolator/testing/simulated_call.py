@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -27,8 +26,7 @@ from percolator.wire.status import from_detail, to_detail
 from percolator.world import RequestT, ResponseT, StreamMethod, UnaryMethod
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who calls: a process, by its address, in its present life."""
 
     wire: Wire
@@ -55,11 +53,9 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         self._request = request
         self._timeout_seconds = timeout_seconds
         self._executions: list[asyncio.Task[None]] = []
-        self._over = False
-        loop = wire.loop
-        # In the caller's own context: while the caller is paused, no time passes for it. A call
-        # that is over by then ignores it, which costs less than taking it back.
-        loop.deliver_at(loop.now + timeout_seconds, self._time_out, (), caller.life.own_context)
+        self.is_over = False
+        self.context = caller.life.own_context
+        wire.time_outs.set(wire.loop.now + timeout_seconds, self)
         self._send()
 
     # ------------------------------------------------------------------ the caller's side
@@ -70,24 +66,24 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
 
     def break_off(self, why: str) -> None:
         """The connection is gone; the request may or may not have been executed."""
-        if not self._over:
+        if not self.is_over:
             self._finish()
             self._fail(Unavailable(why, where=self._where()))
 
     def give_up(self) -> None:
         """The caller does not wait any more: the handler is told, if that gets there."""
-        if not self._over:
+        if not self.is_over:
             self._finish()
             self._wire.counts[Fault.GIVEN_UP] += 1
             self._wire.carry(self._there, self._cancel_executions)
 
-    def _time_out(self) -> None:
-        if not self._over:
+    def time_out(self) -> None:
+        if not self.is_over:
             self.give_up()
             self._fail(DeadlineExceeded("no answer in time", where=self._where()))
 
     def _finish(self) -> None:
-        self._over = True
+        self.is_over = True
 
     def _where(self) -> str:
         return f"{self._method.path} at {self._target}"
@@ -129,7 +125,7 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
         self._executions.append(listener.life.spawn(self._execute(handler, listener)))
 
     def _miss(self) -> None:
-        if not self._over:
+        if not self.is_over:
             self._finish()
             self._fail(UsageError("no such method there", where=self._where()))
 
@@ -189,12 +185,12 @@ class UnaryInFlight(CallInFlight[RequestT, ResponseT]):
             self.answer.set_exception(error)
 
     def _take(self, payload: bytes) -> None:
-        if not self._over:
+        if not self.is_over:
             self._finish()
             self.answer.set_result(payload)
 
     def _take_error(self, payload: bytes) -> None:
-        if not self._over:
+        if not self.is_over:
             self._finish()
             self._fail(decoded_error(payload))
 

@@ -55,7 +55,7 @@ class Life:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs a coroutine as part of the process."""
-        return self._loop.create_task(coroutine, context=self.context())
+        return self._loop.create_task(coroutine, context=self.own_context.copy())
 
     def context(self) -> contextvars.Context:
         """A context of its own for code that runs as part of the process."""
@@ -63,8 +63,9 @@ class Life:
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Called by the loop for each task that the process starts."""
-        self._tasks.append(task)
-        if len(self._tasks) >= self._tasks_before_tidying:
+        tasks = self._tasks
+        tasks.append(task)
+        if len(tasks) >= self._tasks_before_tidying:
             self._tasks = self.tasks()
             self._tasks_before_tidying = 2 * len(self._tasks) + _TASKS_BEFORE_TIDYING
 

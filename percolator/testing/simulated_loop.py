@@ -14,7 +14,8 @@ import asyncio
 import contextvars
 import heapq
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from percolator.errors import InvariantViolation
@@ -25,6 +26,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _CANCELLED_TIMERS_MIN = 200
+_NAMELESS = "simulation"
+_TASKS_BEFORE_TIDYING = 256
 
 
 class _Irrevocable(asyncio.Handle):
@@ -43,6 +46,10 @@ class SimulationLoop(VirtualTimeLoop):
     get_debug = staticmethod(bool)
     """Always False. Every future asks, and a built-in function answers fastest."""
 
+    _asyncgen_firstiter_hook = staticmethod(callable)
+    """Nothing is done when an asynchronous generator begins: asyncio would note it in a weak set,
+    to close it at the very end, when the processes that iterate are gone."""
+
     def __init__(self) -> None:
         super().__init__()
         self.paused_lives = 0
@@ -50,6 +57,9 @@ class SimulationLoop(VirtualTimeLoop):
         self._timers_set = 0
         self._timers_cancelled = 0
         self._irrevocable = _Irrevocable(_nothing, (), self)
+        self._tasks: list[asyncio.Task[Any]] = []
+        """Of this loop, among them some that are done."""
+        self._tasks_before_tidying = _TASKS_BEFORE_TIDYING
 
     # ------------------------------------------------------------------ scheduling
 
@@ -60,12 +70,36 @@ class SimulationLoop(VirtualTimeLoop):
         name: object = None,
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
-        named = None if name is None else str(name)
-        task = asyncio.Task(coro, loop=self, name=named, context=context)
         life = CURRENT_LIFE.get() if context is None else context.get(CURRENT_LIFE)
+        if name is None:
+            # Without a name, asyncio would make one up, with a number.
+            name = _NAMELESS if life is None else life.name
+        task = asyncio.Task(coro, loop=self, name=str(name), context=context)
         if life is not None:
             life.adopt(task)
+        if len(self._tasks) > self._tasks_before_tidying:
+            self._tasks[:] = [one for one in self._tasks if not one.done()]
+            self._tasks_before_tidying = 2 * len(self._tasks) + _TASKS_BEFORE_TIDYING
         return task
+
+    @contextmanager
+    def keeping_tasks(self) -> Iterator[None]:
+        """Meanwhile new tasks are noted in a list of the loop, not in asyncio's weak set.
+
+        That set is Python, twice for each task: a twentieth of a simulation. At the end it gets
+        what is not done, for whoever cancels what is left. Tasks that other threads start
+        meanwhile, on loops of their own, come to stand there only then, too.
+        """
+        register: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+        register.add = self._tasks.append
+        try:
+            yield
+        finally:
+            del register.add
+            for task in self._tasks:
+                if not task.done():
+                    register.add(task)
+            self._tasks.clear()
 
     def call_soon(
         self,
@@ -198,5 +232,5 @@ def _nothing() -> None:
 def run_simulation(main: Callable[[SimulationLoop], Coroutine[Any, Any, T]]) -> T:
     """Runs a simulation on a loop of its own, and cancels what it left running."""
     loop = SimulationLoop()
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, loop.keeping_tasks():
         return runner.run(main(loop))

@@ -47,7 +47,11 @@ class MachineClock(VirtualClock):
 
     def __init__(self, loop: SimulationLoop) -> None:
         super().__init__(loop)
+        self._virtual = loop
         self._sleep = loop.sleep
+
+    def monotonic_seconds(self) -> float:
+        return self._virtual.now
 
     async def sleep(self, seconds: float) -> None:
         await self._sleep(seconds)

@@ -59,7 +59,7 @@ class StreamInFlight(CallInFlight[RequestT, ResponseT]):
 
     def _take(self, number: int, payload: bytes | None, error: bytes | None) -> None:
         # After a lost message the connection stands still: nothing may arrive past a gap.
-        if self._over or number != self._expected:
+        if self.is_over or number != self._expected:
             return
         self._expected += 1
         if payload is not None:

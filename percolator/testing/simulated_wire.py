@@ -16,6 +16,7 @@ from percolator.testing.network_faults import PERFECT, Fault, FaultCounts, Netwo
 from percolator.testing.network_links import Link, Links
 from percolator.testing.simulated_life import Life
 from percolator.testing.simulated_loop import SimulationLoop
+from percolator.testing.simulated_timeouts import TimeOuts
 from percolator.wire.methods import method_name
 from percolator.world import Random
 
@@ -79,6 +80,7 @@ class Wire:
         self.faults: NetworkFaults = PERFECT
         """May be exchanged at any moment; counts for messages sent from then on."""
         self.links = Links()
+        self.time_outs = TimeOuts(loop)
         self.counts: FaultCounts = Counter()
         self.messages = 0
         self.watcher: Watcher | None = None
@@ -128,8 +130,7 @@ class Wire:
         if self.watcher is not None:
             fault = self.watcher(Envelope(*link, path, is_reply, payload))
         if fault is None:
-            draw = self.faults.of_reply if is_reply else self.faults.of_request
-            fault = draw(self.random)
+            fault = self.faults.fate(self.random, is_reply=is_reply)
         if fault is not None:
             self.counts[fault] += 1
         return fault

@@ -22,10 +22,9 @@ import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, Protocol, Self, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from percolator.errors import StoreFault
 
@@ -33,8 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class FileStatus:
+class FileStatus(NamedTuple):
     """What `stat` tells. Two that are equal in inode and device are the same file."""
 
     inode: int

@@ -106,12 +106,8 @@ class MemoryDisk:
     def __init__(self) -> None:
         self._numbers = itertools.count(2)
         self.root = Directory(1)
-        self._generation = 0
-
-    @property
-    def generation(self) -> int:
+        self.generation = 0
         """How often the power has failed: processes of an earlier one are no more."""
-        return self._generation
 
     def make_durable_directory(self, path: Path) -> None:
         """Makes a directory and its parents, as an operator would before anything starts."""
@@ -128,7 +124,7 @@ class MemoryDisk:
 
     def cut_power(self, chance: Random | None = None) -> None:
         """Everything that was not made durable is lost; with `chance`, some of it survives."""
-        self._generation += 1
+        self.generation += 1
         # In the order of their numbers: the same seed must lose the same things.
         for _, node in sorted(self._all().items()):
             node.lose_power(chance)

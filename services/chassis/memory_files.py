@@ -87,11 +87,13 @@ class MemoryFiles:
         self.before_fsync: Callable[[], Awaitable[None]] = _at_once
         """What each fsync of a file waits for: a disk may be slow."""
         self.fsyncs = 0
+        self._is_killed = False
         self._generation = disk.generation
         self._locked: set[File] = set()
 
     def kill(self) -> None:
         """As kill -9: nothing more happens, nothing is tidied up, the locks are free."""
+        self._is_killed = True
         self.killed.set()
         self.close()
 
@@ -208,14 +210,18 @@ class MemoryFiles:
     def survives(self, operation: str, path: Path) -> bool:
         """Whether the process gets beyond this call. Raises what the call fails with."""
         self.fsyncs += operation.startswith("fsync")
-        if self._alive() and self.faults.strike(operation, path):
+        if not self._alive():
+            return False
+        if self.faults.strike(operation, path):
             self.kill()
-        return self._alive()
+            return False
+        return True
 
     def _alive(self) -> bool:
-        if self._generation != self.disk.generation:
+        if self._generation != self.disk.generation and not self._is_killed:
+            self._is_killed = True
             self.killed.set()
-        return not self.killed.is_set()
+        return not self._is_killed
 
     def _parent(self, path: Path) -> Directory:
         return self.disk.find_directory(path.parent)

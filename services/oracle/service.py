@@ -22,12 +22,17 @@ _PATIENCE_SECONDS = 2.0
 
 
 @asynccontextmanager
-async def oracle_service(host: Host[OracleSettings], store: Path) -> AsyncIterator[list[Exposed]]:
-    """An oracle that leads or, as a standby, waits for it."""
+async def oracle_service(
+    host: Host[OracleSettings], store: Path, *, poll_seconds: float = CoordinatorTimes.poll_seconds
+) -> AsyncIterator[list[Exposed]]:
+    """An oracle that leads or, as a standby, waits for it and looks so often."""
     settings, clock = host.settings, host.world.clock
     silence = settings.leader_silence_seconds
     coordinator = DirectoryCoordinator(
-        host.files, clock, store, CoordinatorTimes(grace_seconds=silence)
+        host.files,
+        clock,
+        store,
+        CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds),
     )
     site = Site(
         clock, host.files, store, host.announced.address, host.cluster_id, settings.limits()

@@ -22,10 +22,9 @@ from services.master.master_handler import MasterHandler
 from services.master.registry import Registry
 from services.master.server_watch import WatchTimes
 from tests.simulation.disks import ROOT
-from tests.simulation.programs import StoreRoot
+from tests.simulation.programs import POLL_SECONDS, StoreRoot
 
 _LEASE_SECONDS = 1.5
-_POLL_SECONDS = 0.25
 _ASK_SECONDS = 0.4
 _SILENCE_MILLISECONDS = 5_000
 _COLLECTION = CollectionTimes(round_seconds=0.7, retention_seconds=1.5, retention_min_seconds=1.0)
@@ -52,9 +51,8 @@ class Masters:
         registry = Registry(
             LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100
         )
-        # Looked at less often than in operation: looking is most of what a quiet cluster does.
-        grace = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=_POLL_SECONDS)
-        coordinator = DirectoryCoordinator(files, clock, ROOT, grace)
+        looks = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=POLL_SECONDS)
+        coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
         watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
         times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
         master = Master(Site(world, files, ROOT, own, times), coordinator, registry)

@@ -41,6 +41,9 @@ STANDBY = "master-2:7100"
 ORACLE = "oracle:7001"
 STANDBY_ORACLE = "oracle-2:7001"
 LOCK_SERVICE = "lockservice:7002"
+POLL_SECONDS = 0.25
+"""Between two looks at who leads. In operation it is less: looking is most of what a quiet cluster
+does."""
 _REGISTER_SECONDS = 1.0
 _AGAIN_SECONDS = 0.2
 _CALL_SECONDS = 0.5
@@ -88,7 +91,7 @@ class Programs:
         masters = tuple(self._masters) if len(self._masters) > 1 else ()
         settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
         host = _host(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE)
-        async with oracle_service(host, ROOT) as exposed:
+        async with oracle_service(host, ROOT, poll_seconds=POLL_SECONDS) as exposed:
             incarnation.listen(exposed)
             host.background("register", self._register(incarnation, host.announced))
             await host.failed.wait()

@@ -67,6 +67,7 @@ class DirectoryCoordinator:
         )
         self._open: list[DirectorySession] = []
         self._led: list[DirectoryLeadership] = []
+        self._paths: dict[str, Path] = {}
         self._made: set[str] = set()
         """Roles whose directories are there: a candidate does not make them at every look."""
 
@@ -194,14 +195,14 @@ class DirectoryCoordinator:
     async def _is_gone(
         self, directory: Path, epoch: int, lock: FileLock | None, silence: _Silence
     ) -> bool:
-        path = directory / str(EpochName(epoch, Stage.LIVE))
         if lock is not None:
             # Free, and locked last by this very leader: it is dead. By another: this leader took
             # over from one that was only silent, and has not got the lock yet.
             signed = await self._small(directory / LOCK)
             if signed == str(epoch).encode():
                 return True
-        return silence.lasts((epoch, await self._small(path / BEAT)))
+        beat = directory.joinpath(str(EpochName(epoch, Stage.LIVE)), BEAT)
+        return silence.lasts((epoch, await self._small(beat)))
 
     async def _small(self, path: Path) -> bytes:
         try:
@@ -214,7 +215,7 @@ class DirectoryCoordinator:
     async def _read(self, role: str, key: str, *, live_only: bool) -> tuple[int, bytes] | None:
         check_name("role", role)
         check_name("key", key)
-        directory = self._directory / role
+        directory = self._path(role)
         for _ in range(_LOOKS_MAX):
             try:
                 names = epoch_names.parse_all(await self._files.list(directory))
@@ -225,7 +226,7 @@ class DirectoryCoordinator:
             if not held:
                 return None
             newest = max(held, key=lambda name: name.epoch)
-            path = directory / str(newest) / key
+            path = directory.joinpath(str(newest), key)
             try:
                 return newest.epoch, await stored_value.read(self._files, path)
             except FileNotFoundError:
@@ -235,11 +236,17 @@ class DirectoryCoordinator:
         raise NotReady(f"the leaders of {role} change too fast")
 
     async def _role(self, role: str) -> Path:
-        path = self._directory / role
+        path = self._path(role)
         if role not in self._made:
             for directory in (self._directory, path):
                 await make_durable_directory(self._files, directory)
             self._made.add(role)
+        return path
+
+    def _path(self, role: str) -> Path:
+        path = self._paths.get(role)
+        if path is None:
+            path = self._paths[role] = self._directory / role
         return path
 
 
