@@ -1,7 +1,8 @@
 """The event loop behind the blocking API: one daemon thread per process, for all databases.
 
-A blocking call hops to the loop and back, which costs some 40 µs; so the calls are coarse, and
-calls of many threads that come at one time wake the loop once.
+A blocking call hops to the loop and back, which costs some 40 µs; so the calls are coarse. Threads
+whose calls end in one turn of the loop are woken together, and their next calls are started
+together (`percolator/rounds.py`).
 
 After `fork()` the client is dead in the child: the thread is not there, and gRPC does not survive a
 fork. Every use, and every new connection, raises `UsageError` there; nothing hangs. A process that
@@ -20,6 +21,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from percolator.errors import UsageError
+from percolator.rounds import Rounds
 
 R = TypeVar("R")
 
@@ -34,9 +36,19 @@ EXIT_SECONDS = 10.0
 class Pending(Generic[R]):
     """A call that was sent to the loop."""
 
-    __slots__ = ("_done", "_error", "_function", "_loop_thread", "_result", "_task")
+    __slots__ = (
+        "_done",
+        "_error",
+        "_function",
+        "_loop_thread",
+        "_result",
+        "_task",
+        "is_waited_for",
+    )
 
-    def __init__(self, loop_thread: LoopCalls, function: Callable[[], Awaitable[R]]) -> None:
+    def __init__(
+        self, loop_thread: LoopCalls, function: Callable[[], Awaitable[R]], *, is_waited_for: bool
+    ) -> None:
         self._loop_thread = loop_thread
         self._function = function
         self._task: asyncio.Task[None] | None = None
@@ -44,13 +56,14 @@ class Pending(Generic[R]):
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()  # whoever waits acquires it again: cheaper than an Event
+        self.is_waited_for = is_waited_for
+        """By a thread, which does nothing else meanwhile."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the loop's thread."""
         self._task = loop.create_task(self._run())
 
     async def _run(self) -> None:
-        # The waiting thread is woken from here: a callback of the task would be one more turn.
         try:
             self._result = await self._function()
         except asyncio.CancelledError:
@@ -59,10 +72,15 @@ class Pending(Generic[R]):
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
             self._error = error
         finally:
-            self._done.release()
+            self._loop_thread.ended(self)
+
+    def wake(self) -> None:
+        """Its caller."""
+        self._done.release()
 
     def wait(self) -> R:
         """In the caller's thread."""
+        self.is_waited_for = True
         try:
             self._done.acquire()
         except BaseException:  # such as KeyboardInterrupt
@@ -103,16 +121,21 @@ class LoopCalls:
         self._ident = ident
         self._calls: deque[Pending[Any]] = deque()
         self._woken = False
+        self._ended: list[Pending[Any]] = []
+        """Their callers are to be woken."""
+        self._rounds = Rounds(loop, self._start_all)
 
-    def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
-        """Starts an asynchronous call; `wait` for it later."""
+    def start(
+        self, function: Callable[[], Awaitable[R]], *, is_waited_for: bool = False
+    ) -> Pending[R]:
+        """Starts an asynchronous call; `wait` for it later, or at once if it says so."""
         self.require_usable()
-        pending = Pending(self, function)
+        pending = Pending(self, function, is_waited_for=is_waited_for)
         self._calls.append(pending)
-        if not self._woken:
+        if not self._woken and len(self._calls) >= self._rounds.awaited:
             try:
                 self._woken = True
-                self._loop.call_soon_threadsafe(self._start_all)
+                self._loop.call_soon_threadsafe(self._look)
             except BaseException:
                 self._woken = False  # interrupted here, the loop would never be woken again
                 raise
@@ -120,7 +143,7 @@ class LoopCalls:
 
     def call(self, function: Callable[[], Awaitable[R]]) -> R:
         """Runs an asynchronous call to its end."""
-        return self.start(function).wait()
+        return self.start(function, is_waited_for=True).wait()
 
     def iterate(
         self,
@@ -161,11 +184,30 @@ class LoopCalls:
         if os.getpid() == self._process and self._is_alive():
             self.start(function)
 
-    def _start_all(self) -> None:
+    def _look(self) -> None:
         self._woken = False  # before looking: what comes from now on wakes again
+        if len(self._calls) >= self._rounds.awaited:
+            self._rounds.complete()
+            self._start_all()
+
+    def _start_all(self) -> None:
         calls = self._calls
         while calls:
             calls.popleft().start(self._loop)
+
+    def ended(self, pending: Pending[Any]) -> None:
+        """In the loop's thread."""
+        if not self._ended:
+            self._loop.call_soon(self._wake_all)
+        self._ended.append(pending)
+
+    def _wake_all(self) -> None:
+        """In the turn after: whoever is woken earlier fights the loop for the interpreter."""
+        ended, self._ended = self._ended, []
+        woken = sum(pending.is_waited_for for pending in ended)
+        self._rounds.begin(woken, len(self._calls))
+        for pending in ended:
+            pending.wake()
 
     def require_usable(self) -> None:
         if os.getpid() != self._process:
