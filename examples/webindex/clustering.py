@@ -103,15 +103,15 @@ class Groups:
         tx = self._tx
         other = changing.get(group)
         is_busy = other is not None and other is not tx and other.outcome is aio.Outcome.OPEN
+        if mail and is_busy:
+            await self._leave(group, mail)
+            return
         if not is_busy:
             changing[group] = tx  # before anything is awaited: many may begin at once
         known, stored = await asyncio.gather(self.state(group), self._messages(group))
         # An older message of the same member may lie behind those that were read.
-        is_busy = is_busy or known.documents >= HOT or len(stored) == MESSAGES_MAX
-        if mail and is_busy:
-            for child, news in mail.items():
-                await tx.set(child.row(group, MESSAGE), tables.message, news)
-            await tx.notify(group.row(), tables.state)
+        if mail and (known.documents >= HOT or len(stored) == MESSAGES_MAX):
+            await self._leave(group, mail)
             return
         news_by_child = {
             Child(*row.key[4:]): Member.decode(row[tables.message]) for row in stored
@@ -123,6 +123,12 @@ class Groups:
         self._following[group.level].add(group)
         if news_by_child:
             await self._elect(group, await self._add_up(group, known, news_by_child))
+
+    async def _leave(self, group: Group, mail: Mapping[Child, Member]) -> None:
+        """Messages: nothing has to be known of the group for that."""
+        for child, news in mail.items():
+            await self._tx.set(child.row(group, MESSAGE), tables.message, news)
+        await self._tx.notify(group.row(), tables.state)
 
     async def _messages(self, group: Group) -> list[Row[Any]]:
         scan = self._tx.scan(
