@@ -69,7 +69,8 @@ def main(
         else:
             delete(data)
     except KeyboardInterrupt:
-        screen.say("interrupted: everything is stopped")
+        # Interrupted once more while it stopped them, it leaves its processes to end by themselves.
+        screen.say(f"interrupted: everything {'is stopped' if running(data) is None else 'stops'}")
         raise typer.Exit(130) from None
     except LocalClusterError as error:
         screen.say(f"error: {error}", style="bold red")

@@ -65,6 +65,30 @@ def test_ctrl_c_stops_every_process_and_the_data_is_no_obstacle_afterwards(tmp_p
     assert '"event": "stopped"' in log.splitlines()[-1], "it drained: nobody hurried it"
 
 
+@pytest.mark.parametrize(("is_stopped", "said"), [(True, "is stopped"), (False, "stops")])
+def test_interrupted_while_it_stops_its_cluster_it_does_not_say_that_it_has(
+    is_stopped: bool,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = LocalCluster(tmp_path, tablet_servers=0)
+
+    def interrupted(*_: object) -> None:
+        cluster._take_data()
+        if is_stopped:
+            cluster.stop()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("examples.demo.__main__._run", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        main(data=tmp_path)
+    cluster.stop()
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().out.endswith(f"interrupted: everything {said}\n")
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(SECONDS_MAX * 2)
 def test_a_process_that_dies_by_itself_is_a_failure(tmp_path: Path) -> None:
