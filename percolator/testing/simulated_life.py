@@ -102,9 +102,12 @@ class Life:
 
     async def ended(self) -> None:
         """Returns when nothing of an ended process is left, at the same virtual instant."""
+        quiet_turns = 0
         for _ in range(_CANCELLATIONS_MAX):
             tasks = self.tasks()
-            if not tasks:
+            quiet_turns = 0 if tasks else quiet_turns + 1
+            if quiet_turns > 1:
+                # What a task calls at its end is called a turn later, and may begin another one.
                 return
             # Clean-up code may wait for something again, which will never come.
             await asyncio.sleep(0)

@@ -95,6 +95,31 @@ def test_a_killed_process_sends_nothing_from_its_clean_up() -> None:
     assert on_stage(play) == []
 
 
+def test_nothing_is_left_of_a_killed_process_that_begins_something_whenever_something_ends() -> None:
+    async def play(stage: Stage) -> list[int]:
+        begun: list[asyncio.Task[None]] = []
+
+        async def wait() -> None:
+            await asyncio.sleep(100)
+
+        def begin(_: object = None) -> None:
+            if len(begun) < 10:
+                begun.append(asyncio.create_task(wait()))
+                begun[-1].add_done_callback(begin)
+
+        async def program(incarnation: Incarnation) -> None:
+            begin()
+            await asyncio.Event().wait()
+
+        stage.run(program)
+        await asyncio.sleep(1)
+        stage.client.crash()
+        await stage.client.ended()
+        return [len(begun), sum(task.done() for task in begun)]
+
+    assert on_stage(play) == [10, 10]
+
+
 def test_what_a_killed_process_had_sent_still_arrives() -> None:
     async def play(stage: Stage) -> list[str]:
         stage.call()
