@@ -95,7 +95,7 @@ def test_a_killed_process_sends_nothing_from_its_clean_up() -> None:
     assert on_stage(play) == []
 
 
-def test_nothing_is_left_of_a_killed_process_that_begins_something_whenever_something_ends() -> None:
+def test_nothing_is_left_of_a_killed_process_that_begins_anew_whatever_ends() -> None:
     async def play(stage: Stage) -> list[int]:
         begun: list[asyncio.Task[None]] = []
 
