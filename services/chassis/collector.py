@@ -16,6 +16,6 @@ YOUNG_COLLECTIONS = 50
 
 
 def collect_seldom() -> None:
-    """Call when all is imported and built: what exists now is never looked at again."""
+    """What exists now is never looked at again. Call it when all is imported and built."""
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
