@@ -14,7 +14,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,8 +157,10 @@ class _Run:
         await self._clients_done(until)
         cluster.chronicle.stopped = True
         cluster.heal()
-        await asyncio.wait([registering], timeout=_REST_SECONDS)
-        registering.cancel()
+        # If it takes longer, that is found when the verdict is given; if it fails, so does the run.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REST_SECONDS):
+                await registering
 
     async def _register_late(self) -> None:
         if self._late is None:
