@@ -74,11 +74,13 @@ check: lint types ## lint, types, import contracts, stub freshness, dead links i
 
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 # In the order of tests/conftest.py: by itself it leaves files of few tests, the longest, for the end.
-BY_FILE := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+BY_FILE = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # These have targets of their own.
 ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging
 
 .PHONY: test
+# Whoever starts processes waits for them, while a third worker has the cores.
+test: TEST_WORKERS := 3
 test: $(READY) ## Everything that needs neither Java, Rust nor Docker (about 4 minutes)
 	$(PYTEST) $(BY_FILE) -m "not chaos" $(ELSEWHERE) tests
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from percolator.cli.app import app
 from services.local.cluster import LocalCluster
+from tests.command_line import CliRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -28,11 +28,8 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 
 def status(address: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "percolator.cli", "--address", address, "status"]
-    done = subprocess.run(
-        [*command, "--json", "--check"], capture_output=True, text=True, timeout=SECONDS
-    )
-    return done.returncode, json.loads(done.stdout)
+    done = CliRunner().invoke(app, ["--json", "--address", address, "status", "--check"])
+    return done.exit_code, json.loads(done.stdout)
 
 
 def until_well(address: str) -> dict[str, Any]:
