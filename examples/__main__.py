@@ -8,6 +8,7 @@ worker, too.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,10 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         sys.stderr.write(f"{__doc__}\n")
         return 2
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    if shutil.which(arguments[0], path=path) is None:  # before the cluster, which takes seconds
+        sys.stderr.write(f"error: there is no command {arguments[0]!r}\n")
+        return 2
     with (
         tempfile.TemporaryDirectory(prefix="percolator-example-") as data,
         LocalCluster(
@@ -38,7 +43,7 @@ def main(arguments: list[str]) -> int:
             **os.environ,
             "PERCOLATOR_ADDRESS": cluster.address,
             "PERCOLATOR_GATEWAY": cluster.gateway_address,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+            "PATH": path,
         }
         # The command is the caller's own.
         return subprocess.run(arguments, env=surroundings, check=False).returncode  # noqa: S603

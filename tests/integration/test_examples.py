@@ -57,3 +57,17 @@ def test_a_command_that_fails_on_its_cluster_is_told() -> None:
     )
     assert done.returncode == 7
     assert re.fullmatch(r"127\.0\.0\.1:\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", [["--foo", "true"], ["/no/such/command"]])
+def test_a_command_that_is_none_starts_no_cluster(command: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples", *command],
+        cwd=ROOT,
+        env={"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"error: there is no command {command[0]!r}\n"
