@@ -145,8 +145,11 @@ class Cluster:
         """Starts again what has ended, until cancelled."""
         while True:
             await asyncio.sleep(_SUPERVISE_SECONDS)
-            for address, process in self.processes.items():
-                if process.alive or self.loop.time() < self.down_until.get(address, 0.0):
+            # A copy: while one is started, visitors come and go.
+            for address, process in list(self.processes.items()):
+                if address not in self.processes or process.alive:
+                    continue
+                if self.loop.time() < self.down_until.get(address, 0.0):
                     continue
                 if address not in self.clients or self._client_has_work(address):
                     await process.restart()

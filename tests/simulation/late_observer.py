@@ -36,6 +36,8 @@ class LateObserver:
         }
         self._since: int | None = None
         """A timestamp that was taken after the registration had returned."""
+        self._problem: PercolatorError | None = None
+        """Why the last attempt failed."""
 
     async def register(self, world: World, database: Database) -> None:
         """Tries until it succeeds. Paused, so that nobody waits for it."""
@@ -46,13 +48,14 @@ class LateObserver:
             try:
                 await client.catalog.change_observers(request, client.deadline())
                 self._since = await client.around.timestamps.get(timeout_seconds=10.0)
-            except PercolatorError:
+            except PercolatorError as error:
+                self._problem = error
                 await world.clock.sleep(_AGAIN_SECONDS)
 
     def missed(self, stored: StoredCells) -> Iterator[str]:
         """Changes after the registration that did not notify it."""
         if self._since is None:
-            yield "an observer could not be registered, also on a healed cluster"
+            yield f"an observer is not registered on a healed cluster, last {self._problem!r}"
             return
         for key, commits in stored.commits.items():
             if key[0] != self._table or key[2] not in self._columns:

@@ -109,6 +109,8 @@ class _Run:
                 await self._judge()
         except TimeoutError:
             verdict.problems.append("a cluster in good order does not answer")
+        if supervising.done():
+            supervising.result()  # it never ends by itself: raises why it has
         supervising.cancel()
         verdict.problems.extend(cluster.exits())
         verdict.problems.extend(f"unexpected: {error!r}" for error in cluster.wire.unexpected)
