@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from percolator.errors import UsageError
-from percolator.rounds import Rounds
+from percolator.rounds import Caller, Rounds
 
 R = TypeVar("R")
 
@@ -43,12 +43,16 @@ class Pending(Generic[R]):
         "_loop_thread",
         "_result",
         "_task",
-        "is_waited_for",
+        "caller",
     )
 
     def __init__(
-        self, loop_thread: LoopCalls, function: Callable[[], Awaitable[R]], *, is_waited_for: bool
+        self,
+        loop_thread: LoopCalls,
+        function: Callable[[], Awaitable[R]],
+        caller: Caller | None,
     ) -> None:
+        """The caller, if it does nothing else until it has the answer."""
         self._loop_thread = loop_thread
         self._function = function
         self._task: asyncio.Task[None] | None = None
@@ -56,8 +60,7 @@ class Pending(Generic[R]):
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()  # whoever waits acquires it again: cheaper than an Event
-        self.is_waited_for = is_waited_for
-        """By a thread, which does nothing else meanwhile."""
+        self.caller = caller
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the loop's thread."""
@@ -80,7 +83,6 @@ class Pending(Generic[R]):
 
     def wait(self) -> R:
         """In the caller's thread."""
-        self.is_waited_for = True
         try:
             self._done.acquire()
         except BaseException:  # such as KeyboardInterrupt
@@ -124,15 +126,26 @@ class LoopCalls:
         self._ended: list[Pending[Any]] = []
         """Their callers are to be woken."""
         self._rounds = Rounds(loop, self._start_all)
+        self._of_thread = threading.local()
 
-    def start(
-        self, function: Callable[[], Awaitable[R]], *, is_waited_for: bool = False
-    ) -> Pending[R]:
-        """Starts an asynchronous call; `wait` for it later, or at once if it says so."""
+    def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
+        """Starts an asynchronous call; `wait` for it later."""
+        return self._start(function, None)
+
+    def call(self, function: Callable[[], Awaitable[R]]) -> R:
+        """Runs an asynchronous call to its end."""
+        caller: Caller | None = getattr(self._of_thread, "caller", None)
+        if caller is None:
+            caller = self._of_thread.caller = Caller()
+        return self._start(function, caller).wait()
+
+    def _start(self, function: Callable[[], Awaitable[R]], caller: Caller | None) -> Pending[R]:
         self.require_usable()
-        pending = Pending(self, function, is_waited_for=is_waited_for)
+        pending = Pending(self, function, caller)
         self._calls.append(pending)
-        if not self._woken and len(self._calls) >= self._rounds.awaited:
+        if caller is not None:
+            self._rounds.back(caller)
+        if not self._woken and not self._rounds.missing:
             try:
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._look)
@@ -140,10 +153,6 @@ class LoopCalls:
                 self._woken = False  # interrupted here, the loop would never be woken again
                 raise
         return pending
-
-    def call(self, function: Callable[[], Awaitable[R]]) -> R:
-        """Runs an asynchronous call to its end."""
-        return self.start(function, is_waited_for=True).wait()
 
     def iterate(
         self,
@@ -186,8 +195,7 @@ class LoopCalls:
 
     def _look(self) -> None:
         self._woken = False  # before looking: what comes from now on wakes again
-        if len(self._calls) >= self._rounds.awaited:
-            self._rounds.complete()
+        if not self._rounds.missing:  # else the last of them wakes again, or the time is over
             self._start_all()
 
     def _start_all(self) -> None:
@@ -204,7 +212,7 @@ class LoopCalls:
     def _wake_all(self) -> None:
         """In the turn after: whoever is woken earlier fights the loop for the interpreter."""
         ended, self._ended = self._ended, []
-        woken = sum(pending.is_waited_for for pending in ended)
+        woken = [pending.caller for pending in ended if pending.caller is not None]
         self._rounds.begin(woken, len(self._calls))
         for pending in ended:
             pending.wake()

@@ -11,7 +11,7 @@ import pytest
 
 from percolator import rounds
 from percolator.loop_thread import LoopCalls
-from percolator.rounds import Rounds
+from percolator.rounds import Caller, Rounds
 from percolator.testing.virtual_time import run_virtually
 
 LONG = 1.0
@@ -29,21 +29,21 @@ class _Rounds:
     def _note(self) -> None:
         self.started.append(self._loop.time())
 
-    async def in_vain(self) -> None:
-        """A round that nobody completes."""
-        self.rounds.begin(2, 0)
-        assert self.rounds.awaited
-        await asyncio.sleep(LONG)
+    def caller(self) -> Caller:
+        """One that has always called again at once."""
+        caller = Caller()
+        for _ in range(rounds.TRUSTED_AFTER):
+            assert not self.is_waited_for(caller)
+            self.rounds.back(caller)
+        return caller
 
-    def wakes_without_a_round(self) -> int:
-        """How many, until one begins a round again. Completes that."""
-        wakes = 0
-        self.rounds.begin(2, 0)
-        while not self.rounds.awaited:
-            wakes += 1
-            self.rounds.begin(2, 0)
-        self.rounds.complete()
-        return wakes
+    def callers(self, count: int) -> list[Caller]:
+        return [self.caller() for _ in range(count)]
+
+    def is_waited_for(self, caller: Caller) -> bool:
+        """Whether it is, when it is woken now while a call waits."""
+        self.rounds.begin([caller], 1)
+        return caller in self.rounds.missing
 
 
 def _virtually(work: Callable[[_Rounds], Awaitable[None]]) -> None:
@@ -53,34 +53,36 @@ def _virtually(work: Callable[[_Rounds], Awaitable[None]]) -> None:
     run_virtually(main())
 
 
-def test_a_round_awaits_those_that_are_woken_and_those_that_wait_already() -> None:
+def test_a_round_lasts_until_all_are_back_that_were_woken_before_and_in_it() -> None:
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(5, 2)
-        assert it.rounds.awaited == 7
-        it.rounds.begin(3, 4)  # the four are some of the seven
-        assert it.rounds.awaited == 10
-        it.rounds.complete()
-        assert it.rounds.awaited == 0
+        first, second, third = it.callers(3)
+        it.rounds.begin([first, second], 0)
+        it.rounds.back(first)
+        it.rounds.begin([third], 1)
+        it.rounds.back(second)
+        assert it.rounds.missing
+        it.rounds.back(third)
+        assert not it.rounds.missing
 
     _virtually(work)
 
 
-def test_a_lone_thread_begins_no_round() -> None:
-    """It may be away for long; others that call meanwhile need not wait for it."""
+def test_a_lone_thread_is_not_waited_for() -> None:
+    """Its call has no company, and it may be away for long."""
 
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(1, 0)
-        assert it.rounds.awaited == 0
+        it.rounds.begin(it.callers(1), 0)
+        assert not it.rounds.missing
 
     _virtually(work)
 
 
 def test_calls_are_started_when_the_time_of_the_round_is_over() -> None:
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(9, 1)
+        it.rounds.begin(it.callers(10), 0)
         await asyncio.sleep(LONG)
         assert it.started == [rounds.ROUND_SECONDS + 10 * rounds.ROUND_SECONDS_PER_THREAD]
-        assert it.rounds.awaited == 0
+        assert not it.rounds.missing
 
     _virtually(work)
 
@@ -89,10 +91,10 @@ def test_whoever_is_woken_during_a_round_prolongs_it_only_by_a_turn_of_its_own()
     """Else threads that are woken one after the other would keep the first waiting for ever."""
 
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(2, 0)
-        for _ in range(3):
+        it.rounds.begin(it.callers(2), 0)
+        for caller in it.callers(3):
             await asyncio.sleep(rounds.ROUND_SECONDS / 4)
-            it.rounds.begin(1, 0)
+            it.rounds.begin([caller], 0)
         await asyncio.sleep(LONG)
         expected = rounds.ROUND_SECONDS + 5 * rounds.ROUND_SECONDS_PER_THREAD
         assert it.started == [pytest.approx(expected)]
@@ -102,8 +104,10 @@ def test_whoever_is_woken_during_a_round_prolongs_it_only_by_a_turn_of_its_own()
 
 def test_a_complete_round_starts_nothing_when_its_time_would_have_been_over() -> None:
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(2, 0)
-        it.rounds.complete()
+        callers = it.callers(2)
+        it.rounds.begin(callers, 0)
+        for caller in callers:
+            it.rounds.back(caller)
         await asyncio.sleep(LONG)
         assert it.started == []
 
@@ -113,10 +117,12 @@ def test_a_complete_round_starts_nothing_when_its_time_would_have_been_over() ->
 @pytest.mark.parametrize("former", [2, 1_000])
 def test_a_round_has_its_own_time_whatever_the_one_before_was_given(former: int) -> None:
     async def work(it: _Rounds) -> None:
-        it.rounds.begin(former, 0)
-        it.rounds.complete()
+        callers = it.callers(former)
+        it.rounds.begin(callers, 0)
+        for caller in callers:
+            it.rounds.back(caller)
         await asyncio.sleep(rounds.ROUND_SECONDS / 2)
-        it.rounds.begin(2, 0)
+        it.rounds.begin(callers[:2], 0)
         await asyncio.sleep(LONG)
         expected = 1.5 * rounds.ROUND_SECONDS + 2 * rounds.ROUND_SECONDS_PER_THREAD
         assert it.started == [pytest.approx(expected)]
@@ -124,23 +130,42 @@ def test_a_round_has_its_own_time_whatever_the_one_before_was_given(former: int)
     _virtually(work)
 
 
-def test_threads_that_do_not_come_back_are_waited_for_more_and_more_seldom() -> None:
+def test_a_thread_that_comes_late_is_waited_for_again_after_a_row_of_calls_in_time() -> None:
     async def work(it: _Rounds) -> None:
-        for expected in (1, 2, 4, 8, 16, 32, 64, 64):
-            await it.in_vain()
-            for _ in range(expected):
-                it.rounds.begin(2, 0)
-                assert it.rounds.awaited == 0
+        caller = it.caller()
+        assert it.is_waited_for(caller)
+        await asyncio.sleep(LONG)
+        it.rounds.back(caller)
+        for _ in range(rounds.TRUSTED_AFTER):
+            assert not it.is_waited_for(caller)
+            it.rounds.back(caller)
+        assert it.is_waited_for(caller)
 
     _virtually(work)
 
 
-def test_a_complete_round_restores_the_trust() -> None:
+def test_a_thread_that_does_something_else_after_every_other_call_is_never_waited_for() -> None:
+    """Such as one that computes what it writes from what it has read."""
+
     async def work(it: _Rounds) -> None:
-        await it.in_vain()
-        it.wakes_without_a_round()
-        await it.in_vain()
-        assert it.wakes_without_a_round() == 1
+        caller = Caller()
+        for _ in range(10):
+            assert not it.is_waited_for(caller)
+            await asyncio.sleep(LONG)
+            it.rounds.back(caller)
+            assert not it.is_waited_for(caller)
+            it.rounds.back(caller)
+
+    _virtually(work)
+
+
+def test_others_are_waited_for_beside_a_thread_that_is_not() -> None:
+    async def work(it: _Rounds) -> None:
+        trusted, unknown = it.callers(2), Caller()
+        it.rounds.begin([unknown, *trusted], 0)
+        assert it.rounds.missing == set(trusted)
+        it.rounds.back(unknown)
+        assert it.rounds.missing == set(trusted)
 
     _virtually(work)
 
@@ -196,53 +221,62 @@ class _Turns:
         self._current = 0
 
 
+class _Threads:
+    """Threads that are waited for, and pass through a gate in the same turn of the loop."""
+
+    def __init__(self, calls: LoopCalls, threads: int) -> None:
+        self._calls = calls
+        self._one_by_one = threading.Lock()
+        self._all_trusted = threading.Barrier(threads)
+        self._gate = _Gate(threads)
+
+    def are_woken_together(self) -> None:
+        """In each of them."""
+        with self._one_by_one:
+            for _ in range(rounds.TRUSTED_AFTER + 1):
+                self._calls.call(_nothing)
+        self._all_trusted.wait(30.0)
+        self._calls.call(self._gate.pass_through)
+
+
+async def _nothing() -> None:
+    pass
+
+
 def test_threads_woken_in_one_turn_have_their_next_calls_started_in_one_turn(
     loop: asyncio.AbstractEventLoop, calls: LoopCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rounds, "ROUND_SECONDS", 60.0)
-    threads, gate, turns = 4, _Gate(4), _Turns()
-    in_turn = threading.Lock()
+    count = 4
+    threads, turns = _Threads(calls, count), _Turns()
+    called = [threading.Event() for _ in range(count + 1)]
+    called[0].set()
 
-    def work(_: int) -> None:
-        calls.call(gate.pass_through)
-        with in_turn:
-            noted = calls.start(turns.note)
-            looked = threading.Event()
-            loop.call_soon_threadsafe(looked.set)  # after whatever the call has woken it for
-            looked.wait(30.0)
-        noted.wait()
+    def work(number: int) -> None:
+        threads.are_woken_together()
+        called[number].wait(30.0)
+        # By then a loop that does not wait has started this call long since, alone.
+        loop.call_soon_threadsafe(loop.call_later, 0.01, called[number + 1].set)
+        calls.call(turns.note)
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    assert turns.calls == [threads]
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(work, range(count)))
+    assert turns.calls == [count]
 
 
 def test_a_thread_that_does_not_call_again_holds_up_nobody_for_good(calls: LoopCalls) -> None:
-    gate, turns = _Gate(2), _Turns()
+    threads, turns = _Threads(calls, 2), _Turns()
     back = threading.Event()
 
     def calls_again() -> None:
-        calls.call(gate.pass_through)
+        threads.are_woken_together()
         calls.call(turns.note)
         back.set()
 
     def waits_for_the_other() -> bool:
-        calls.call(gate.pass_through)
+        threads.are_woken_together()
         return back.wait(30.0)
 
     with ThreadPoolExecutor(2) as pool:
         pool.submit(calls_again)
         assert pool.submit(waits_for_the_other).result()
-
-
-def test_what_nobody_waits_for_is_not_counted_as_a_thread_that_will_call(
-    calls: LoopCalls, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a page that was fetched ahead: whoever uses it is busy with the one before."""
-    monkeypatch.setattr(rounds, "ROUND_SECONDS", 60.0)
-    gate, turns = _Gate(3), _Turns()
-    ahead = [calls.start(gate.pass_through) for _ in range(2)]
-    calls.call(gate.pass_through)
-    calls.call(turns.note)  # a round of three would have to be waited for
-    for page in ahead:
-        page.wait()
