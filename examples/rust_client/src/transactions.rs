@@ -139,12 +139,18 @@ impl Transaction<'_> {
     }
 
     /// Every row of the table that has the column. A stream that breaks is continued elsewhere,
-    /// from behind the last row that came: the snapshot stays the same.
+    /// from behind the last row that came: the snapshot stays the same. So does one that takes
+    /// longer than a call may, and patience ends only without any row.
     pub async fn scan(&self, table: &str, column: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Status> {
         let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-        let until = Instant::now() + PATIENCE;
+        let mut until = Instant::now() + PATIENCE;
         loop {
-            match self.scan_on(table, column, &mut found).await {
+            let before = found.len();
+            let outcome = self.scan_on(table, column, &mut found).await;
+            if found.len() > before {
+                until = Instant::now() + PATIENCE;
+            }
+            match outcome {
                 Ok(()) => return Ok(found),
                 Err(status) if tells_nothing(&status) && Instant::now() < until => {
                     self.gateways.go_elsewhere();
@@ -177,7 +183,7 @@ impl Transaction<'_> {
         let mut pages = self
             .gateways
             .client()
-            .scan_table(request)
+            .scan_table(timed(request))
             .await?
             .into_inner();
         while let Some(page) = pages.message().await? {
