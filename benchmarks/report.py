@@ -72,13 +72,18 @@ class Report:
 
     def finish(self, *, results: Path = RESULTS) -> int:
         """Prints the table and writes the file. Returns the exit code of the benchmark."""
+        code = self.show()
+        results.mkdir(exist_ok=True)
+        path = results / f"{self._name}.json"
+        path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
+        return code
+
+    def show(self) -> int:
+        """Only prints the table."""
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH_OF_A_FILE)
         console.print(self._table())
-        results.mkdir(exist_ok=True)
-        path = results / f"{self._name}.json"
-        path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
         return 0
 
     def _table(self) -> Table:

@@ -127,6 +127,22 @@ async def run_asyncio(address: str, meter: Meter, measured: Measurements) -> Non
         costs["large"].add(await traffic.read_write(LARGE, TRANSACTIONS, IN_FLIGHT))
 
 
+def run_threads(directory: Path, measured: Measurements) -> None:
+    """The measurement of blocking threads alone, to compare two revisions in little time."""
+    with LocalCluster(directory, tablet_servers=SERVERS) as cluster:
+        meter = Meter(cluster)
+        asyncio.run(_fill_one(cluster.address, meter))
+        for _ in range(RUNS):
+            cost = threads_read_write(cluster.address, meter, ONE, BLOCKING, THREADS)
+            measured.costs["threads"].add(cost)
+
+
+async def _fill_one(address: str, meter: Meter) -> None:
+    async with aio.connect(address) as db:
+        await db.create_table(ONE.table)
+        await Traffic(db, meter).fill(ONE)
+
+
 def run(directory: Path, measured: Measurements) -> None:
     """All measurements."""
     with LocalCluster(directory, tablet_servers=SERVERS) as cluster, _postgresql() as other:
@@ -191,10 +207,21 @@ def fill_in(found: Report, measured: Measurements) -> None:
     growth = costs["large"].cpu_micros / costs["small"].cpu_micros
     found.add("CPU: read-write, 1,000,000 rows / 10,000 rows", growth, "×", must=CHANGE_MUST)
     for name, title in _TITLES.items():
-        found.add(f"CPU, {title}", costs[name].cpu_micros, "µs")
-        for kind in KINDS:
-            found.add(f"    of it {kind}", costs[name].micros_of(kind), "µs")
+        _cpu(found, title, costs[name])
     _other(found, measured)
+
+
+def fill_in_threads(found: Report, costs: Costs) -> None:
+    title = _TITLES["threads"]
+    found.add(title, costs.rate, "/s", must=BLOCKING_MUST, at_least=True)
+    found.add("    cores used by all processes", costs.cores_used, "")
+    _cpu(found, title, costs)
+
+
+def _cpu(found: Report, title: str, costs: Costs) -> None:
+    found.add(f"CPU, {title}", costs.cpu_micros, "µs")
+    for kind in KINDS:
+        found.add(f"    of it {kind}", costs.micros_of(kind), "µs")
 
 
 _TITLES = {
@@ -254,6 +281,9 @@ def _other(found: Report, measured: Measurements) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transactions", description=__doc__)
     parser.add_argument("--directory", type=Path, help="where the stores are (default: temporary)")
+    parser.add_argument(
+        "--threads", action="store_true", help="measure only the blocking threads, and keep nothing"
+    )
     options = parser.parse_args()
     report = Report("transactions")
     measured = Measurements()
@@ -261,6 +291,10 @@ def main() -> int:
     # On a busy machine a thousand transactions at a time are all slow; the figures tell.
     logging.getLogger("percolator.transactions").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="bench-tx-", dir=options.directory) as directory:
+        if options.threads:
+            run_threads(Path(directory), measured)
+            fill_in_threads(report, measured.costs["threads"])
+            return report.show()
         run(Path(directory), measured)
     fill_in(report, measured)
     return report.finish()
