@@ -122,7 +122,9 @@ class CallInFlight(ABC, Generic[RequestT, ResponseT]):
             self._wire.carry(self._back, self._miss)
             return
         listener.calls[self] = None
-        self._executions.append(listener.life.spawn(self._execute(handler, listener)))
+        waiting = listener.life.begin(self._execute(handler, listener))
+        if waiting is not None:
+            self._executions.append(waiting)
 
     def _miss(self) -> None:
         if not self.is_over:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from percolator.errors import InvariantViolation
+from percolator.testing.first_step import take_first_step
 
 T = TypeVar("T")
 
@@ -56,6 +57,20 @@ class Life:
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs a coroutine as part of the process."""
         return self._loop.create_task(coroutine, context=self.own_context.copy())
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Runs a coroutine as part of the process, at once; a task if it waits for something.
+
+        Called by the simulation itself, as by a message that arrives.
+        """
+        if self.paused:
+            return self.spawn(coroutine)
+        loop = self._loop
+        task = take_first_step(loop, coroutine, self.own_context.copy())
+        if task is not None and not self.alive:
+            # It ended its own process, whose other tasks were cancelled before this was one.
+            task.cancel()
+        return task
 
     def context(self) -> contextvars.Context:
         """A context of its own for code that runs as part of the process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextvars import Context
 
 import pytest
@@ -244,3 +245,57 @@ def test_a_task_that_swallows_its_cancellation_is_found_out() -> None:
         return str(caught.value)
 
     assert "immortal" in run_simulation(main)
+
+
+def test_what_need_not_wait_becomes_no_task() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        log: list[str] = []
+
+        async def answer() -> None:
+            life = CURRENT_LIFE.get()
+            log.append("nobody" if life is None else life.name)
+
+        loop.deliver_at(1.0, lambda: log.append(str(Life(loop, "one").begin(answer()))), ())
+        await asyncio.sleep(2)
+        return log
+
+    assert run_simulation(main) == ["one", "None"]
+
+
+def test_a_limit_that_is_set_before_the_first_wait_counts() -> None:
+    async def main(loop: SimulationLoop) -> list[float]:
+        ended: list[float] = []
+
+        async def answer() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(3):
+                    await loop.create_future()
+            ended.append(loop.time())
+
+        loop.deliver_at(1.0, Life(loop, "one").begin, (answer(),))
+        await asyncio.sleep(10)
+        return ended
+
+    assert run_simulation(main) == [4.0]
+
+
+def test_what_waits_after_its_first_step_ends_with_its_process() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        log: list[str] = []
+        life = Life(loop, "one")
+
+        async def answer(*, deadly: bool) -> None:
+            try:
+                if deadly:
+                    life.end()
+                await loop.sleep(5)
+                log.append("answered")
+            finally:
+                log.append("cleaned up")
+
+        loop.deliver_at(1.0, life.begin, (answer(deadly=False),))
+        loop.deliver_at(2.0, life.begin, (answer(deadly=True),))
+        await asyncio.sleep(10)
+        return log
+
+    assert run_simulation(main) == ["cleaned up", "cleaned up"]
