@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from percolator.spark.options import ReadOptions
+
 _PUSHING_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
 """The program in which Spark plans a read with filters."""
 
@@ -44,6 +46,8 @@ class PercolatorDataSource(DataSource):
         from percolator.spark.shapes import shape_of
 
         options = ReadOptions.parse(self.options)
+        # What is wrong is told as it is here; at pickling, as a failure to pickle.
+        self._settle_snapshot(options)
         return shape_of(options.catalog).schema(options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -69,12 +73,16 @@ class PercolatorDataSource(DataSource):
 
     def __getstate__(self) -> dict[str, Any]:
         """Only a read is pickled as a whole: from here on its snapshot is the same for all."""
+        from percolator.spark.options import ReadOptions
+
+        self._settle_snapshot(ReadOptions.parse(self.options))
+        return self.__dict__.copy()
+
+    def _settle_snapshot(self, options: ReadOptions) -> None:
         if not self._snapshot_timestamp:
-            from percolator.spark.options import ReadOptions
             from percolator.spark.pins import pinned_timestamp
 
-            self._snapshot_timestamp = pinned_timestamp(ReadOptions.parse(self.options))
-        return self.__dict__.copy()
+            self._snapshot_timestamp = pinned_timestamp(options)
 
 
 def _no_streams(instead: str) -> Exception:
