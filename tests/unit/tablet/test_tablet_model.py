@@ -321,14 +321,14 @@ async def run(
         assert not rig.closed
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(program=PROGRAMS, limits=st.sampled_from([{}, TINY_LIMITS]))
 def test_a_tablet_in_memory_is_its_model(program: list[list[Step]], limits: dict[str, Any]) -> None:
     disk = MemoryDisk()
     run_virtually(run(program, limits, lambda: MemoryStorage(disk)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(program=PROGRAMS, limits=st.sampled_from([{}, TINY_LIMITS]))
 def test_a_tablet_on_leveldb_is_its_model(
     program: list[list[Step]], limits: dict[str, Any]
