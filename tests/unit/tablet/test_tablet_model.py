@@ -169,7 +169,10 @@ READS = st.builds(
 
 
 def wanted_by(asked: pb.RowRead | pb.ScanRequest) -> Callable[[bytes], bool]:
-    return lambda column: asked.all_columns or column in asked.columns
+    """All columns are those that are not reserved."""
+    if asked.all_columns:
+        return lambda column: not column.startswith(b"\0")
+    return lambda column: column in asked.columns
 
 
 Step = Callable[[Rig, NaiveTablet], Coroutine[Any, Any, None]]
