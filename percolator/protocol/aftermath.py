@@ -144,7 +144,8 @@ async def roll_back_others(
                     raise InvariantViolation(
                         f"{cell} is committed by the rolled back transaction {write.start}"
                     )
-                if answer is not APPLIED:
+                # Below what was collected, all locks were settled by others.
+                if answer is not APPLIED and not isinstance(answer, SnapshotTooOld):
                     again.append(cell)
         pending = again
         if pending and not await backoff.pause(deadline):

@@ -9,7 +9,9 @@ alone says nothing.
 
 Prewrite and the commit point are refused below the safe point (`not_below`). Roll-backs and commits
 of secondaries are not: after it was raised, what older transactions have left must still be
-settled, before anything is collected. (Of its own, a late owner sends them so: aftermath.py.)
+settled, before anything is collected. (Of its own, a late owner sends them so: aftermath.py.) Once
+something was collected, the tablet refuses older roll-backs, too: then nothing was left to settle,
+and the commit that one of them would have met may be gone.
 
 The constants name the conditions by their place in each step.
 """

@@ -15,6 +15,8 @@ records and rollback markers below it. What each rule prevents:
   transaction would be among what goes.
 * Nothing goes before the safe point is durable in this tablet: a later owner must refuse what this
   one has made unanswerable.
+* Nothing goes before roll-backs below it are refused, too. One that was sent while the lock was
+  there may come when its transaction has long been committed, and its commit collected.
 
 The walk may end anywhere (a crash, a move) and is begun anew by whoever collects next.
 """
@@ -22,6 +24,7 @@ The walk may end anywhere (a crash, a move) and is begun anew by whoever collect
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from percolator.errors import InvariantViolation, NotReady
@@ -46,8 +49,15 @@ NEWER_VERSIONS_WALKED = 16
 """A cell with more versions above the safe point is stepped over by a seek."""
 
 
-async def collect(state: TabletState, turn: asyncio.Lock, below: int) -> Collected:
-    """Deletes what is out of reach of every read at or above `below`.
+async def collect(
+    state: TabletState,
+    turn: asyncio.Lock,
+    below: int,
+    *,
+    before_deleting: Callable[[], Awaitable[None]],
+) -> Collected:
+    """Deletes what is out of reach of every read at or above `below`; before that, roll-backs
+    below it have to be refused, durably.
 
     Raises `NotReady` while locks below it are left, and whatever the tablet is closed for.
     """
@@ -61,6 +71,7 @@ async def collect(state: TabletState, turn: asyncio.Lock, below: int) -> Collect
     if not last.spared and max(recent.newest_commit, recent.newest_marker) < last.below:
         # Whatever is below the safe point now was below the last one.
         return replace(last, below=below, cells=0, bytes=0)
+    await before_deleting()
     sweep = Sweep(state, turn)
     walk = _WalkOfVersions(state, sweep, below)
     await walk.run()

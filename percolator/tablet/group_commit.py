@@ -28,6 +28,7 @@ from percolator.tablet.judge import Judge
 from percolator.tablet.judged_batch import JudgedBatch
 from percolator.tablet.keys import STATISTICS_KEY
 from percolator.tablet.load_fences import closed
+from percolator.tablet.mutations import marked_below
 from percolator.tablet.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -156,7 +157,8 @@ class GroupCommit:
         self, work: CommitWork, part: list[int], judge: Judge, batch: JudgedBatch
     ) -> None:
         state = self._state
-        safe_point, fences = state.safe_points.transactions, state.load_fences
+        _, safe_point, collected = state.safe_points
+        fences = state.load_fences
         steps, results, judged, touched = work.steps, work.results, work.judged, batch.touched
         for index in part:
             step = steps[index]
@@ -169,8 +171,12 @@ class GroupCommit:
             if fence is not None:
                 results[index] = not_executed(closed(fence))
                 continue
-            if 0 < not_below < safe_point:
-                results[index] = not_executed(state.too_old(not_below, safe_point))
+            if not_below:
+                if not_below < safe_point:
+                    results[index] = not_executed(state.too_old(not_below, safe_point))
+                    continue
+            elif collected and (marked := marked_below(collected, changes)):
+                results[index] = not_executed(state.too_old(marked, collected))
                 continue
             refusal = judge.refusal(step)
             if refusal is not None:

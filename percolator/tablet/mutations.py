@@ -20,7 +20,7 @@ from percolator.protocol.records import (
     WRITE_KIND_OFFSET,
 )
 from percolator.tablet import keys
-from percolator.tablet.keys import LOCK, NOTIFY, WRITE
+from percolator.tablet.keys import LOCK, NOTIFY, ROLLBACK, WRITE
 from percolator.tablet.state import TabletState
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -166,6 +166,14 @@ class MutationChecker:
             if len({(space, time, name) for _, space, time, _, name in changes}) != len(changes):
                 _refuse(index, "changes", "two changes of one cell")
         return weight
+
+
+def marked_below(bound: int, changes: Sequence[Change]) -> int:
+    """The start timestamp below `bound` that they mark as rolled back; 0 if there is none."""
+    for kind, space, timestamp, _, _ in changes:
+        if space == ROLLBACK and kind == PUT and timestamp < bound:
+            return timestamp
+    return 0
 
 
 def _check_record(index: int, at: int, space: int, timestamp: int, value: bytes) -> None:

@@ -28,7 +28,7 @@ from percolator.tablet.state import SafePoints, TabletState
 
 FORMAT = b"1"
 
-_SAFE_POINTS = struct.Struct(">QQ")
+_SAFE_POINTS = struct.Struct(">QQQ")
 _COUNTS = struct.Struct(">QQ")
 _SLICE = 4096
 

@@ -50,6 +50,13 @@ class SafePoints(NamedTuple):
     transactions: int = 0
     """Of prewrites and commits: the highest one of all tables, since a transaction's evidence may
     lie in another table than its locks."""
+    collected: int = 0
+    """Of roll-backs: it is raised when something is collected, and then all locks below it are
+    settled, in all tables. A roll-back that was sent before that and comes late would find no
+    commit, because that was collected, and mark what was committed as rolled back."""
+
+    def raised_to(self, asked: SafePoints) -> SafePoints:
+        return SafePoints(*map(max, self, asked))
 
 
 @dataclass(frozen=True)

@@ -152,10 +152,7 @@ class Tablet:
         """Refuses reads and mutations below them from now on, durably; returns when nothing below
         them is being judged. Never goes back."""
         state = self._state
-        present = state.safe_points
-        state.safe_points = SafePoints(
-            max(present.reads, asked.reads), max(present.transactions, asked.transactions)
-        )
+        state.safe_points = state.safe_points.raised_to(asked)
         await self._to_the_end.run(self._note_safe_points())
 
     async def _note_safe_points(self) -> None:
@@ -174,7 +171,12 @@ class Tablet:
         state = self._state
         state.require_open()
         try:
-            state.collected = await collect(state, self._commit.between_batches(), below)
+            state.collected = await collect(
+                state,
+                self._commit.between_batches(),
+                below,
+                before_deleting=lambda: self.raise_safe_points(SafePoints(collected=below)),
+            )
         except state.storage.failures as error:
             raise self._unreadable(error) from error
         state.counters.cells_collected += state.collected.cells

@@ -205,6 +205,26 @@ async def test_nothing_is_collected_above_the_safe_point() -> None:
         await rig.tablet.collect(21)
 
 
+async def test_a_late_roll_back_cannot_mark_what_was_committed_and_collected() -> None:
+    """It was sent while the lock was there; now it finds no lock, and no commit either."""
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    late = roll_back(b"a", 5)
+    late.not_below = 0  # others settle locks below the safe point, before anything is collected
+    await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), written(b"b", 11, 12))
+    await rig.tablet.raise_safe_points(SafePoints(10, 20))
+    [refused] = await rig.mutate(late)
+    assert (refused.outcome, refused.cell.timestamp) == (pb.OUTCOME_REFUSED, 6)
+    assert await collected(rig, 10) == 1
+    recent = roll_back(b"c", 10)
+    recent.not_below = 0
+    for opened in (rig, await Rig(disk=disk).open()):
+        [refused, applied] = await opened.mutate(late, recent)
+        assert refused.error.snapshot_too_old.safe_point == 10
+        assert applied.outcome == pb.OUTCOME_APPLIED
+        assert await stored(opened, ROLLBACK) == [(b"c", 10)]
+
+
 async def test_what_another_owner_took_over_is_not_collected_here() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8))

@@ -95,7 +95,7 @@ async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
     await rig.tablet.raise_safe_points(SafePoints(10, 10))
     for opened in (rig, await Rig(disk=disk).open()):
-        assert opened.tablet.safe_points == (20, 20)
+        assert opened.tablet.safe_points == SafePoints(20, 20)
         with pytest.raises(SnapshotTooOld) as caught:
             await opened.scan(19)
         assert (caught.value.timestamp, caught.value.safe_point) == (19, 20)
