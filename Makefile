@@ -81,7 +81,7 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging
 .PHONY: test
 # Whoever starts processes waits for them, while a third worker has the cores.
 test: TEST_WORKERS := 3
-test: $(READY) ## Everything that needs neither Java, Rust nor Docker (about 4 minutes)
+test: $(READY) ## Everything that needs neither Java, Rust nor Docker (about 3 minutes)
 	$(PYTEST) $(BY_FILE) -m "not chaos" $(ELSEWHERE) tests
 
 .PHONY: test-fast

@@ -10,9 +10,13 @@ from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.tabletserver.memory_store import COMMIT, Machine, put, target
 
 
+OF_A_TABLET_SERVER = ("percolator.tablet", "percolator.v1.tabletserver", "services.tabletserver")
+"""In another thread, a client of another test may still be at work."""
+
+
 @contextmanager
 def garbage() -> Iterator[list[str]]:
-    """At its end: the types of our own objects that only the collector could free."""
+    """At its end: the types of a tablet server's objects that only the collector could free."""
     found: list[str] = []
     gc.collect()
     gc.disable()
@@ -23,7 +27,7 @@ def garbage() -> Iterator[list[str]]:
         found += [
             type(each).__name__
             for each in gc.garbage
-            if type(each).__module__.startswith(("percolator", "services"))
+            if type(each).__module__.startswith(OF_A_TABLET_SERVER)
         ]
     finally:
         gc.set_debug(0)
