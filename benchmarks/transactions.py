@@ -1,7 +1,7 @@
 """make bench-transactions: what a transaction costs, beside the raw operations it is made of.
 
 One cluster of processes on this machine (three tablet servers, oracle, lock service, master) with
-synced writes, real gRPC, and one client process. Figures are medians of five runs in which all
+synced writes, real gRPC, and one client process. Figures are medians of seven runs in which all
 slices take turns, so that a noisy neighbour spoils one run of each rather than all of one. Ratios
 are of CPU of all processes, which depends less on neighbours than throughput does.
 
@@ -33,7 +33,7 @@ from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, th
 from percolator import aio
 from services.local.cluster import LocalCluster
 
-RUNS = 5
+RUNS = 7
 SERVERS = 3
 IN_FLIGHT = 1_000
 THREADS = 64
@@ -42,8 +42,8 @@ COLLECTOR = (50_000, 20, 50)
 DEFAULT_COLLECTOR = gc.get_threshold()
 LONE = 100
 """Transactions one after the other, by run."""
-TRANSACTIONS = 8_000
-RAW = 16_000
+TRANSACTIONS = 10_000
+RAW = 40_000
 BLOCKING = 4_000
 POSTGRESQL = 4_000
 
