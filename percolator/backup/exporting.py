@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -221,16 +223,18 @@ class _Exporting:
         path = self._directory / planned.file
         columns: set[bytes] = set()
         cells = 0
-        with layout.durable(path) as unfinished:
+        # One thread for the file: whoever gives up, while it is written, closes it after that.
+        with layout.durable(path) as unfinished, ThreadPoolExecutor(1) as thread:
+            in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
             file = writer(unfinished)
             try:
                 async for batch in self._batches(table, planned):
-                    await asyncio.to_thread(file.write_batch, batch)
+                    await in_turn(file.write_batch, batch)
                     if len(columns) < COLUMNS_NOTED_MAX:
                         columns.update(batch.column("column").unique().to_pylist())
                     cells += len(batch)
             finally:
-                await asyncio.to_thread(file.close)
+                await in_turn(file.close)
         return replace(
             planned,
             cells=cells,

@@ -332,6 +332,38 @@ async def test_a_part_that_was_damaged_since_is_exported_again(
         importing.verify(directory)
 
 
+async def test_a_part_that_is_being_written_is_not_closed_meanwhile(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gives up would otherwise end the whole process: the file's library aborts."""
+    writing, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    class SlowFile:
+        def __init__(self, _path: Path) -> None:
+            pass
+
+        def write_batch(self, _batch: object) -> None:
+            writing.set()
+            assert go_on.wait(30)
+            done.append("written")
+
+        def close(self) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(exporting, "writer", SlowFile)
+    monkeypatch.setattr(exporting, "PARTS_AT_A_TIME", 1)
+    async with connect(cluster.address) as db:
+        export = asyncio.create_task(exporting.export(db, tmp_path / "copy", tables=[shop.name]))
+        assert await asyncio.to_thread(writing.wait, 30)
+        export.cancel()
+        await asyncio.wait([export], timeout=0.3)  # as long as it might take to close it
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await export
+    assert done == ["written", "closed"]
+
+
 async def test_an_interrupted_export_of_a_table_that_was_made_again_is_not_gone_on_with(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
