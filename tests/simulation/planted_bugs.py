@@ -45,6 +45,7 @@ Patch = pytest.MonkeyPatch
 
 _BETWEEN_TWO_LOOKS_SECONDS = 0.002
 _LATE_SECONDS = 0.01
+_LONG_TRANSACTIONS = 500
 
 
 def no_rollback_marker(patch: Patch) -> None:
@@ -256,6 +257,8 @@ class Bug:
     """How long a strike lasts."""
     seeds_max: int = 100
     with_master: bool = False
+    after_seconds: float = 0.0
+    """Strikes wait so long, and there is work for as long: first, history has to be collected."""
     is_quickly_caught: bool = False
     """In seconds: then it is tested whenever anything is."""
 
@@ -268,6 +271,12 @@ class Bug:
             found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
         else:
             found = scenario_of(seed, workload=self.workload, with_master=False)
+        if self.after_seconds:
+            late = (
+                replace(strike, at_seconds=strike.at_seconds + self.after_seconds)
+                for strike in found.strikes
+            )
+            found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
         return replace(found, doubled_share=self.doubled_share, with_master=self.with_master)
 
 
@@ -331,6 +340,15 @@ BUGS = (
     *(
         Bug(plant, kinds, workload=workload, with_master=True, seconds_max=5.0, seeds_max=400)
         for plant, kinds, workload in collection_bugs.ALL
+    ),
+    Bug(
+        collection_bugs.new_owner_forgets_the_safe_point,
+        (Kind.PAUSE, Kind.TAKEOVER),
+        workload="sequential",
+        with_master=True,
+        after_seconds=3.5,
+        seconds_max=3.0,
+        seeds_max=400,
     ),
     *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
