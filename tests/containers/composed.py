@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 240.0
 _GONE_SECONDS = 10.0
+_DOWN_AGAIN_MAX = 5
 _POLL_SECONDS = 0.05
 
 
@@ -97,7 +98,16 @@ class ComposedCluster:
     def down(self, *, profile: str = "", even_data: bool = False) -> None:
         self._logs = self.logs()
         profiles = ["--profile", profile] if profile else []
-        self._run(*profiles, "down", *(("--volumes",) if even_data else ()))
+        down = (*profiles, "down", *(("--volumes",) if even_data else ()))
+        for _ in range(_DOWN_AGAIN_MAX):
+            try:
+                self._run(*down)
+                return
+            except ContainersFailed as failed:
+                # All containers are removed, but Docker has not yet let go of one of them.
+                if "has active endpoints" not in str(failed):
+                    raise
+        self._run(*down)
 
     def containers(self, service: str = "") -> list[Container]:
         listed = self._run("ps", "--quiet", *((service,) if service else ())).split()
