@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from percolator.errors import InvalidArgument
+from percolator.observers.loading import load
 from services.local.cluster import LocalCluster
 
 
@@ -28,6 +30,12 @@ def main(arguments: list[str]) -> int:
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     if shutil.which(arguments[0], path=path) is None:  # before the cluster, which takes seconds
         sys.stderr.write(f"error: there is no command {arguments[0]!r}\n")
+        return 2
+    try:
+        for reference in observers:  # a worker that does not start would say so in its log only
+            load(reference)
+    except InvalidArgument as error:
+        sys.stderr.write(f"error: {error}\n")
         return 2
     with (
         tempfile.TemporaryDirectory(prefix="percolator-example-") as data,
