@@ -83,6 +83,8 @@ class ServedTablet:
         self._on_lost = on_lost
         self._log = shared.log.bind(tablet=identity.tablet_id, epoch=identity.epoch)
         self._tablet: Tablet | None = None
+        self._failed: Tablet | None = None
+        """Stopped by itself, and not closed yet: until then its LevelDB is open."""
         self._notifications_written = 0
         """Before the tablet was opened the last time: who compares counts relies on their never
         shrinking within an epoch."""
@@ -116,6 +118,7 @@ class ServedTablet:
         async with self._changing:
             if self._closed or self._tablet is not None:
                 return
+            await self._close_failed()
             try:
                 self._tablet = await self._opened()
             except StoreUnusable as error:
@@ -142,6 +145,7 @@ class ServedTablet:
             self._stop_waiting()
             tablet, self._tablet = self._tablet, None
             self._error = self._moved()
+            await self._close_failed()
             if tablet is not None:
                 await self._close(tablet)
 
@@ -227,11 +231,17 @@ class ServedTablet:
             # It is closed anyway, and whatever was acknowledged is in its log.
             self._log.warning("tablet not closed cleanly", error=str(error))
 
+    async def _close_failed(self) -> None:
+        """Whoever changes the tablet next, while nobody else does."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            await self._close(failed)
+
     def _stopped_by_itself(self, tablet: Tablet, error: PercolatorError) -> None:
         if self._tablet is not tablet:
             # Failed while being opened or closed: whoever does that is told by an exception.
             return
-        self._tablet = None
+        self._tablet, self._failed = None, tablet
         self._error = error
         # What the failed batch has notified may be there or not: one more says that it may.
         self._notifications_written = tablet.statistics().notifications_written + 1
@@ -241,22 +251,30 @@ class ServedTablet:
             self._log.warning("tablet lost to a later owner", error=str(error))
         self._reopening = self._shared.background(
             f"tablet {self.identity.tablet_id} after {type(error).__name__}",
-            self._after(tablet, error),
+            self._after(error),
         )
 
-    async def _after(self, failed: Tablet, error: PercolatorError) -> None:
+    async def _after(self, error: PercolatorError) -> None:
         async with self._changing:
-            await self._close(failed)
-        if isinstance(error, StoreUnusable) and self._ownership.stands():
+            await self._close_failed()
+        if isinstance(error, StoreUnusable):
             await self._reopen()
         else:
-            self._closed = True
-            self._shared.events.lost += 1
-            self._on_lost(self)
+            self._lose()
+
+    def _lose(self) -> None:
+        self._closed = True
+        self._shared.events.lost += 1
+        self._on_lost(self)
 
     async def _reopen(self) -> None:
         pause = REOPEN_SECONDS_MIN
         while not self._closed:
+            if not self._ownership.stands():
+                # What is found there, if anything, is another owner's business.
+                self._log.warning("tablet lost to a later owner before it could be opened again")
+                self._lose()
+                return
             try:
                 await self.open()
             except StoreUnusable as error:
