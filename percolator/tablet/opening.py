@@ -1,7 +1,8 @@
 """From a storage to a tablet that can serve, and what the tablet notes about itself in it.
 
 M format       the number of the layout of everything else: another one is refused by name
-M safe_point   of reads 8, of transactions 8; stored before anything below them is collected
+M safe_point   of reads 8, of transactions 8, of roll-backs 8; stored before anything below them
+               is collected. One that was stored without the last has 0 there
 M statistics   cells 8, bytes 8, and the rows they were counted for: all that are stored here
 """
 
@@ -46,9 +47,7 @@ async def load(state: TabletState) -> None:
             f"{state.identity} has format {found!r}, this server knows {FORMAT!r}",
             fault=StoreFault.DAMAGED,
         )
-    safe_points = state.storage.get(SAFE_POINT_KEY)
-    if safe_points is not None:
-        state.safe_points = SafePoints(*_SAFE_POINTS.unpack(safe_points))
+    state.safe_points = _safe_points(state)
     newest = state.storage.get(NEWEST_KEY)
     if newest is not None:
         bounds = NEWEST.unpack(newest)
@@ -92,6 +91,13 @@ def counts_record(state: TabletState) -> bytes:
 def safe_points_record(safe_points: SafePoints) -> bytes:
     """What `load` will find at SAFE_POINT_KEY."""
     return _SAFE_POINTS.pack(*safe_points)
+
+
+def _safe_points(state: TabletState) -> SafePoints:
+    record = state.storage.get(SAFE_POINT_KEY) or b""
+    # Older releases have no third timestamp. Locks that they have left below the other two are
+    # still to be rolled back: so 0, until history is collected the next time.
+    return SafePoints(*_SAFE_POINTS.unpack(record.ljust(_SAFE_POINTS.size, b"\0")))
 
 
 async def _create(state: TabletState) -> None:

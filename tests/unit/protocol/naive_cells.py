@@ -38,6 +38,8 @@ class NaiveCells:
         self.cells: dict[CellAddress, Versions] = {}
         self.schema_versions: dict[int, int] = {}
         self.safe_point = 0
+        self.collected = 0
+        """Below it, no transaction is rolled back any more."""
         self.page_rows = 3
 
     # ------------------------------------------------------------------ mutations
@@ -50,6 +52,11 @@ class NaiveCells:
                 return SchemaChanged("newer", table_id=step.table_id, schema_version=current)
         if mutation.not_below and mutation.not_below < self.safe_point:
             return self._too_old(mutation.not_below)
+        for change in mutation.changes:
+            if (change.kind, change.space) == (Change.KIND_PUT, ROLLBACK) and (
+                change.timestamp < self.collected
+            ):
+                return self._too_old(change.timestamp)
         address = CellAddress(step.table_id, mutation.row, mutation.column)
         versions = self.cells.setdefault(address, {})
         for index, condition in enumerate(mutation.conditions):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.errors import OutcomeUnknown
+from percolator.errors import ConflictError, OutcomeUnknown
 from percolator.wire.questions import Step
 
-from .cells_and_steps import A, B, address, put, puts, settled, world
+from .cells_and_steps import PATIENT, A, B, address, left_behind, put, puts, settled, world
 from .naive_cells import WRITE
 
 
@@ -41,4 +41,45 @@ async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_no_torn
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
     assert await commit.run(client.deadline())
     await settled(client)
+    assert not here.store.cells[B]
+
+
+async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committed() -> None:
+    """The lock was settled after it was met, and its primary collected: nothing tells of it now.
+    A marker there would say that what was committed was rolled back."""
+    here = world()
+    start = await left_behind(here, A, B, committed=True)
+    other, reader = here.client(), here.client(PATIENT)
+    timestamp = await reader.start_timestamp()
+
+    async def overtaken(step: Step) -> None:
+        if address(step) == A and not here.store.collected:
+            assert await other.read(B, timestamp) == b"pending"
+            here.store.cells[A].clear()
+            here.store.safe_point = here.store.collected = timestamp
+
+    reader.network.before_send = overtaken
+    assert await reader.read(B, timestamp) == b"pending"
+    assert here.store.collected
+    assert not here.store.cells[A]
+    assert reader.around.verdicts.get(start) is None
+
+
+async def test_what_an_owner_takes_back_too_late_is_tried_once() -> None:
+    """Others have settled its locks: it would be refused for as long as it goes on."""
+    here = world()
+    client, other = here.client(), here.client()
+
+    async def overtaken(step: Step) -> None:
+        if address(step) == B:
+            here.store.cells[B].clear()
+            here.store.collected = here.store.safe_point = await other.start_timestamp()
+
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    await commit._prewrite(client.deadline())
+    client.network.before_send = overtaken
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("no"), client.deadline())
+    await settled(client)
+    assert [address(step) for step in client.network.steps].count(B) == 2  # with its prewrite
     assert not here.store.cells[B]

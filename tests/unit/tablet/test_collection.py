@@ -7,12 +7,13 @@ import random
 
 import pytest
 
-from percolator.errors import InvariantViolation, NotReady, TabletMoved
+from percolator.errors import InvariantViolation, NotReady, StoreUnusable, TabletMoved
 from percolator.observers.acknowledgement import Acknowledgement
 from percolator.protocol.hidden_cells import acknowledgement_column, observed_column
 from percolator.protocol.records import RecordKind
+from percolator.tablet.memory_storage import MemoryDisk
 from percolator.tablet.sweep import Sweep
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.tablet import SafePoints, TabletIdentity
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -20,6 +21,7 @@ from tests.unit.tablet.tablets import (
     DATA,
     LOCK,
     NOTIFY,
+    REFUSED,
     ROLLBACK,
     WRITE,
     Rig,
@@ -223,6 +225,52 @@ async def test_a_late_roll_back_cannot_mark_what_was_committed_and_collected() -
         assert refused.error.snapshot_too_old.safe_point == 10
         assert applied.outcome == pb.OUTCOME_APPLIED
         assert await stored(opened, ROLLBACK) == [(b"c", 10)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_wherever_collection_breaks_off_no_later_owner_lets_a_late_roll_back_mark_a_commit(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails at each write in turn, which is then there or not; a half is opened there."""
+    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    late = [roll_back(row, start) for row in (b"a", b"b") for start in (5, 7)]
+    for step in late:
+        step.not_below = 0
+    half = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"", end=b"c")
+    left = set()
+    for failing in range(1, 20):
+        disk = _BreakingDisk()
+        rig = await Rig(disk=disk).open()
+        for row in (b"a", b"b"):
+            await rig.apply(*(written(row, end - 1, end) for end in (6, 8, 10)))
+        await rig.tablet.raise_safe_points(SafePoints(20, 20))
+        disk.writes_left = failing
+        try:
+            await rig.tablet.collect(20)
+        except StoreUnusable:
+            disk.settle(kept=kept)
+            disk.writes_left = 1_000
+        else:
+            break
+        later = await Rig(disk=disk, identity=half).open()
+        results = await later.mutate(*late)
+        left.add(len(await stored(later, WRITE)))
+        assert {one.outcome for one in results} <= {REFUSED, pb.OUTCOME_NOT_EXECUTED}
+        assert not await stored(later, ROLLBACK)
+    assert len(left) >= 4
+
+
+class _BreakingDisk(MemoryDisk):
+    """Fails after so many writes."""
+
+    writes_left = 1_000
+
+    async def sync(self) -> None:
+        self.writes_left -= 1
+        await super().sync()
+        if self.writes_left < 1:
+            raise OSError("the disk failed")
 
 
 async def test_what_another_owner_took_over_is_not_collected_here() -> None:

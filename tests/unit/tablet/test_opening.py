@@ -7,7 +7,7 @@ import pytest
 from percolator.errors import StoreUnusable
 from percolator.tablet import keys
 from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.tablet import SafePoints, TabletIdentity
 from tests.unit.tablet.tablets import (
     LOCK,
     NOTIFY,
@@ -81,6 +81,22 @@ async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
     assert rolled_back.outcome == REFUSED
     assert rolled_back.cell.timestamp == 11
     assert own.outcome != REFUSED
+
+
+async def test_safe_points_of_an_older_release_hold_and_what_it_has_left_is_still_settled() -> None:
+    """It has written two of them; the third one comes with the next collection."""
+    disk = MemoryDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(prewrite(b"a", 10), written(b"b", 11, 12), written(b"b", 13, 14))
+    await rig.tablet.raise_safe_points(SafePoints(20, 30))
+    disk.durable[keys.SAFE_POINT_KEY] = disk.durable[keys.SAFE_POINT_KEY][:16]
+    reopened = await Rig(disk=disk).open()
+    assert reopened.tablet.safe_points == SafePoints(20, 30)
+    left = roll_back(b"a", 10)
+    left.not_below = 0
+    await reopened.apply(left)
+    assert (await reopened.tablet.collect(20)).cells > 0
+    assert (await Rig(disk=disk).open()).tablet.safe_points == SafePoints(20, 30, 20)
 
 
 async def test_a_storage_of_another_format_is_refused_by_name() -> None:
