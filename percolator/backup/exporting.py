@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -198,7 +198,6 @@ class _Exporting:
         try:
             async with asyncio.TaskGroup() as group:
                 for table in self._planned.tables:
-                    (self._directory / table.parts[0].file).parent.mkdir(exist_ok=True)
                     for part in table.parts:
                         group.create_task(self._one(limit, table.name, part))
         except BaseExceptionGroup as several:
@@ -228,13 +227,16 @@ class _Exporting:
             in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
             file = writer(unfinished)
             try:
-                async for batch in self._batches(table, planned):
-                    await in_turn(file.write_batch, batch)
-                    if len(columns) < COLUMNS_NOTED_MAX:
-                        columns.update(batch.column("column").unique().to_pylist())
-                    cells += len(batch)
+                # Else the scan would stay open for as long as somebody looks at the failure.
+                async with aclosing(self._batches(table, planned)) as batches:
+                    async for batch in batches:
+                        await in_turn(file.write_batch, batch)
+                        if len(columns) < COLUMNS_NOTED_MAX:
+                            columns.update(batch.column("column").unique().to_pylist())
+                        cells += len(batch)
             finally:
-                await in_turn(file.close)
+                # Also for whoever gives up a second time.
+                await asyncio.shield(in_turn(file.close))
         return replace(
             planned,
             cells=cells,
@@ -243,7 +245,7 @@ class _Exporting:
             columns=tuple(sorted(column.hex() for column in columns)[:COLUMNS_NOTED_MAX]),
         )
 
-    async def _batches(self, table: str, planned: Part) -> AsyncIterator[pa.RecordBatch]:
+    async def _batches(self, table: str, planned: Part) -> AsyncGenerator[pa.RecordBatch, None]:
         """Each becomes a row group."""
         start, end = bytes.fromhex(planned.start), bytes.fromhex(planned.end)
         piece = Piece()

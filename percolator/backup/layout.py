@@ -140,13 +140,20 @@ def unfinished(path: Path) -> Path:
 
 @contextmanager
 def durable(path: Path) -> Iterator[Path]:
-    """Where to write; what is there at the end of the block is at `path`, durable and whole."""
+    """Where to write; what is there at the end of the block is at `path`, durable and whole.
+
+    Raises `InvalidArgument` for what the file system refuses, as when it is full.
+    """
     partial = unfinished(path)
-    yield partial
-    with partial.open("rb") as written:
-        os.fsync(written.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise InvalidArgument("directory", f"{path} cannot be written: {error}") from error
 
 
 def sync_directory(path: Path) -> None:

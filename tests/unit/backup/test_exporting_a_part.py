@@ -1,0 +1,166 @@
+"""The file of a part, when something goes wrong while it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from percolator.aio.database import Database
+from percolator.aio.pin import Pin
+from percolator.backup import exporting, layout
+from percolator.backup.cells_file import SCHEMA
+from percolator.backup.layout import Export, Part
+from percolator.errors import InvalidArgument, UsageError
+
+pytestmark = pytest.mark.real_time
+
+PART = Part("table/part-00000.parquet", "", "")
+BATCH = pa.RecordBatch.from_pylist(
+    [
+        {"row": b"%05d" % at, "column": b"c", "value": b"v" * 50, "commit_timestamp": 1}
+        for at in range(2_000)
+    ],
+    schema=SCHEMA,
+)
+
+
+class Exported(exporting._Exporting):
+    """One part, of ten batches that come from nowhere."""
+
+    def __init__(self, directory: Path) -> None:
+        nothing = cast("Any", None)
+        super().__init__(
+            cast("Database", nothing), directory, Export(1, ()), cast("Pin", nothing), print
+        )
+        self.scan_is_open = False
+
+    async def _batches(self, table: str, planned: Part) -> AsyncGenerator[pa.RecordBatch, None]:
+        self.scan_is_open = True
+        try:
+            for _ in range(10):
+                yield BATCH
+        finally:
+            self.scan_is_open = False
+
+
+class HeldFile:
+    """Is at its first batch until it may go on."""
+
+    def __init__(self) -> None:
+        self.writing, self.go_on = threading.Event(), threading.Event()
+        self.done: list[str] = []
+
+    def write_batch(self, _batch: object) -> None:
+        self.writing.set()
+        assert self.go_on.wait(30)
+        self.done.append("written")
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+class FullDisk(io.RawIOBase):
+    """Takes some bytes and no more."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self._room = room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._room -= len(data)
+        if self._room < 0:
+            raise OSError(28, "No space left on device")
+        return len(data)
+
+
+def full_after(room: int) -> Callable[[Path], pq.ParquetWriter]:
+    return lambda path: pq.ParquetWriter(FullDisk(room), SCHEMA, compression="none")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+async def test_a_disk_that_is_full_at_any_point_is_told_and_no_part_is_there(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = io.BytesIO()
+    with pq.ParquetWriter(whole, SCHEMA, compression="none") as file:
+        for _ in range(10):
+            file.write_batch(BATCH)
+    exported = Exported(tmp_path)
+    monkeypatch.setattr(exporting, "writer", full_after(int(whole.tell() * share) - 1))
+    threads = threading.active_count()
+    with pytest.raises(InvalidArgument, match=r"part-00000.*cannot be written.*No space") as told:
+        await exported._export("table", PART)
+    assert told.value.field == "directory"
+    assert not (tmp_path / PART.file).exists()
+    assert not exported.scan_is_open
+    assert threading.active_count() == threads
+
+
+async def test_a_table_whose_directory_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "table").write_text("a file")
+    with pytest.raises(InvalidArgument, match="cannot be written"):
+        await Exported(tmp_path)._export("table", PART)
+
+
+async def test_whoever_gives_up_twice_does_not_close_a_file_that_is_written_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time, nobody waits any more for the file to be closed but its own thread."""
+    file = HeldFile()
+
+    class Last(ThreadPoolExecutor):
+        def __exit__(self, *raised: Any) -> None:
+            assert file.done == []
+            file.go_on.set()
+            super().__exit__(*raised)
+
+    monkeypatch.setattr(exporting, "writer", lambda path: file)
+    monkeypatch.setattr(exporting, "ThreadPoolExecutor", Last)
+    exported = Exported(tmp_path)
+    export = asyncio.create_task(exported._export("table", PART))
+    assert await asyncio.to_thread(file.writing.wait, 30)
+    for _ in range(2):
+        export.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await export
+    assert file.done == ["written", "closed"]
+    assert not exported.scan_is_open
+    assert not (tmp_path / PART.file).exists()
+
+
+async def test_a_bug_while_a_batch_is_written_comes_out_and_the_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(HeldFile):
+        def write_batch(self, _batch: object) -> None:
+            raise ValueError("a bug")
+
+    file = Wrong()
+    monkeypatch.setattr(exporting, "writer", lambda path: file)
+    exported = Exported(tmp_path)
+    with pytest.raises(ValueError, match="a bug"):
+        await exported._export("table", PART)
+    assert file.done == ["closed"]
+    assert not exported.scan_is_open
+
+
+async def test_two_exports_into_one_directory_do_not_run_beside_each_other(tmp_path: Path) -> None:
+    with (
+        layout.locked(tmp_path, "exporting to"),
+        pytest.raises(UsageError, match="another process is exporting to"),
+    ):
+        await exporting.export(cast("Database", None), tmp_path)
