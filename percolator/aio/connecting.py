@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ from percolator.v1.cluster_pb2 import (
 from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of, default_addresses, describe, parse_addresses
-from percolator.wire.credentials import Credentials, client_credentials
+from percolator.wire.credentials import client_credentials
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.wire.through import routed_world
 from percolator.wire.timestamp_source import TimestampSource
@@ -67,36 +67,38 @@ def connect(
         raise InvalidArgument("address", f"expected a str, got {type(address).__name__}")
     addresses = default_addresses() if address is None else parse_addresses(address)
     credentials = client_credentials(tls, token)
-    return Connecting(
-        addresses, limits or Limits(), retry or RetryPolicy(), description, timeout, credentials
-    )
+
+    async def start() -> Database:
+        network = GrpcNetwork(credentials)
+        world = World(clock=MachineClock(), network=network, random=machine_random())
+        try:
+            return await connect_to(
+                world,
+                addresses,
+                limits or Limits(),
+                retry or RetryPolicy(),
+                description=description,
+                timeout_seconds=timeout,
+            )
+        except BaseException:
+            await network.close()
+            raise
+
+    return Connecting(start)
 
 
 class Connecting:
     """Either awaited, or entered as a block at whose end the database is closed."""
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        limits: Limits,
-        retry: RetryPolicy,
-        description: str,
-        timeout_seconds: float,
-        credentials: Credentials,
-    ) -> None:
-        self._addresses = addresses
-        self._credentials = credentials
-        self._limits = limits
-        self._retry = retry
-        self._description = description
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, Database]]) -> None:
+        self._start = start
         self._database: Database | None = None
 
     def __await__(self) -> Generator[Any, None, Database]:
-        return self._connect().__await__()
+        return self._start().__await__()
 
     async def __aenter__(self) -> Database:
-        self._database = await self._connect()
+        self._database = await self._start()
         return self._database
 
     async def __aexit__(
@@ -107,22 +109,6 @@ class Connecting:
     ) -> None:
         if self._database is not None:
             await self._database.close()
-
-    async def _connect(self) -> Database:
-        network = GrpcNetwork(self._credentials)
-        world = World(clock=MachineClock(), network=network, random=machine_random())
-        try:
-            return await connect_to(
-                world,
-                self._addresses,
-                self._limits,
-                self._retry,
-                description=self._description,
-                timeout_seconds=self._timeout_seconds,
-            )
-        except BaseException:
-            await network.close()
-            raise
 
 
 async def connect_to(

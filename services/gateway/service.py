@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.aio.connecting import connect_to
-from percolator.limits import Limits
-from percolator.retries import RetryPolicy
 from percolator.v1 import cluster_pb2, gateway_pb2
 from percolator.wire.channels import GrpcNetwork
+from services.chassis.cluster_client import connected
 from services.chassis.host import Host
 from services.chassis.rpc import Exposed
 from services.gateway.cluster_handler import ClusterHandler
@@ -20,9 +18,6 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.servers import Servers
 from services.gateway.settings import GatewaySettings
 
-_CONNECT_SECONDS = 600.0
-"""Services start in any order, and the chassis ends a start that is waited for no longer."""
-
 _DRAIN_SECONDS = 2.0
 """For commits whose callers have gone, and for other cells: anybody can finish these."""
 
@@ -32,16 +27,7 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     """A gateway of the cluster that its masters lead."""
     settings, world = host.settings, host.world
     host.log.info("waiting until the cluster has an oracle")
-    # All gateways have to store values in the same way, or two that commit one transaction would
-    # each rely on the other: the limits of values are no settings.
-    database = await connect_to(
-        world,
-        settings.masters,
-        Limits(),
-        RetryPolicy(),
-        description=f"gateway {host.announced.address}",
-        timeout_seconds=_CONNECT_SECONDS,
-    )
+    database = await connected(host)
     commits = Commits(
         database,
         commit_seconds=settings.commit_seconds,

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.aio.connecting import connect_to
 from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError
-from percolator.limits import Limits
 from percolator.observers.loading import load
 from percolator.observers.worker import Worker
-from percolator.retries import RetryPolicy
+from services.chassis.cluster_client import connected
 from services.chassis.host import Host
 from services.chassis.rpc import Exposed
 from services.worker.metrics import WorkerMetrics
 from services.worker.settings import WorkerSettings
 
-_CONNECT_SECONDS = 600.0
-"""Services start in any order, and the chassis ends a start that is waited for no longer."""
 _AGAIN_SECONDS = 0.25
 _DRAIN_SHARE = 0.5
 """Of the time that the process has to end."""
@@ -28,14 +24,7 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
     """Answers no calls but those of the chassis. Runs what its settings name."""
     settings = host.settings
     observers = [one for reference in settings.observers for one in load(reference)]
-    database = await connect_to(
-        host.world,
-        settings.masters,
-        Limits(),
-        RetryPolicy(),
-        description=f"worker {host.announced.address}",
-        timeout_seconds=_CONNECT_SECONDS,
-    )
+    database = await connected(host)
     drain_seconds = settings.drain_seconds * _DRAIN_SHARE
     try:
         worker = database.run_observers(
