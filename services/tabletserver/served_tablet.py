@@ -83,8 +83,8 @@ class ServedTablet:
         self._on_lost = on_lost
         self._log = shared.log.bind(tablet=identity.tablet_id, epoch=identity.epoch)
         self._tablet: Tablet | None = None
-        self._failed: Tablet | None = None
-        """Stopped by itself, and not closed yet: until then its LevelDB is open."""
+        self._ended: Tablet | None = None
+        """Serves no more, and is not closed yet: until then its LevelDB is open."""
         self._notifications_written = 0
         """Before the tablet was opened the last time: who compares counts relies on their never
         shrinking within an epoch."""
@@ -118,7 +118,7 @@ class ServedTablet:
         async with self._changing:
             if self._closed or self._tablet is not None:
                 return
-            await self._close_failed()
+            await self._close_ended()
             try:
                 self._tablet = await self._opened()
             except StoreUnusable as error:
@@ -143,11 +143,10 @@ class ServedTablet:
         self._closed = True
         async with self._changing:
             self._stop_waiting()
-            tablet, self._tablet = self._tablet, None
             self._error = self._moved()
-            await self._close_failed()
-            if tablet is not None:
-                await self._close(tablet)
+            if self._tablet is not None:
+                self._ended, self._tablet = self._tablet, None
+            await self._close_ended()
 
     def _moved(self) -> TabletMoved:
         return TabletMoved(
@@ -231,17 +230,18 @@ class ServedTablet:
             # It is closed anyway, and whatever was acknowledged is in its log.
             self._log.warning("tablet not closed cleanly", error=str(error))
 
-    async def _close_failed(self) -> None:
-        """Whoever changes the tablet next, while nobody else does."""
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            await self._close(failed)
+    async def _close_ended(self) -> None:
+        """Whoever changes the tablet next, while nobody else does; if that is broken off, whoever
+        comes then waits for the same end."""
+        if self._ended is not None:
+            await self._close(self._ended)
+            self._ended = None
 
     def _stopped_by_itself(self, tablet: Tablet, error: PercolatorError) -> None:
         if self._tablet is not tablet:
             # Failed while being opened or closed: whoever does that is told by an exception.
             return
-        self._tablet, self._failed = None, tablet
+        self._tablet, self._ended = None, tablet
         self._error = error
         # What the failed batch has notified may be there or not: one more says that it may.
         self._notifications_written = tablet.statistics().notifications_written + 1
@@ -256,7 +256,7 @@ class ServedTablet:
 
     async def _after(self, error: PercolatorError) -> None:
         async with self._changing:
-            await self._close_failed()
+            await self._close_ended()
         if isinstance(error, StoreUnusable):
             await self._reopen()
         else:

@@ -42,6 +42,8 @@ class Tablets:
         tablets_warn: int,
     ) -> None:
         self._served: dict[int, ServedTablet] = {}
+        self._leaving: dict[ServedTablet, None] = {}
+        """Let go, and not closed yet."""
         self._orders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._to_the_end = ToTheEnd()
         """Orders, although whoever gave them has left: broken off in the middle, a tablet would be
@@ -117,7 +119,7 @@ class Tablets:
     async def close_all(self) -> None:
         """At the end of the process: what is flushed needs no replay."""
         await self._to_the_end.give_up()
-        await asyncio.gather(*map(self._let_go, self.all()))
+        await asyncio.gather(*map(self._let_go, [*self.all(), *self._leaving]))
 
     def describe(self, tablet_ids: Iterable[int]) -> list[wire.TabletDescription]:
         """These tablets, or all; unknown ones are left out."""
@@ -144,7 +146,9 @@ class Tablets:
     async def _let_go(self, served: ServedTablet) -> None:
         # Unlisted first: new requests learn at once that it moves.
         self._on_lost(served)
+        self._leaving[served] = None
         await served.close()
+        self._leaving.pop(served, None)
         self._log.info("tablet closed", tablet=served.identity.tablet_id)
 
     def _on_lost(self, served: ServedTablet) -> None:

@@ -160,3 +160,28 @@ async def test_what_is_opened_when_the_process_ends_is_closed_and_nothing_that_w
     assert machine.tablets.all() == []
     assert store.opened == 1
     assert not store.any_open
+
+
+@pytest.mark.parametrize("order", ["close", "open at a higher epoch"])
+async def test_what_is_being_closed_when_the_process_ends_is_closed_before_it_does(
+    order: str,
+) -> None:
+    """A process that ended under a thread that still flushes would crash."""
+    machine = Machine(store=(store := _StoreOfOne()))
+    await machine.open(1)
+    gate = store.disks[1].gate = asyncio.Event()
+    ordered: asyncio.Task[Any]
+    if order == "close":
+        ordered = asyncio.create_task(machine.tablets.close(1, 1))
+    else:
+        ordered = asyncio.create_task(machine.open(1, epoch=2))
+    await asyncio.sleep(0.01)
+    assert machine.tablets.all() == []
+    ending = asyncio.create_task(machine.tablets.close_all())
+    await asyncio.sleep(0.01)
+    assert not ending.done()
+    gate.set()
+    await ending
+    assert not store.any_open
+    assert machine.tablets.all() == []
+    await asyncio.wait([ordered])
