@@ -12,6 +12,9 @@ Rules, each with the failure that it prevents:
   is gone; otherwise the lock's time to live, in the oracle's time, decides. A live owner that is
   declared dead meets the marker and aborts: a nuisance, never a wrong result.
 - Judged by time, a lock is rolled back only as it was seen: a heartbeat since then proves life.
+- Where the primary's history was collected, nobody can say any more what was decided. But all older
+  locks were settled before that, and nothing older commits after it: a lock that is there all the
+  same, in a table made since, is rolled back by itself. Of the transaction, nothing is concluded.
 - Of a table that is gone for good, no primary has committed anything that is still locked. Only the
   leading master says so: to another one, a table may be unknown that is new.
 - A reader may push a living writer's commit above itself instead of waiting for it; it passes the
@@ -24,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from percolator.errors import CellAddress, InvariantViolation, SchemaChanged
+from percolator.errors import CellAddress, InvariantViolation, SchemaChanged, SnapshotTooOld
 from percolator.protocol import steps
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.primaries import Primaries
@@ -96,9 +99,12 @@ class Cleanup:
         by_start = {lock.lock.start_timestamp: lock for lock in met}
         unknown = {start: lock for start, lock in by_start.items() if verdicts.get(start) is None}
         passable: set[int] = set()
+        overtaken: set[int] = set()
         if unknown:
             undecided = await self._ask_primaries(list(unknown.values()), deadline)
-            undecided = await self._bury_the_dead(undecided, deadline, known_now, waited_seconds)
+            undecided, overtaken = await self._bury_the_dead(
+                undecided, deadline, known_now, waited_seconds
+            )
             if read_at and waited_seconds >= self._around.limits.push_after_seconds:
                 passable = await self._push(undecided, read_at, deadline)
         to_settle = []
@@ -118,6 +124,10 @@ class Cleanup:
                 to_settle.append(lock)
         if to_settle:
             await self._settle(to_settle, deadline)
+        if overtaken:
+            await self._take_back(
+                [one for one in met if one.lock.start_timestamp in overtaken], deadline
+            )
         return passable
 
     async def _ask_primaries(self, unknown: Sequence[MetLock], deadline: float) -> list[_Undecided]:
@@ -153,10 +163,14 @@ class Cleanup:
         deadline: float,
         known_now: int,
         waited_seconds: float,
-    ) -> list[_Undecided]:
-        """Rolls back, on its primary, every transaction whose owner is gone. Returns the others."""
+    ) -> tuple[list[_Undecided], set[int]]:
+        """Rolls back, on its primary, every transaction whose owner is gone.
+
+        Returns the others, and those of which the primary cannot tell: collection came before.
+        """
+        overtaken: set[int] = set()
         if not undecided:
-            return undecided
+            return undecided, overtaken
         gone: set[bytes] = set()
         now = known_now
         if waited_seconds > 0:
@@ -185,7 +199,21 @@ class Cleanup:
                     self._around.verdicts.put(start, ROLLED_BACK)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
                     self._around.verdicts.put(start, _commit_timestamp(answer))
-        return living
+                elif isinstance(answer, SnapshotTooOld):
+                    overtaken.add(start)
+        return living, overtaken
+
+    async def _take_back(self, met: Sequence[MetLock], deadline: float) -> None:
+        """Rolls back cells that do not decide. One that was committed has its record, or that was
+        collected, too: either way its tablet refuses."""
+        left = {
+            About("settle", address, lock.start_timestamp): Step(
+                address.table_id,
+                steps.roll_back(address.row, address.column, lock.start_timestamp),
+            )
+            for address, lock in met
+        }
+        await self._once.mutate(left, deadline)
 
     async def _gone_sessions(self, undecided: Sequence[_Undecided]) -> set[bytes]:
         sessions = sorted({one.met.lock.session for one in undecided} - {b""})

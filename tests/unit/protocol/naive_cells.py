@@ -40,6 +40,8 @@ class NaiveCells:
         self.safe_point = 0
         self.collected = 0
         """Below it, no transaction is rolled back any more."""
+        self.new_tables: set[int] = set()
+        """Made since then: they know of no safe point yet."""
         self.page_rows = 3
 
     # ------------------------------------------------------------------ mutations
@@ -50,13 +52,14 @@ class NaiveCells:
             current = self.schema_versions.get(step.table_id, step.schema_version)
             if current != step.schema_version:
                 return SchemaChanged("newer", table_id=step.table_id, schema_version=current)
-        if mutation.not_below and mutation.not_below < self.safe_point:
-            return self._too_old(mutation.not_below)
-        for change in mutation.changes:
-            if (change.kind, change.space) == (Change.KIND_PUT, ROLLBACK) and (
-                change.timestamp < self.collected
-            ):
-                return self._too_old(change.timestamp)
+        if step.table_id not in self.new_tables:
+            if mutation.not_below and mutation.not_below < self.safe_point:
+                return self._too_old(mutation.not_below)
+            for change in mutation.changes:
+                if (change.kind, change.space) == (Change.KIND_PUT, ROLLBACK) and (
+                    change.timestamp < self.collected
+                ):
+                    return self._too_old(change.timestamp)
         address = CellAddress(step.table_id, mutation.row, mutation.column)
         versions = self.cells.setdefault(address, {})
         for index, condition in enumerate(mutation.conditions):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.errors import ConflictError, OutcomeUnknown
+from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld
 from percolator.wire.questions import Step
 
-from .cells_and_steps import PATIENT, A, B, address, left_behind, put, puts, settled, world
+from .cells_and_steps import PATIENT, A, B, C, address, left_behind, put, puts, settled, world
 from .naive_cells import WRITE
 
 
@@ -83,3 +83,19 @@ async def test_what_an_owner_takes_back_too_late_is_tried_once() -> None:
     await settled(client)
     assert [address(step) for step in client.network.steps].count(B) == 2  # with its prewrite
     assert not here.store.cells[B]
+
+
+async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_settled() -> None:
+    """Its transaction began before; on its primary, nothing older is rolled back any more."""
+    here = world()
+    late, reader = here.client(PATIENT), here.client(PATIENT)
+    start = await late.start_timestamp()
+    here.store.collected = here.store.safe_point = await reader.start_timestamp()
+    here.store.new_tables = {C.table_id}
+    with pytest.raises(SnapshotTooOld):
+        await late.commit(start, {A: put(b"1"), C: put(b"2")}).run(late.deadline())
+    assert here.store.lock_of(C) is not None
+    assert await reader.read(C, await reader.start_timestamp()) is None
+    assert here.store.lock_of(C) is None
+    assert not here.store.cells.get(A)
+    assert reader.around.verdicts.get(start) is None, "it may as well have committed long ago"
