@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import types
 from collections.abc import Coroutine, Generator
 from typing import Any
 
-Rest = Generator[Any, Any, None]
+from percolator.errors import InvariantViolation
 
 
 class _Beginning:
@@ -50,29 +49,35 @@ def take_first_step(
         return None
     finally:
         asyncio.tasks._leave_task(loop, beginning)
-    rest = _rest(coroutine, waited)
-    next(rest)
-    task: asyncio.Task[None] = loop.create_task(rest, context=context)
+    task: asyncio.Task[None] = loop.create_task(_Rest(coroutine, waited), context=context)
     beginning.task = task
     return task
 
 
-@types.coroutine
-def _rest(coroutine: Coroutine[Any, Any, None], waited: object) -> Rest:
-    """Of a coroutine that has begun, and waits. It has to be begun, too, before a task gets it."""
-    begun = False
-    while True:
-        try:
-            if not begun:
-                # Into what has not begun, asyncio does not throw the cancellation of its task.
-                begun = True
-                yield None
-            yield waited
-        except BaseException as error:  # noqa: BLE001  # thrown in, as by a cancellation
-            try:
-                waited = coroutine.throw(error)
-            except StopIteration:
-                return
-        else:
-            yield from coroutine  # a generator may, and nothing is faster
-            return
+class _Rest(Coroutine[Any, Any, None]):
+    """Of a coroutine that has begun, and waits: that is what it says first, to its task.
+
+    No generator: since Python 3.12, asyncio makes no tasks of those.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waited: object) -> None:
+        self._coroutine = coroutine
+        self._waited = waited
+
+    def send(self, value: None) -> object:
+        self._go_on()
+        return self._waited
+
+    def throw(self, *error: Any) -> object:  # noqa: ANN401  # as many forms as `raise` once had
+        self._go_on()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise InvariantViolation("only a task goes on with it")
+
+    def _go_on(self) -> None:
+        """From now on the coroutine itself is asked: nothing is faster."""
+        self.send = self._coroutine.send  # type: ignore[method-assign, assignment]

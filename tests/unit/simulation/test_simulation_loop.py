@@ -279,6 +279,32 @@ def test_a_limit_that_is_set_before_the_first_wait_counts() -> None:
     assert run_simulation(main) == [4.0]
 
 
+def test_what_is_cancelled_after_its_first_step_may_wait_anew() -> None:
+    """Though the cancellation comes before its task has even waited for the first thing."""
+
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+
+        async def answer() -> None:
+            try:
+                await loop.sleep(5)
+            except asyncio.CancelledError:
+                log.append(("cancelled", loop.time()))
+            await loop.sleep(2)
+            log.append(("cleaned up", loop.time()))
+
+        def begin_and_cancel() -> None:
+            task = Life(loop, "one").begin(answer())
+            assert task is not None
+            task.cancel()
+
+        loop.deliver_at(1.0, begin_and_cancel, ())
+        await asyncio.sleep(10)
+        return log
+
+    assert run_simulation(main) == [("cancelled", 1.0), ("cleaned up", 3.0)]
+
+
 def test_what_waits_after_its_first_step_ends_with_its_process() -> None:
     async def main(loop: SimulationLoop) -> list[str]:
         log: list[str] = []
