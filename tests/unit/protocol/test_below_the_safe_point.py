@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld
+from percolator.errors import CellAddress, ConflictError, OutcomeUnknown, SnapshotTooOld
 from percolator.wire.questions import Step
 
 from .cells_and_steps import PATIENT, A, B, C, address, left_behind, put, puts, settled, world
@@ -44,22 +44,26 @@ async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_no_torn
     assert not here.store.cells[B]
 
 
-async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committed() -> None:
+@pytest.mark.parametrize("cell", [B, C])
+async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committed(
+    cell: CellAddress,
+) -> None:
     """The lock was settled after it was met, and its primary collected: nothing tells of it now.
     A marker there would say that what was committed was rolled back."""
     here = world()
-    start = await left_behind(here, A, B, committed=True)
+    start = await left_behind(here, A, cell, committed=True)
     other, reader = here.client(), here.client(PATIENT)
     timestamp = await reader.start_timestamp()
 
     async def overtaken(step: Step) -> None:
         if address(step) == A and not here.store.collected:
-            assert await other.read(B, timestamp) == b"pending"
+            assert await other.read(cell, timestamp) == b"pending"
             here.store.cells[A].clear()
             here.store.safe_point = here.store.collected = timestamp
+            here.store.new_tables = {C.table_id}  # as one of which nothing was collected
 
     reader.network.before_send = overtaken
-    assert await reader.read(B, timestamp) == b"pending"
+    assert await reader.read(cell, timestamp) == b"pending"
     assert here.store.collected
     assert not here.store.cells[A]
     assert reader.around.verdicts.get(start) is None
