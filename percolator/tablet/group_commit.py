@@ -45,19 +45,20 @@ class GroupCommit:
     def __init__(self, state: TabletState) -> None:
         self._state = state
         self._queue: deque[CommitWork] = deque()
+        self._conditions = Judge(state.storage, state.mirror, state.recent)
         self._turn = asyncio.Lock()
         """Held from judging to answering, and by every other write: one is in flight at a time."""
         self._task: asyncio.Task[None] | None = None
         self.queued_bytes = 0
 
-    async def execute(self, work: CommitWork) -> list[pb.MutationResult]:
+    def execute(self, work: CommitWork) -> asyncio.Future[list[pb.MutationResult]]:
         """One result per mutation. Raises `Overloaded`."""
         self.require_room(work.weight)
         self._queue.append(work)
         self.queued_bytes += work.weight
         if self._task is None:
             self._task = asyncio.create_task(self._run())
-        return await work.done
+        return work.done
 
     def require_room(self, weight: int) -> None:
         """An empty queue takes whatever fits into a request."""
@@ -133,7 +134,7 @@ class GroupCommit:
     async def _judge(self, batch: JudgedBatch) -> None:
         """Judges what waits, in the order in which it came, as far as one batch may go."""
         state, limits = self._state, self._state.limits
-        judge = Judge(state.storage, state.mirror, state.recent)
+        judge = self._conditions
         room = limits.commit_mutations_max
         until_pause = limits.slice_rows
         try:
@@ -201,6 +202,10 @@ class GroupCommit:
             refused = not_executed(self._state.closed_because)
             for work in self._queue:
                 work.abandon(refused)
-        waiting = deque(work for work in self._queue if not work.conclude(result))
-        self._queue = waiting
-        self.queued_bytes = sum(work.weight for work in waiting)
+        queue = self._queue
+        for _ in range(len(queue)):
+            work = queue.popleft()
+            if work.conclude(result):
+                self.queued_bytes -= work.weight
+            else:
+                queue.append(work)

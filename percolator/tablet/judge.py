@@ -51,7 +51,8 @@ _HOLD_WHEN_NOTHING_IS_SELECTED = (ABSENT, BEGINS_IF_PRESENT)
 
 
 class Judge:
-    """Judges the mutations of one batch. Make it when the batch before is durable; close it."""
+    """Judges the mutations of one batch after another: begin when the batch before is durable, and
+    close it at the end of each."""
 
     def __init__(self, storage: Storage[Any], mirror: LockMirror, recent: RecentWrites) -> None:
         self._storage = storage
@@ -63,6 +64,7 @@ class Judge:
     def close(self) -> None:
         if self._open_cursor is not None:
             self._open_cursor.close()
+            self._open_cursor = None
 
     def refusal(self, step: Step) -> pb.MutationResult | None:
         """None when every condition holds."""

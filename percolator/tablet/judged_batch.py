@@ -87,10 +87,10 @@ class JudgedBatch:
 
     def note_bounds(self, recent: RecentWrites) -> None:
         """Writes, with the batch, what `RecentWrites` has to know when the tablet is opened."""
-        commit = max(self._newest_commit, recent.newest_commit)
-        marker = max(self._newest_marker, recent.newest_marker)
-        if (commit, marker) != (recent.newest_commit, recent.newest_marker):
-            self.writes.put(NEWEST_KEY, NEWEST.pack(commit, marker))
+        commit, marker = self._newest_commit, self._newest_marker
+        if commit > recent.newest_commit or marker > recent.newest_marker:
+            newest = max(commit, recent.newest_commit), max(marker, recent.newest_marker)
+            self.writes.put(NEWEST_KEY, NEWEST.pack(*newest))
 
     def publish(
         self, mirror: LockMirror, index: NotifyIndex, recent: RecentWrites, counters: Counters
@@ -104,7 +104,8 @@ class JudgedBatch:
             index.remove(key)
         for key in self.notifications:
             index.put(key)
-        recent.publish(self._committed, self._newest_commit, self._newest_marker)
+        if self._committed or self._newest_marker:
+            recent.publish(self._committed, self._newest_commit, self._newest_marker)
         counters.locks_written += len(self._locks_put)
         counters.notifications_written += len(self.notifications)
         counters.cells += self._cells_added

@@ -56,10 +56,7 @@ class MemoryStorage:
         self.disk = disk or MemoryDisk()
         if self.disk.in_doubt is not None:
             raise InvariantViolation("a write is in doubt: settle it before opening")
-        self._entries = dict(self.disk.durable)
-        self._keys = sorted(self._entries)
-        self._shared = False
-        """Whether a cursor or an iterator may still look at `_entries` and `_keys`."""
+        self._view = View(dict(self.disk.durable), sorted(self.disk.durable))
         self._writing = False
         self._broken: str | None = None
 
@@ -68,17 +65,17 @@ class MemoryStorage:
 
     def get(self, key: bytes) -> bytes | None:
         self._check()
-        return self._entries.get(key)
+        return self._view.entries.get(key)
 
     def cursor(self) -> MemoryCursor:
         self._check()
-        self._shared = True
-        return MemoryCursor(self._entries, self._keys)
+        return MemoryCursor(self._view)
 
     def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         self._check()
-        self._shared = True
-        return _range(self._entries, self._keys, start, stop)
+        # For ever: nobody tells when an iterator is dropped.
+        self._view.lookers += 1
+        return _range(self._view, start, stop)
 
     def batch(self) -> MemoryBatch:
         return MemoryBatch()
@@ -102,9 +99,7 @@ class MemoryStorage:
         self._show(batch.changes)
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
-        return sum(
-            len(key) + len(value) for key, value in _range(self._entries, self._keys, start, stop)
-        )
+        return sum(len(key) + len(value) for key, value in _range(self._view, start, stop))
 
     async def compact(self, start: bytes, stop: bytes) -> None:
         """A map in memory keeps nothing of what was deleted."""
@@ -122,63 +117,89 @@ class MemoryStorage:
             raise OSError(f"the storage cannot be used: {self._broken}")
 
     def _show(self, changes: dict[bytes, bytes | None]) -> None:
-        if self._shared:
-            self._entries = dict(self._entries)
-            self._keys = list(self._keys)
-            self._shared = False
-        keys = self._keys
+        if self._view.lookers:
+            self._view = View(dict(self._view.entries), list(self._view.keys))
+        entries, keys = self._view.entries, self._view.keys
         for key, value in changes.items():
             if value is None:
-                if key in self._entries:
+                if key in entries:
                     del keys[bisect_left(keys, key)]
-            elif key not in self._entries:
+            elif key not in entries:
                 insort(keys, key)
-        _apply(self._entries, changes)
+        _apply(entries, changes)
+
+
+class View:
+    """The map as cursors and iterators see it: while any of them looks, it stays as it is."""
+
+    def __init__(self, entries: dict[bytes, bytes], keys: list[bytes]) -> None:
+        self.entries = entries
+        self.keys = keys
+        self.lookers = 0
+
+
+_NOWHERE = View({}, [])
+"""What a closed cursor looks at."""
 
 
 class MemoryCursor:
-    """A cursor over the map as it was when the cursor was made: writers copy what it shares."""
+    """A cursor over the map as it was when the cursor was made: until it is closed, writers copy
+    what it looks at.
 
-    def __init__(self, entries: dict[bytes, bytes], keys: list[bytes]) -> None:
-        self._entries = entries
-        self._keys = keys
-        self._at = len(keys)
+    Outside of all entries it stands behind the last one, where Python finds none either.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        view.lookers += 1
+        self._entries = view.entries
+        self._keys = view.keys
+        self._at = len(view.keys)
 
     def seek(self, key: bytes) -> None:
         self._at = bisect_left(self._keys, key)
 
     def seek_to_last(self) -> None:
-        self._at = len(self._keys) - 1
+        self._at = max(len(self._keys) - 1, 0)
 
     def valid(self) -> bool:
-        return 0 <= self._at < len(self._keys)
+        return self._at < len(self._keys)
 
     def key(self) -> bytes:
-        return self._keys[self._standing()]
+        try:
+            return self._keys[self._at]
+        except IndexError:
+            raise _outside() from None
 
     def item(self) -> tuple[bytes, bytes]:
-        key = self._keys[self._standing()]
+        try:
+            key = self._keys[self._at]
+        except IndexError:
+            raise _outside() from None
         return key, self._entries[key]
 
     def next(self) -> None:
-        self._at = self._standing() + 1
+        if self._at >= len(self._keys):
+            raise _outside()
+        self._at += 1
 
     def prev(self) -> None:
-        self._at = self._standing() - 1
+        if self._at >= len(self._keys):
+            raise _outside()
+        self._at = self._at - 1 if self._at else len(self._keys)
 
     def close(self) -> None:
-        self._entries, self._keys = {}, []
-
-    def _standing(self) -> int:
-        at = self._at
-        if not 0 <= at < len(self._keys):
-            raise InvariantViolation("the cursor stands on no entry")
-        return at
+        self._view.lookers -= 1
+        self._view = _NOWHERE
+        self._entries, self._keys = _NOWHERE.entries, _NOWHERE.keys
 
 
-def _range(
-    entries: dict[bytes, bytes], keys: list[bytes], start: bytes, stop: bytes
-) -> Iterator[tuple[bytes, bytes]]:
+def _outside() -> InvariantViolation:
+    return InvariantViolation("the cursor stands on no entry")
+
+
+def _range(view: View, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    entries, keys = view.entries, view.keys
     for at in range(bisect_left(keys, start), len(keys)):
         key = keys[at]
         if key >= stop:

@@ -6,7 +6,7 @@ stepped over. A walk is made in slices: it stops after so many entries and goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from enum import Enum, auto
 
 from percolator.errors import InvariantViolation
@@ -64,7 +64,7 @@ class VisibleCells:
         timestamp: int,
         *,
         wanted: Container[bytes] | None,
-        hidden: Container[bytes] = (),
+        hidden: Collection[bytes] = (),
         report_deletes: bool = False,
     ) -> None:
         """`wanted` are the encoded columns; None means all but reserved ones. `hidden` are cells
@@ -123,9 +123,11 @@ class VisibleCells:
                     admitted = False
                 steps = 0
                 if wanted is None:
-                    decided = cell.startswith(RESERVED, len(row_prefix)) or cell[1:] in hidden
+                    decided = cell.startswith(RESERVED, len(row_prefix))
                 else:
-                    decided = cell[len(row_prefix) :] not in wanted or cell[1:] in hidden
+                    decided = cell[len(row_prefix) :] not in wanted
+                if hidden and cell[1:] in hidden:
+                    decided = True
             if decided or key[-8:] < newest:
                 skipped += 1
                 steps += 1

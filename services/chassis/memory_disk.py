@@ -12,11 +12,14 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from percolator.world import Random
+from services.chassis.files import FileStatus
+
+_DEVICE = 1
+"""Everything lies on it."""
 
 
 class File:
@@ -32,6 +35,10 @@ class File:
     def truncate(self) -> None:
         self.content = b""
         self._lost = False
+
+    @property
+    def status(self) -> FileStatus:
+        return FileStatus(self.number, _DEVICE, is_directory=False, size_bytes=len(self.content))
 
     def append(self, data: bytes) -> None:
         self.content += data
@@ -60,14 +67,16 @@ class File:
         return self.content[:arrived] + bytes(length - arrived)
 
 
-@dataclass
 class Directory:
     """An inode with names."""
 
-    number: int
-    names: dict[str, File | Directory] = field(default_factory=dict)
-    _durable: dict[str, File | Directory] = field(default_factory=dict)
-    _pending: list[dict[str, File | Directory | None]] = field(default_factory=list)
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.status = FileStatus(number, _DEVICE, is_directory=True, size_bytes=0)
+        """Never changes: after each batch somebody asks."""
+        self.names: dict[str, File | Directory] = {}
+        self._durable: dict[str, File | Directory] = {}
+        self._pending: list[dict[str, File | Directory | None]] = []
 
     def change(self, names: dict[str, File | Directory | None]) -> None:
         """Sets and (None) removes names, all in one step."""

@@ -20,6 +20,8 @@ from services.chassis.memory_disk import Directory, File, MemoryDisk, fault
 
 T = TypeVar("T")
 
+_FSYNCS = ("fsync", "fsync_directory")
+
 
 @dataclass
 class _Failure:
@@ -73,10 +75,6 @@ class Faults:
         return False
 
 
-async def _at_once() -> None:
-    """A disk that takes no time."""
-
-
 class MemoryFiles:
     """The file system in memory, as one process sees it."""
 
@@ -84,8 +82,8 @@ class MemoryFiles:
         self.disk = disk
         self.faults = Faults()
         self.killed = asyncio.Event()
-        self.before_fsync: Callable[[], Awaitable[None]] = _at_once
-        """What each fsync of a file waits for: a disk may be slow."""
+        self.before_fsync: Callable[[], Awaitable[object]] | None = None
+        """What each fsync of a file waits for, if anything: a disk may be slow."""
         self.fsyncs = 0
         self._is_killed = False
         self._generation = disk.generation
@@ -145,20 +143,12 @@ class MemoryFiles:
 
     async def stat(self, path: Path) -> FileStatus:
         await self.step("stat", path)
-        return self._status(path)
+        return self.disk.find(path).status
 
     def stat_now(self, path: Path) -> FileStatus:
         """A process that is killed here sees the answer, and gets no further than its next call."""
-        if self._alive() and self.faults.strike("stat", path):
-            self.kill()
-        return self._status(path)
-
-    def _status(self, path: Path) -> FileStatus:
-        node = self.disk.find(path)
-        if isinstance(node, Directory):
-            return FileStatus(node.number, device=1, is_directory=True, size_bytes=0)
-        size = len(node.content)
-        return FileStatus(node.number, device=1, is_directory=False, size_bytes=size)
+        self.survives("stat", path)
+        return self.disk.find(path).status
 
     async def list(self, path: Path) -> list[str]:
         await self.step("list", path)
@@ -209,19 +199,17 @@ class MemoryFiles:
 
     def survives(self, operation: str, path: Path) -> bool:
         """Whether the process gets beyond this call. Raises what the call fails with."""
-        self.fsyncs += operation.startswith("fsync")
-        if not self._alive():
+        if operation in _FSYNCS:
+            self.fsyncs += 1
+        if self._generation != self.disk.generation and not self._is_killed:
+            self._is_killed = True
+            self.killed.set()
+        if self._is_killed:
             return False
         if self.faults.strike(operation, path):
             self.kill()
             return False
         return True
-
-    def _alive(self) -> bool:
-        if self._generation != self.disk.generation and not self._is_killed:
-            self._is_killed = True
-            self.killed.set()
-        return not self._is_killed
 
     def _parent(self, path: Path) -> Directory:
         return self.disk.find_directory(path.parent)
@@ -263,7 +251,8 @@ class MemoryOpenFile:
         self._file.append(data)
 
     async def fsync(self) -> None:
-        await self._files.before_fsync()
+        if self._files.before_fsync is not None:
+            await self._files.before_fsync()
         try:
             await self._files.step("fsync", self._path)
         except OSError:

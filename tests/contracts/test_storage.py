@@ -138,6 +138,18 @@ async def test_a_cursor_does_not_see_what_is_written_after_it_was_made(place: Pl
         fresh.close()
 
 
+async def test_a_cursor_keeps_its_view_when_an_older_one_is_closed(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1")
+        older = storage.cursor()
+        await write(storage, a="2")
+        younger = storage.cursor()
+        older.close()
+        await write(storage, a="3", b="3")
+        assert forwards(younger, b"a") == [(b"a", b"2")]
+        younger.close()
+
+
 async def test_an_iteration_ends_before_its_stop(place: Place) -> None:
     async with opened(place) as storage:
         await write(storage, a="1", b="2", c="3")

@@ -145,7 +145,7 @@ class _EarlyView:
         self._made = storage.cursor()
 
     def cursor(self) -> MemoryCursor:
-        return MemoryCursor(self._made._entries, self._made._keys)
+        return MemoryCursor(self._made._view)
 
     def get(self, key: bytes) -> bytes | None:
         found: bytes | None = self._storage.get(key)

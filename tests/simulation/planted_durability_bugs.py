@@ -11,7 +11,7 @@ from percolator.tablet.commit_work import CommitWork
 from percolator.tablet.group_commit import GroupCommit
 from percolator.tablet.judge import Judge
 from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage
+from percolator.tablet.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import MutationResult
 from tests.simulation.scenario import Kind
@@ -46,7 +46,7 @@ class _WithWhatIsBeingWritten:
     """A storage that shows a batch before it is durable."""
 
     def __init__(self, storage: MemoryStorage) -> None:
-        self._entries = dict(storage._entries)
+        self._entries = dict(storage._view.entries)
         for key, value in (storage.disk.in_doubt or {}).items():
             if value is None:
                 self._entries.pop(key, None)
@@ -55,7 +55,7 @@ class _WithWhatIsBeingWritten:
         self.get = self._entries.get
 
     def cursor(self) -> MemoryCursor:
-        return MemoryCursor(self._entries, sorted(self._entries))
+        return MemoryCursor(View(self._entries, sorted(self._entries)))
 
 
 class _NothingRecent:

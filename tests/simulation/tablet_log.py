@@ -114,8 +114,11 @@ class _TabletDisk(MemoryDisk):
 
     async def sync(self) -> None:
         if self.in_doubt is not None:
-            gone = [key for key, value in self.in_doubt.items() if value is None]
-            gone = [key for key in gone if key.startswith(W) and key in self.durable]
+            gone = [
+                key
+                for key, value in self.in_doubt.items()
+                if value is None and key.startswith(W) and key in self.durable
+            ]
             undone = self._loads_under_way() if gone else []
             for key in gone:
                 row = split_component(key, 1)[0]

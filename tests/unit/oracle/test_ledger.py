@@ -50,7 +50,7 @@ async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_r
     former = await open_ledger(files)
     await former.write(5)
     silent = asyncio.Event()
-    files.before_fsync = silent.wait  # type: ignore[assignment]
+    files.before_fsync = silent.wait
     late = asyncio.ensure_future(former.write(6))
     await asyncio.sleep(0)
     successor = await open_ledger(MemoryFiles(files.disk))

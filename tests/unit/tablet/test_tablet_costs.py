@@ -61,9 +61,8 @@ class CountingStorage(MemoryStorage):
         self.counts: Counter[str] = Counter()
 
     def cursor(self) -> MemoryCursor:
-        cursor = CountingCursor(self._entries, self._keys)
+        cursor = CountingCursor(self._view)
         cursor.counts = self.counts
-        self._shared = True
         return cursor
 
     def get(self, key: bytes) -> bytes | None:
