@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 _PATTERN = re.compile(r"e([1-9][0-9]{0,19})(\.sealed|\.tmp|\.withdrawn)?")
 
@@ -39,6 +40,7 @@ class EpochName:
         return f"e{self.epoch}{self.stage.value}"
 
 
+@lru_cache(maxsize=1024)  # a directory's few names, which are listed again and again
 def parse(name: str) -> EpochName | None:
     """The epoch that a directory entry stands for; None for every other entry."""
     match = _PATTERN.fullmatch(name)

@@ -13,6 +13,8 @@ from percolator.world import Clock
 TICK_MILLISECONDS = 10
 GAP_SECONDS_MAX = 0.25
 """Far above the intervals in which a healthy process asks, far below any time to live."""
+ASK_SECONDS = GAP_SECONDS_MAX / 2
+"""How often a task asks that lets time pass, and has nothing else to hurry for."""
 
 
 class LivedTime:
@@ -26,7 +28,9 @@ class LivedTime:
     def tick(self) -> int:
         """The present tick."""
         now = self._clock.monotonic_seconds()
-        self._lived_seconds += min(max(now - self._asked_at, 0.0), GAP_SECONDS_MAX)
+        gap = now - self._asked_at
+        if gap > 0.0:
+            self._lived_seconds += min(GAP_SECONDS_MAX, gap)
         self._asked_at = now
         return int(self._lived_seconds * (1000 / TICK_MILLISECONDS))
 

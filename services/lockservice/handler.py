@@ -11,12 +11,11 @@ from typing import Final
 from percolator.errors import InvalidArgument
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.world import Clock, Random
-from services.chassis.lived_time import LivedTime
+from services.chassis.lived_time import ASK_SECONDS, LivedTime
 from services.lockservice.advisory_locks import AdvisoryLocks
 from services.lockservice.limits import Limits, check_session_id
 from services.lockservice.sessions import Session, SessionInfo, Sessions
 
-EXPIRY_INTERVAL_SECONDS: Final = 0.05
 _EXPIRE_AT_MOST: Final = 5_000
 """In one go, a few milliseconds long: requests get their turn between two of them."""
 _INCARNATION_BYTES: Final = 8
@@ -87,7 +86,7 @@ class LockServiceHandler:
         """Lets time pass and forgets what is over, in slices, until cancelled."""
         while True:
             forgotten = self.sessions.expire(_EXPIRE_AT_MOST) + self.locks.expire(_EXPIRE_AT_MOST)
-            await self._clock.sleep(0.0 if forgotten else EXPIRY_INTERVAL_SECONDS)
+            await self._clock.sleep(0.0 if forgotten else ASK_SECONDS)
 
     def _info(self, present: bool, info: wire.SessionInfo) -> SessionInfo:
         if not present:

@@ -10,10 +10,10 @@ from percolator.v1 import cluster_pb2 as wire
 from percolator.world import Clock
 from services.chassis.cluster_identity import ClusterIdentity
 from services.chassis.compatibility import are_compatible
+from services.chassis.lived_time import ASK_SECONDS
 from services.master.registry import Registry
 
 REPORT_INTERVAL_MILLISECONDS = 1_000
-_WATCH_SECONDS = 0.1
 
 
 class Members(Protocol):
@@ -83,7 +83,7 @@ class ClusterHandler:
     async def watch_forever(self) -> None:
         """Until cancelled."""
         while True:
-            await self._clock.sleep(_WATCH_SECONDS)
+            await self._clock.sleep(ASK_SECONDS)
             self._registry.forget_silent()
 
     def _refuse_foreign(self, request: wire.RegisterRequest) -> None:

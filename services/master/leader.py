@@ -16,7 +16,7 @@ from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
 from services.chassis.files import Files
-from services.chassis.lived_time import GAP_SECONDS_MAX
+from services.chassis.lived_time import ASK_SECONDS
 from services.master.assignment import Assignment
 from services.master.balance import Balance, BalanceLimits
 from services.master.clearing import Clearing
@@ -28,7 +28,6 @@ from services.master.tables import Tables
 from services.master.tablet_changes import TabletChanges
 
 SERVERS_KEY = "servers"
-_TICK_SECONDS = GAP_SECONDS_MAX / 4
 _FORGET_SECONDS = 5.0
 
 _log = structlog.get_logger("percolator.master")
@@ -146,7 +145,7 @@ class Leader:
         clock = self._world.clock
         forgotten_at = clock.monotonic_seconds()
         while True:
-            await clock.sleep(_TICK_SECONDS)
+            await clock.sleep(ASK_SECONDS)
             self.watch.tick()
             if not self.leadership.stands():
                 raise NotReady("another master leads")

@@ -36,6 +36,7 @@ DIRECTORY = "coordinator"
 SESSIONS = "sessions"
 _LOOKS_MAX = 20
 _SMALL_BYTES_MAX = 4096
+_PATHS_MAX = 1024
 
 _log = structlog.get_logger("percolator.coordinator")
 
@@ -67,7 +68,8 @@ class DirectoryCoordinator:
         )
         self._open: list[DirectorySession] = []
         self._led: list[DirectoryLeadership] = []
-        self._paths: dict[str, Path] = {}
+        self._paths: dict[tuple[str, ...], Path] = {}
+        """Kept, because whoever waits for a leader looks at the same few again and again."""
         self._made: set[str] = set()
         """Roles whose directories are there: a candidate does not make them at every look."""
 
@@ -156,12 +158,12 @@ class DirectoryCoordinator:
         self, directory: Path, role: str, silence: _Silence, is_lost: Callable[[Leader], bool]
     ) -> DirectoryLeadership | None:
         """None while there is a leader that may live, or when somebody else was faster."""
-        lock = await self._try_lock(directory)
+        lock = await self._try_lock(role)
         leadership = None
         try:
             names = epoch_names.parse_all(await self._files.list(directory))
             live = max((n.epoch for n in names if n.stage is Stage.LIVE), default=0)
-            if live and not await self._is_gone(directory, live, lock, silence):
+            if live and not await self._is_gone(role, live, lock, silence):
                 if is_lost is nobody:
                     return None
                 leader = await self.leader(role)
@@ -186,22 +188,22 @@ class DirectoryCoordinator:
                 lock.release()
         return leadership
 
-    async def _try_lock(self, directory: Path) -> FileLock | None:
+    async def _try_lock(self, role: str) -> FileLock | None:
         try:
-            return await self._files.lock(directory / LOCK)
+            return await self._files.lock(self._path(role, LOCK))
         except BlockingIOError:
             return None
 
     async def _is_gone(
-        self, directory: Path, epoch: int, lock: FileLock | None, silence: _Silence
+        self, role: str, epoch: int, lock: FileLock | None, silence: _Silence
     ) -> bool:
         if lock is not None:
             # Free, and locked last by this very leader: it is dead. By another: this leader took
             # over from one that was only silent, and has not got the lock yet.
-            signed = await self._small(directory / LOCK)
+            signed = await self._small(self._path(role, LOCK))
             if signed == str(epoch).encode():
                 return True
-        beat = directory.joinpath(str(EpochName(epoch, Stage.LIVE)), BEAT)
+        beat = self._path(role, str(EpochName(epoch, Stage.LIVE)), BEAT)
         return silence.lasts((epoch, await self._small(beat)))
 
     async def _small(self, path: Path) -> bytes:
@@ -225,13 +227,14 @@ class DirectoryCoordinator:
             held = [name for name in names if name.stage in stages]
             if not held:
                 return None
-            newest = max(held, key=lambda name: name.epoch)
-            path = directory.joinpath(str(newest), key)
+            newest = held[-1]
+            name = str(newest)
             try:
+                path = self._path(role, name, key)
                 return newest.epoch, await stored_value.read(self._files, path)
             except FileNotFoundError:
                 # Either there is no such value, or the directory was sealed just now.
-                if str(newest) in await self._files.list(directory):
+                if name in await self._files.list(directory):
                     return None
         raise NotReady(f"the leaders of {role} change too fast")
 
@@ -243,10 +246,12 @@ class DirectoryCoordinator:
             self._made.add(role)
         return path
 
-    def _path(self, role: str) -> Path:
-        path = self._paths.get(role)
+    def _path(self, *names: str) -> Path:
+        path = self._paths.get(names)
         if path is None:
-            path = self._paths[role] = self._directory / role
+            if len(self._paths) >= _PATHS_MAX:
+                self._paths.clear()
+            path = self._paths[names] = self._directory.joinpath(*names)
         return path
 
 

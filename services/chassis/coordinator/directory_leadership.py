@@ -66,6 +66,8 @@ class DirectoryLeadership:
         self._role = role
         self._epoch = epoch
         self._directory = directory
+        self._beat_path = directory.path / BEAT
+        self._beat_unfinished = directory.path / (BEAT + UNFINISHED)
         self._lock = lock
         self._beat_seconds = beat_seconds
         self._deposed = False
@@ -163,12 +165,10 @@ class DirectoryLeadership:
 
     async def _beat(self, count: int) -> None:
         """Not durable: it means nothing to anybody after a power cut."""
-        path = self._directory.path / BEAT
         async with self._writing:
-            unfinished = path.with_name(BEAT + UNFINISHED)
-            async with await self._files.create(unfinished, exclusive=False) as file:
+            async with await self._files.create(self._beat_unfinished, exclusive=False) as file:
                 await file.append(str(count).encode())
-            await self._files.rename(unfinished, path)
+            await self._files.rename(self._beat_unfinished, self._beat_path)
         if self._lock is None:
             await self._take_lock()
 

@@ -37,6 +37,7 @@ class DirectorySession:
         self._files = files
         self._clock = clock
         self._path = path
+        self._unfinished = path.with_name(path.name + _UNFINISHED)
         self._value = value
         self._beat_seconds = beat_seconds
         self._counts = itertools.count(1)
@@ -68,11 +69,10 @@ class DirectorySession:
 
     async def _beat(self) -> None:
         """Not durable: a session does not outlive a power cut."""
-        unfinished = self._path.with_name(self._path.name + _UNFINISHED)
         count = next(self._counts).to_bytes(8, "big")
-        async with await self._files.create(unfinished, exclusive=False) as file:
+        async with await self._files.create(self._unfinished, exclusive=False) as file:
             await file.append(stored_value.encode(count + self._value))
-        await self._files.rename(unfinished, self._path)
+        await self._files.rename(self._unfinished, self._path)
 
 
 @dataclass
