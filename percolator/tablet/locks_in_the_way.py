@@ -83,6 +83,8 @@ class LockReader:
         `bytes_max`, or about `looked_at_max` locks were looked at: the scan's page must end before
         `beyond`."""
         found = LocksFound()
+        if not self._mirror.headers:
+            return found
         row, row_prefix, row_counted = b"", b"\0\0", False
         rows = looked_at = size = 0
         bounds = keys.cell_bounds(start, end)

@@ -122,11 +122,12 @@ class MemoryStorage:
         entries, keys = self._view.entries, self._view.keys
         for key, value in changes.items():
             if value is None:
-                if key in entries:
+                if entries.pop(key, None) is not None:
                     del keys[bisect_left(keys, key)]
-            elif key not in entries:
-                insort(keys, key)
-        _apply(entries, changes)
+            else:
+                if key not in entries:
+                    insort(keys, key)
+                entries[key] = value
 
 
 class View:

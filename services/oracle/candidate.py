@@ -15,7 +15,7 @@ import structlog
 
 from percolator.errors import NotReady, PercolatorError, StoreUnusable, UsageError
 from percolator.world import Clock
-from services.chassis.coordinator.interface import Coordinator, Leader, Leadership
+from services.chassis.coordinator.interface import Coordinator, Leadership
 from services.chassis.files import Files
 from services.oracle.ledger import ROLE, Ledger
 from services.oracle.oracle import Oracle, OracleCounts, OracleLimits
@@ -121,7 +121,7 @@ class Candidate:
             probing = self._probe.run(lambda: self._leader_address)
             beside.append(asyncio.create_task(probing, name="call the oracle that leads"))
         try:
-            leadership = await self._coordinator.campaign(ROLE, site.address, self._is_lost)
+            leadership = await self._coordinator.campaign(ROLE, site.address, self._lost)
         finally:
             for task in beside:
                 task.cancel()
@@ -140,8 +140,8 @@ class Candidate:
         self._term = _Term(leadership, oracle)
         return self._term
 
-    def _is_lost(self, leader: Leader) -> bool:
-        return self._probe is not None and self._probe.lost == leader.holder
+    def _lost(self) -> str:
+        return "" if self._probe is None else self._probe.lost
 
     async def _end(self) -> None:
         term, self._term = self._term, None

@@ -74,7 +74,7 @@ class DirectoryCoordinator:
         """Roles whose directories are there: a candidate does not make them at every look."""
 
     async def campaign(
-        self, role: str, holder: str, is_lost: Callable[[Leader], bool] = nobody
+        self, role: str, holder: str, lost: Callable[[], str] = nobody
     ) -> DirectoryLeadership:
         check_name("role", role)
         if role == SESSIONS:
@@ -82,7 +82,7 @@ class DirectoryCoordinator:
         silence = _Silence(self._clock, self._times.grace_seconds)
         while True:
             try:
-                leadership = await self._try(await self._role(role), role, silence, is_lost)
+                leadership = await self._try(await self._role(role), role, silence, lost)
             except OSError as error:
                 self._made.discard(role)  # it may be gone
                 raise StoreUnusable(
@@ -155,7 +155,7 @@ class DirectoryCoordinator:
     # ------------------------------------------------------------------------- candidates
 
     async def _try(
-        self, directory: Path, role: str, silence: _Silence, is_lost: Callable[[Leader], bool]
+        self, directory: Path, role: str, silence: _Silence, lost: Callable[[], str]
     ) -> DirectoryLeadership | None:
         """None while there is a leader that may live, or when somebody else was faster."""
         lock = await self._try_lock(role)
@@ -164,10 +164,10 @@ class DirectoryCoordinator:
             names = epoch_names.parse_all(await self._files.list(directory))
             live = max((n.epoch for n in names if n.stage is Stage.LIVE), default=0)
             if live and not await self._is_gone(role, live, lock, silence):
-                if is_lost is nobody:
+                if not lost():
                     return None
                 leader = await self.leader(role)
-                if leader is None or leader.epoch != live or not is_lost(leader):
+                if leader is None or leader.epoch != live or leader.holder != lost():
                     return None
             epoch = max((name.epoch for name in names), default=0) + 1
             owned = await take_over(self._files, directory, epoch, clone_values)

@@ -32,9 +32,9 @@ class Leader:
     """As it named itself: its address."""
 
 
-def nobody(leader: Leader) -> bool:
+def nobody() -> str:
     """Is lost, as far as the candidate knows from elsewhere."""
-    return False
+    return ""
 
 
 class Leadership(Protocol):
@@ -76,10 +76,11 @@ class Coordinator(Protocol):
     """What all processes of a cluster agree on."""
 
     async def campaign(
-        self, role: str, holder: str, is_lost: Callable[[Leader], bool] = nobody
+        self, role: str, holder: str, lost: Callable[[], str] = nobody
     ) -> Leadership:
         """Returns when this process leads: at once, or after every leader before is gone or has
-        been silent for too long, or `is_lost` by what the candidate knows from elsewhere."""
+        been silent for too long, or is the `lost` one, by its holder's name, as the candidate
+        knows from elsewhere."""
         ...
 
     async def leader(self, role: str) -> Leader | None:
