@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from percolator.v1 import cluster_pb2 as cluster
@@ -15,6 +16,7 @@ from percolator.world import StreamMethod, UnaryMethod
 _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 
+@functools.cache
 def method_name(rpc: str) -> str:
     """The method of a handler that answers an RPC: "GetTimestamps" → "get_timestamps"."""
     return _WORD_START.sub("_", rpc).lower()
