@@ -290,6 +290,15 @@ BUGS = (
     Bug(rollback_deletes_a_foreign_lock, is_quickly_caught=True),
     Bug(commit_ignores_min_commit_ts),
     Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
+    # Who is refused while a commit is being written: mostly one of two committers, who gives up.
+    Bug(
+        durability_bugs.refusal_answered_before_its_batch_is_durable,
+        (Kind.POWER, Kind.SLOW_DISK),
+        workload="bank",
+        doubled_share=0.6,
+        seconds_max=3.0,
+        seeds_max=200,
+    ),
     *(
         Bug(plant, kinds, seeds_max=500, is_quickly_caught=quickly)
         for plant, kinds, quickly in durability_bugs.ALL

@@ -95,8 +95,8 @@ def answered_before_it_is_durable(patch: Patch) -> None:
 
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
-    (refusal_answered_before_its_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), False),
     (shown_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK, Kind.CLIENT_STEP), False),
     (answered_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK), True),
 )
-"""Each with the strikes that bring it to light, and whether it is caught in seconds."""
+"""Those that need nothing special, with the strikes that bring them to light, and whether they are
+caught in seconds."""
