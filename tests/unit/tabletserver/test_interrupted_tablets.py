@@ -89,11 +89,8 @@ async def test_a_tablet_that_failed_is_closed_whatever_is_ordered_at_that_moment
     assert not store.any_open
 
 
-async def test_another_master_that_orders_the_same_waits_for_what_the_former_one_has_ordered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is the one that serves it then: two would open one directory twice."""
-    machine = Machine(store=(store := _StoreOfOne()))
+def _loading_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Opening a tablet stops in its middle until this is set."""
     go_on, load = asyncio.Event(), opening.load
 
     async def slow(state: TabletState) -> None:
@@ -101,6 +98,15 @@ async def test_another_master_that_orders_the_same_waits_for_what_the_former_one
         await load(state)
 
     monkeypatch.setattr(opening, "load", slow)
+    return go_on
+
+
+async def test_another_master_that_orders_the_same_waits_for_what_the_former_one_has_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the one that serves it then: two would open one directory twice."""
+    machine = Machine(store=(store := _StoreOfOne()))
+    go_on = _loading_waits(monkeypatch)
     former = asyncio.create_task(machine.open(1))
     await asyncio.sleep(0.01)
     former.cancel()
@@ -124,13 +130,7 @@ async def test_an_order_to_close_what_is_still_being_opened_closes_it_afterwards
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = Machine(store=(store := _StoreOfOne()))
-    go_on, load = asyncio.Event(), opening.load
-
-    async def slow(state: TabletState) -> None:
-        await go_on.wait()
-        await load(state)
-
-    monkeypatch.setattr(opening, "load", slow)
+    go_on = _loading_waits(monkeypatch)
     order = asyncio.create_task(machine.open(1))
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(machine.tablets.close(1, 1))
