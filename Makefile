@@ -1,4 +1,4 @@
-# Every target that has a "## " comment is printed by plain `make`.
+# Plain `make` prints every target that has a "## " comment.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 SPARK_READY := $(VENV)/.spark-ready
 TEST_WORKERS ?= 2
 
-# Where the surroundings forbid it, each process of a test would compile all that it imports.
+# If the environment forbids bytecode files, each process of a test would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -26,7 +26,7 @@ $(READY): pyproject.toml requirements.lock
 	@touch $@
 
 .PHONY: setup
-setup: $(READY) ## Make .venv with the locked dependencies
+setup: $(READY) ## Create .venv with the locked dependencies
 
 $(SPARK_READY): $(READY) requirements-spark.lock
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
@@ -36,7 +36,7 @@ COMPILE := $(BIN)/python -m uv pip compile pyproject.toml --universal --python-v
   --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
 
 .PHONY: lock
-lock: $(READY) ## Resolve the dependencies again into requirements*.lock
+lock: $(READY) ## Resolve the dependencies into requirements*.lock
 	$(BIN)/python -m pip install --quiet uv
 	$(COMPILE) --extra dev -o requirements.lock
 	$(COMPILE) --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
@@ -56,47 +56,47 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix --quiet .
 
 .PHONY: lint
-lint: $(READY) ## Style of code and protos, import contracts
+lint: $(READY) ## Check the style of code and protos, and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/buf lint
 	$(BIN)/lint-imports --no-cache
 
 .PHONY: types
-types: $(READY) ## mypy, strict
+types: $(READY) ## Check types with mypy, strict
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: check
-check: lint types ## lint, types, import contracts, stub freshness, dead links in docs
+check: lint types ## Run lint and types, and check import contracts, generated stubs and links
 	$(BIN)/python -m pytest -q tests/unit/repository
 
 # ------------------------------------------------------------------------------ tests
 
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
-# In the order of tests/conftest.py: by itself it leaves files of few tests, the longest, for the end.
+# Keep the order of tests/conftest.py: xdist would run files with few tests, the slowest, last.
 BY_FILE = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-# These have targets of their own.
+# These have their own targets.
 ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging
 
 .PHONY: test
-# Whoever starts processes waits for them, while a third worker has the cores.
+# Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
-test: $(READY) ## Everything that needs neither Java, Rust nor Docker (about 3 minutes)
+test: $(READY) ## Run everything that needs neither Java, Rust nor Docker (about 3 minutes)
 	$(PYTEST) $(BY_FILE) -m "not chaos" $(ELSEWHERE) tests
 
 .PHONY: test-fast
-test-fast: $(READY) ## Only what runs inside one process (about a minute)
+test-fast: $(READY) ## Run only what runs inside one process (about a minute)
 	$(PYTEST) $(BY_FILE) -m "not integration and not chaos" $(ELSEWHERE) tests
 
 .PHONY: test-spark
-test-spark: $(SPARK_READY) ## The library inside Spark executors (needs Java 17)
+test-spark: $(SPARK_READY) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
 	$(PYTEST) -m spark tests/spark
 
 RUST_TARGET ?= $(CURDIR)/var/rust
 
 .PHONY: test-rust
-test-rust: $(READY) ## The example client in Rust (needs cargo; the first time builds for a minute)
+test-rust: $(READY) ## Test the example client in Rust (needs cargo; the first build takes a minute)
 	@tests/rust/ensure-cargo
 	cd examples/rust_client && CARGO_TARGET_DIR=$(RUST_TARGET) cargo test --locked --quiet
 	CARGO_TARGET_DIR=$(RUST_TARGET) $(PYTEST) -m rust tests/rust
@@ -108,71 +108,100 @@ SEED ?=
 JOBS ?= 2
 
 .PHONY: simulate
-simulate: $(READY) ## Whole clusters on virtual time, among faults (SEEDS=100, SEED=any, JOBS=2)
+simulate: $(READY) ## Simulate whole clusters in virtual time, with faults (SEEDS=100, SEED=any, JOBS=2)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
 .PHONY: planted-bugs
-planted-bugs: $(READY) ## Plants bugs into the product, each of which a simulation has to find
+planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation must find
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planting
 
 .PHONY: chaos
-chaos: $(READY) ## Hurt a cluster of processes in every way, for CHAOS_SECONDS (90), and check it
+chaos: $(READY) ## Strike a cluster of processes in many ways at once, for CHAOS_SECONDS (90), and check it
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider -m chaos tests/chaos tests/integration
 
+SOAK_MINUTES ?= 30
+
+.PHONY: soak
+soak: $(READY) ## Work steadily on a cluster of processes for SOAK_MINUTES (30): does everything level off?
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES)
+
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?=
+
+.PHONY: fuzz
+fuzz: $(READY) ## Give hostile input to every method and every file for FUZZ_SECONDS (60), FUZZ_SEED=any
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
+
+.PHONY: recovery
+recovery: $(READY) ## Record how soon everything worked again in chaos runs, in docs/operating.md
+	$(BIN)/python -m tests.chaos.recovery
+
 .PHONY: compose-test
-compose-test: $(READY) ## Hurt a cluster of containers from outside, and check it (needs Docker)
+compose-test: $(READY) ## Disturb a cluster of containers from outside, and check it (needs Docker)
 	$(MAKE) --no-print-directory image BASE_IMAGE=$$(tests/containers/base-image)
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/containers
 
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions bench-observers bench-gc bench-gateway bench-failover ## Every benchmark of the cluster, one after another (Spark and the simulation have their own)
+bench: bench-oracle bench-tablet bench-transactions bench-contention bench-observers bench-recipes bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
 
 .PHONY: bench-oracle
-bench-oracle: $(READY) ## Timestamps per second
+bench-oracle: $(READY) ## Measure timestamps per second
 	$(BIN)/python -m benchmarks.oracle
 
 .PHONY: bench-tablet
-bench-tablet: $(READY) ## What a row costs a tablet server and its client (about 3 minutes)
+bench-tablet: $(READY) ## Measure what a row costs a tablet server and its client (about 3 minutes)
 	$(BIN)/python -m benchmarks.tablet
 
+.PHONY: bench-changes
+bench-changes: $(READY) ## Measure what a change feed costs, and that its reading does not depend on the table (about 8 minutes)
+	$(BIN)/python -m benchmarks.change_feed
+
 .PHONY: bench-failover
-bench-failover: $(READY) ## Throughput while a tablet server is killed; many tablets (about a minute)
+bench-failover: $(READY) ## Measure throughput while a tablet server is killed; failover of many tablets (about a minute)
 	$(BIN)/python -m benchmarks.failover
 
 .PHONY: bench-simulation
-bench-simulation: $(READY) ## What a simulated seed and its transactions cost (about a minute)
+bench-simulation: $(READY) ## Measure what a simulated seed and its transactions cost (about a minute)
 	PYTHONHASHSEED=0 $(BIN)/python -m benchmarks.simulation
 
 .PHONY: bench-gc
-bench-gc: $(READY) ## Reads and store size while cells are overwritten for ever; export and import (about 5 minutes)
+bench-gc: $(READY) ## Measure reads and store size while cells are overwritten forever; export and import (about 5 minutes)
 	$(BIN)/python -m benchmarks.collection
 
 .PHONY: bench-gateway
-bench-gateway: $(READY) ## What passing calls on costs, and transactions of other languages
+bench-gateway: $(READY) ## Measure the cost of forwarding calls, and of transactions from other languages
 	$(BIN)/python -m benchmarks.gateway
 
 .PHONY: bench-observers
-bench-observers: $(READY) ## Observer runs per second, how soon they come, what an idle worker costs
+bench-observers: $(READY) ## Measure observer runs per second, their delay, and what an idle worker costs
 	$(BIN)/python -m benchmarks.observers
 
+.PHONY: bench-recipes
+bench-recipes: $(READY) ## Measure hot cells, the strong way and with a CombineQueue (about 2 minutes)
+	$(BIN)/python -m benchmarks.recipes
+
+.PHONY: bench-contention
+bench-contention: $(READY) ## Measure transactions that fight over few cells: what they cost, and how long they wait (about 3 minutes)
+	$(BIN)/python -m benchmarks.contention
+
 .PHONY: bench-spark
-bench-spark: $(SPARK_READY) ## Rows per second between Spark and a cluster (needs Java 17; about 3 minutes)
+bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a cluster (needs Java 17; about 3 minutes)
 	@tests/spark/ensure-java
 	$(BIN)/python -m benchmarks.spark
 
 .PHONY: bench-incremental
-bench-incremental: $(SPARK_READY) ## How soon a changed document is served, beside a Spark batch job over all (needs Java 17; about 20 minutes)
+bench-incremental: $(SPARK_READY) ## Compare observers with a Spark batch job: how soon is a change served? (needs Java 17; about 20 minutes)
 	@tests/spark/ensure-java
 	$(BIN)/python -m benchmarks.incremental
 
 .PHONY: bench-transactions
-bench-transactions: $(READY) ## What a transaction costs, beside raw operations (about 3 minutes)
+bench-transactions: $(READY) ## Measure what a transaction costs, compared with raw operations (about 3 minutes)
 	$(BIN)/python -m benchmarks.transactions
 
 .PHONY: figures
-figures: $(READY) ## Put the figures of the last benchmarks into README.md
+figures: $(READY) ## Record the benchmark runs of the reference machine in benchmarks/results and README.md
 	$(BIN)/python -m benchmarks.figures
 
 # ------------------------------------------------------------------------------ wheel, documents
@@ -185,7 +214,7 @@ wheel: $(READY) ## Build dist/percolator_store-*.whl, and try it where nothing e
 	$(PYTEST) tests/packaging
 
 .PHONY: docs
-docs: $(READY) ## Pages of all documents and of the API, in var/docs; a dead link is an error
+docs: $(READY) ## Build pages of all documents and of the API in var/docs; a dead link is an error
 	rm -rf var/docs var/doctrees
 	$(BIN)/sphinx-build --builder html --conf-dir docs/site --doctree-dir var/doctrees \
 	  --fail-on-warning --keep-going --quiet . var/docs
@@ -194,21 +223,21 @@ docs: $(READY) ## Pages of all documents and of the API, in var/docs; a dead lin
 # ------------------------------------------------------------------------------ examples
 
 .PHONY: example-bank
-example-bank: $(READY) ## Threads transfer money, others check that none is lost (10 s)
+example-bank: $(READY) ## Threads transfer money while others check that none is lost (10 s)
 	$(BIN)/python -m examples python -m examples.bank
 
 .PHONY: example-counter-view
-example-counter-view: $(READY) ## Sums of orders, kept up to date by an observer (5 s)
+example-counter-view: $(READY) ## An observer keeps sums of orders up to date (5 s)
 	$(BIN)/python -m examples python -m examples.counter_view
 
 .PHONY: example-webindex
-example-webindex: $(READY) ## A crawl, indexed by observers: duplicates, links, canonical pages
+example-webindex: $(READY) ## Observers index a crawl: duplicates, links, canonical pages
 	$(BIN)/python -m examples --observers examples.webindex.observers:observers bash -ec \
 	  'python -m examples.webindex.load --documents 300 --updates 30 --deletions 15; \
 	  percolator wait; percolator scan serving --limit 5'
 
 .PHONY: example-rust
-example-rust: $(READY) ## The bank in Rust, through a gateway (needs cargo; builds for a minute)
+example-rust: $(READY) ## The bank in Rust, through a gateway (needs cargo; the build takes a minute)
 	@tests/rust/ensure-cargo
 	CARGO_TARGET_DIR=$(RUST_TARGET) $(BIN)/python -m examples bash -c \
 	  'cargo run --locked --quiet --manifest-path examples/rust_client/Cargo.toml -- $$PERCOLATOR_GATEWAY'
@@ -216,7 +245,7 @@ example-rust: $(READY) ## The bank in Rust, through a gateway (needs cargo; buil
 # ------------------------------------------------------------------------------ clusters
 
 .PHONY: demo
-demo: $(READY) ## The paper's index of web pages, a killed server, and a check of it all (KEEP=1 goes on)
+demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running)
 	$(BIN)/python -m examples.demo
 
 DATA ?= var/cluster
@@ -227,20 +256,20 @@ cluster-up: $(READY) ## Start a local cluster in the background (DATA=var/cluste
 	$(BIN)/python -m services.local --data $(DATA) --gateways $(GATEWAYS) --detach
 
 .PHONY: cluster-down
-cluster-down: $(READY) ## Stop it; its data stays
+cluster-down: $(READY) ## Stop it; the data stays
 	$(BIN)/python -m services.local down --data $(DATA)
 
 CERTIFICATES ?= var/certificates
 
 .PHONY: certs
-certs: $(READY) ## An authority and certificates for development, below CERTIFICATES (var/certificates)
+certs: $(READY) ## Create an authority and certificates for development (CERTIFICATES=var/certificates)
 	$(BIN)/python -m services.local.authority $(CERTIFICATES)
 
 .PHONY: image
-image: ## Build the image of all services (BASE_IMAGE=, where the default cannot be had)
+image: ## Build the image of all services (BASE_IMAGE= replaces the default base image)
 	docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) -f deploy/Dockerfile -t percolator:local .
 
 .PHONY: clean
-clean: ## Remove everything that can be made again, except the data of clusters
+clean: ## Remove everything that can be made again, except cluster data
 	rm -rf $(VENV) build dist var/docs var/doctrees var/rust *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

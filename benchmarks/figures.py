@@ -1,45 +1,50 @@
-"""The table of figures in README.md, made from benchmarks/results.
+"""Records benchmark runs in benchmarks/results, and makes README's table of figures from them.
 
-    make figures        # after a benchmark
+    make figures        # on the reference machine, after its benchmarks
 
-A test compares the two, so that README never shows what was not measured.
+Runs wait in var/benchmarks until they are recorded. Only runs of the reference machine belong in
+benchmarks/results, so that the figures of two versions can be compared; `make figures` prints the
+machine of each run that it records. A test compares README with benchmarks/results, so README never
+shows a figure that was not measured.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import RESULTS
+from benchmarks.report import RUNS, summary
 
 README = Path(__file__).parents[1] / "README.md"
+RESULTS = Path(__file__).parent / "results"
 _PLACE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A line of the table."""
+    """One line of the table."""
 
     what: str
     file: str
     name: str
-    """Of the result in that file."""
+    """The name of the result in that file."""
     unit: str
     command: str
 
 
 FIGURES = [
     Figure(
-        "transactions that read and write, 1,000 in flight",
+        "read-write transactions, 1,000 in flight",
         "transactions",
         "read-write, asyncio, 1,000 in flight, 1 tablet",
         "/s",
         "make bench-transactions",
     ),
     Figure(
-        "... CPU of one, client and servers",
+        "... CPU per transaction, client and servers",
         "transactions",
         "CPU, read-write, asyncio, 1,000 in flight, 1 tablet",
         "µs",
@@ -53,14 +58,14 @@ FIGURES = [
         "make bench-transactions",
     ),
     Figure(
-        "... from 64 threads of the blocking API",
+        "... from 64 threads using the blocking API",
         "transactions",
         "read-write, 64 blocking threads, 1 tablet",
         "/s",
         "make bench-transactions",
     ),
     Figure(
-        "... CPU of one of these",
+        "... CPU per transaction from 64 threads",
         "transactions",
         "CPU, read-write, 64 blocking threads, 1 tablet",
         "µs",
@@ -74,7 +79,7 @@ FIGURES = [
         "make bench-transactions",
     ),
     Figure(
-        "... CPU of one there",
+        "... CPU per PostgreSQL transaction",
         "transactions",
         "CPU, PostgreSQL read-write, 64 connections",
         "µs",
@@ -88,7 +93,7 @@ FIGURES = [
         "make bench-transactions",
     ),
     Figure(
-        "reads, each in a snapshot of its own",
+        "reads, each in its own snapshot",
         "transactions",
         "read in its own snapshot, asyncio, 1,000 in flight, 1 tablet",
         "/s",
@@ -109,28 +114,28 @@ FIGURES = [
         "make bench-observers",
     ),
     Figure(
-        "back at 80 % of throughput after a tablet server was killed",
+        "time back to 80 % of throughput after a tablet server is killed",
         "failover",
         "back at 80 % of the surviving capacity within",
         "s",
         "make bench-failover",
     ),
     Figure(
-        "timestamps, one by one, two clients",
+        "timestamps requested one at a time, two clients",
         "oracle",
         "single, 2 clients, 2000 awaited each",
         "/s",
         "make bench-oracle",
     ),
     Figure(
-        "Spark: rows written in transactions",
+        "Spark: rows written transactionally",
         "spark",
         "write, transactions of 1,000 rows",
         "/s",
         "make bench-spark",
     ),
     Figure(
-        "... loaded in bulk",
+        "... bulk-loaded",
         "spark",
         "bulk load, arranging included",
         "/s",
@@ -138,14 +143,14 @@ FIGURES = [
     ),
     Figure("... scanned", "spark", "full scan", "/s", "make bench-spark"),
     Figure(
-        "a changed document of a million is served, median",
+        "one changed document among a million served, median",
         "incremental",
         "    1,000,000 documents, 2.78 changes/s (1 % an hour): median",
         "ms",
         "make bench-incremental",
     ),
     Figure(
-        "... by a Spark batch job over all of them",
+        "... by a Spark batch job over all documents",
         "incremental",
         "1,000,000 documents: Spark batch pass",
         "s",
@@ -177,8 +182,25 @@ def shown() -> str:
     return found[0]
 
 
+def record(runs: Path = RUNS, results: Path = RESULTS) -> list[Path]:
+    """Moves the files of all runs into the recorded results, and returns where they are now.
+
+    Moved, not copied: a run that stayed behind would be recorded again later, over a newer one.
+    """
+    found = sorted([*runs.glob("*.json"), *runs.glob("*.svg")])
+    return [Path(shutil.move(one, results / one.name)) for one in found]
+
+
 def main() -> None:
-    """Writes it into README.md."""
+    """Records all runs and rewrites the table in README.md."""
+    recorded = record()
+    for one in recorded:
+        told = ""
+        if one.suffix == ".json":
+            told = f"  ({summary(json.loads(one.read_text())['environment'])})"
+        print(f"recorded {one.name}{told}")
+    if not recorded:
+        print("no run is waiting in var/benchmarks; README's table is made from benchmarks/results")
     README.write_text(_PLACE.sub(lambda _: table(), README.read_text()))
 
 

@@ -1,9 +1,7 @@
-"""What a gateway costs: the way through it, and transactions of other languages.
+"""make bench-gateway: the cost of using a gateway, and of transactions from other languages.
 
-    make bench-gateway
-
-The same transactions run directly and through the gateway, by turns, on the same servers; the rest
-of the difference is the gateway's own CPU. Its transaction service is measured with bare messages,
+The same transactions run directly and through the gateway, in turn, on the same servers. The
+gateway's own CPU time is shown beside them. Its transaction service is measured with bare messages,
 as a client in another language would send them.
 """
 
@@ -34,8 +32,6 @@ CALLS = 1_000
 CALLS_IN_FLIGHT = 64
 TURNS = 3
 CALL_SECONDS = 30.0
-GOAL_MICROS = 15.0
-"""Of the gateway's CPU, for each transaction that it passes on among many."""
 
 Slice = Callable[[Accounts, int, int], Awaitable[Cost]]
 
@@ -51,7 +47,7 @@ class GatewayClock:
 
 
 async def forwarding(cluster: LocalCluster, clock: GatewayClock, report: Report) -> None:
-    """Transactions of the library, by both ways."""
+    """The library's transactions, directly and through the gateway."""
     accounts = Accounts.of("forwarded", ROWS)
     async with (
         aio.connect(cluster.address) as near,
@@ -76,11 +72,11 @@ async def forwarding(cluster: LocalCluster, clock: GatewayClock, report: Report)
             report.add(f"{shown}, direct", median(rates[0]), "1/s")
             report.add(f"{shown}, through", median(rates[1]), "1/s")
             name = f"{shown}, through: gateway"
-            report.add(name, median(spent), "µs CPU", must=GOAL_MICROS)
+            report.add(name, median(spent), "µs CPU")
 
 
 async def lone_calls(cluster: LocalCluster, clock: GatewayClock, report: Report) -> None:
-    """Calls that share nothing: what passing on one costs."""
+    """The cost of forwarding one call that shares nothing with others."""
     network = GrpcNetwork()
     oracle = cluster.processes["oracle"].address
     call = network.unary(cluster.gateway_address, methods.GET_TIMESTAMPS, server=oracle)
@@ -94,7 +90,7 @@ async def lone_calls(cluster: LocalCluster, clock: GatewayClock, report: Report)
     before = clock.micros()
     await asyncio.gather(*(worker() for _ in range(CALLS_IN_FLIGHT)))
     count = CALLS // CALLS_IN_FLIGHT * CALLS_IN_FLIGHT
-    report.add("one call passed on", (clock.micros() - before) / count, "µs CPU")
+    report.add("one forwarded call", (clock.micros() - before) / count, "µs CPU")
     await network.close()
 
 

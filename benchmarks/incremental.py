@@ -1,22 +1,23 @@
-"""make bench-incremental: how soon a changed document is served, beside a batch job over all.
+"""make bench-incremental: how soon a changed document is served, compared with a batch job.
 
-The paper's figure 7 on this machine. For each of two repositories, `examples/webindex` is loaded as
-observers would leave it. Then:
+The paper's figure 7 on this machine. `examples/webindex` is loaded with two repositories, one after
+the other, in the state in which observers would leave it. Then, for each:
 
-    batch pass   the Spark batch job reads all documents and loads empty serving tables. A document
-                 waits for a whole pass at least, however few have changed. The second pass counts,
-                 whose session is warm.
-    burst        changes as quickly as they can be written: what one worker's observers keep up with
-    three rates  1 % of the larger repository in an hour; half of what observers keep up with in the
-                 smaller one; and half as much again as they keep up with there
+    batch pass   the Spark batch job reads all documents and loads empty serving tables. A changed
+                 document waits for at least one whole pass, however few have changed. The second
+                 pass is reported, since its Spark session is warm.
+    burst        changes written as fast as possible, to find the rate that one worker's observers
+                 keep up with
+    three rates  1 % of the larger repository per hour; half the rate that observers keep up with in
+                 the smaller one; and one and a half times that rate
 
-The latency of a changed document goes from before its transaction to the last commit that served
-any of its effects, by the oracle's clock: `tables.cause` says which change a served row is due to.
+The latency of a changed document runs from before its transaction to the last commit that served
+any of its effects, by the oracle's clock: `tables.cause` says which change caused a served row.
 
-Below the rate that observers keep up with, their latency hardly depends on the rate, nor on the
-repository. Above it, what is left to do grows for ever, and sooner or later a batch pass is sooner
-done: that is the cross-over. Cluster, worker, Spark and the crawler share the machine. The results
-are a table, benchmarks/results/incremental.json and incremental.svg.
+Below the rate that observers keep up with, their latency hardly depends on the rate or on the size
+of the repository. Above it, the backlog grows forever, and sooner or later a batch pass would be
+faster; that rate is the crossover. Cluster, worker, Spark and the crawler share the machine. The
+results are a table, var/benchmarks/incremental.json and incremental.svg.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import percolator
 from benchmarks.collection import megabytes
 from benchmarks.incremental_crawl import Stage, all_stages, say, three_rates
 from benchmarks.incremental_plot import Curve, Point, draw
-from benchmarks.report import RESULTS, Report
+from benchmarks.report import RUNS, Report
 from benchmarks.spark import session
 from examples.webindex import batch, tables
 from examples.webindex.crawl import Crawl
@@ -53,7 +54,7 @@ BURST = 3_000
 TABLETS = 4
 PERCENT_AN_HOUR = 1.0
 SLOWEST_PER_SECOND = 2.0
-"""With small repositories one percent an hour would be too few to tell anything."""
+"""In a small repository, one percent an hour would be too few changes to measure."""
 OBSERVERS = "examples.webindex.observers:observers"
 SPARK_MEMORY = "3g"
 
@@ -63,7 +64,7 @@ GROWTH_MUST = 25.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one repository."""
+    """What was measured with one repository."""
 
     documents: int
     batch_seconds: float
@@ -72,7 +73,7 @@ class Measured:
 
     @property
     def keeps_up(self) -> float:
-        """With so many changes per second, observers do."""
+        """The changes per second that observers keep up with."""
         return self.burst.done_per_second
 
     def percent_an_hour(self, per_second: float) -> float:
@@ -85,7 +86,7 @@ class Measured:
 def batch_pass(
     spark: SparkSession, db: percolator.Database, address: str, crawl: Crawl, number: int
 ) -> float:
-    """Seconds from nothing to all that is served, in tables of its own."""
+    """Runs the batch job into its own empty tables, and returns the seconds it took."""
     serving = Table(f"batch_serving_{number}")
     inlinks = Table(f"batch_inlinks_{number}", key=tables.inlinks.key)
     documents = serving.column(tables.size.name, codecs.integer)
@@ -100,13 +101,13 @@ def batch_pass(
     with db.snapshot() as snapshot:
         served = sum(row[documents] for row in snapshot.scan(serving, columns=[documents]))
     if served != crawl.documents:
-        raise SystemExit(f"the batch job has served {served} documents, not {crawl.documents}")
+        raise SystemExit(f"the batch job served {served} documents, not {crawl.documents}")
     db.drop_table(serving)
     db.drop_table(inlinks)
     return seconds
 
 
-# ---------------------------------------------------------------------------- all of it
+# ---------------------------------------------------------------------------- measurement
 
 
 def measure(
@@ -117,18 +118,18 @@ def measure(
     documents: int,
     rates: Callable[[float], Sequence[float]],
 ) -> Measured:
-    """One repository, in a cluster of its own that is gone afterwards.
+    """Measures one repository in its own cluster, which is deleted afterwards.
 
-    `rates` tells at which rates to crawl, given with how many changes per second observers keep up.
+    `rates` returns the rates to crawl at, given the changes per second that observers keep up with.
     """
     crawl = Crawl(documents)
     with LocalCluster(directory, tablet_servers=1, workers=1, observers=[OBSERVERS]) as cluster:
-        # It would make the observers known, and share the machine with the batch job.
+        # A running worker would register the observers, and take CPU from the batch job.
         worker = cluster.processes["worker"]
         worker.kill()
-        say(f"{documents:,} documents are loaded, as observers would leave them")
+        say(f"loading {documents:,} documents, as observers would leave them")
         load(cluster.address, crawl)
-        say(f"the store has {megabytes(directory):,.0f} MB")
+        say(f"size of the store: {megabytes(directory):,.0f} MB")
         with percolator.connect(cluster.address) as db:
             cold = batch_pass(spark, db, cluster.address, crawl, 1)
             warm = batch_pass(spark, db, cluster.address, crawl, 2)
@@ -137,13 +138,13 @@ def measure(
         cluster.wait_workers()
         crawling = all_stages(cluster.address, crawl, burst, seconds, rates)
         burst_, *at_rates = asyncio.run(crawling)
-        say(f"the store has {megabytes(directory):,.0f} MB")
+        say(f"size of the store: {megabytes(directory):,.0f} MB")
     shutil.rmtree(directory)
     return Measured(documents, warm, burst_, at_rates)
 
 
 def load(address: str, crawl: Crawl) -> None:
-    """In a process of its own, which takes some kilobytes for each document."""
+    """Loads in a separate process, because it needs some kilobytes of memory per document."""
     command = [sys.executable, "-m", "examples.webindex.initial", "--address", address]
     command += ["--documents", str(crawl.documents), "--seed", str(crawl.seed)]
     subprocess.run([*command, "--tablets", str(TABLETS)], check=True)
@@ -158,7 +159,7 @@ def fill_in(report: Report, all_measured: Sequence[Measured]) -> None:
             rate = f"{size}, {_short(found.per_second)} changes/s ({percent} % an hour)"
             report.add(f"    {rate}: median", found.median * 1000, "ms")
             report.add(f"    {rate}: 99 of 100", found.p99 * 1000, "ms")
-        report.add(f"    {size}: cross-over, where observers keep up no more", one.keeps_up, "/s")
+        report.add(f"    {size}: crossover, where observers no longer keep up", one.keeps_up, "/s")
         report.add(f"    {size}: in an hour", one.percent_an_hour(one.keeps_up), "% of all")
         share = one.keeps_up * one.batch_seconds / one.documents * 100
         report.add(f"    {size}: during one batch pass", share, "% of all")
@@ -166,7 +167,7 @@ def fill_in(report: Report, all_measured: Sequence[Measured]) -> None:
     before, after = small.at_rates[0].median, large.at_rates[0].median
     percent = _short(large.percent_an_hour(large.at_rates[0].per_second))
     report.add(
-        f"batch pass over {large.documents:,} beside the median at {percent} % an hour",
+        f"batch pass over {large.documents:,} / median at {percent} % an hour",
         large.batch_seconds / after,
         "times",
         must=TIMES_MUST,
@@ -199,18 +200,22 @@ def plot(all_measured: Sequence[Measured], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.incremental", description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs=2, default=SIZES, help="documents")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each rate")
-    parser.add_argument("--burst", type=int, default=BURST, help="changes")
+    parser.add_argument(
+        "--sizes", type=int, nargs=2, default=SIZES, help="documents in each repository"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="how long to crawl at each rate"
+    )
+    parser.add_argument("--burst", type=int, default=BURST, help="changes in the burst")
     parser.add_argument("--directory", type=Path, help="where the stores are (default: temporary)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the results go")
+    parser.add_argument("--results", type=Path, default=RUNS, help="where the results go")
     given = parser.parse_args()
     report = Report("incremental")
     small, large = sorted(given.sizes)
     slowest = max(PERCENT_AN_HOUR / 100 * large / 3600, SLOWEST_PER_SECOND)
     with tempfile.TemporaryDirectory(prefix="bench-incremental-", dir=given.directory) as name:
         directory = Path(name)
-        # Before the client is used in this process: Java is started by a fork.
+        # Before this process uses the client: Java is started with a fork.
         spark = session(directory / "warehouse", memory=SPARK_MEMORY)
         measured = partial(measure, spark, directory / "cluster", given.burst, given.seconds)
         first = measured(small, partial(three_rates, slowest))
@@ -218,9 +223,9 @@ def main() -> int:
         found = [first, measured(large, lambda _: rates)]
         spark.stop()
     fill_in(report, found)
-    given.results.mkdir(exist_ok=True)
+    given.results.mkdir(parents=True, exist_ok=True)
     plot(found, given.results / "incremental.svg")
-    return report.finish(results=given.results)
+    return report.finish(runs=given.results)
 
 
 if __name__ == "__main__":

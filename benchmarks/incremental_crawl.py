@@ -1,4 +1,4 @@
-"""The part of `benchmarks/incremental.py` that crawls, and sees when what has changed is served."""
+"""The part of `benchmarks/incremental.py` that crawls, and finds out when changes are served."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from percolator.timestamps import seconds_between
 
 @dataclass(frozen=True)
 class Stage:
-    """Changes that came at some rate, and what became of them."""
+    """Changes written at one rate, and when their effects were served."""
 
     per_second: float
-    """As they were written."""
+    """The rate at which changes were written."""
     changes: int
     seconds: float
     """From the first change to the last effect."""
     latencies: list[float]
-    """Seconds, of each change of which something is served."""
+    """In seconds, one for each change of which an effect is served."""
 
     @property
     def done_per_second(self) -> float:
-        """Changes with all that follows from them."""
+        """Changes per second, including all work that follows from them."""
         return self.changes / self.seconds
 
     @property
@@ -47,7 +47,7 @@ def say(what: str) -> None:
 
 
 def endless_changes(crawl: Crawl) -> Iterator[Change]:
-    """New content for each document, in no order; then for each again."""
+    """New content for each document in random order, over and over."""
     order, edition = Random(1).sample(range(crawl.documents), crawl.documents), 0
     while True:
         edition += 1
@@ -59,14 +59,14 @@ def endless_changes(crawl: Crawl) -> Iterator[Change]:
 async def stage(
     db: aio.Database, changes: Iterator[Change], count: int, rate: float | None
 ) -> Stage:
-    """Without a rate, as quickly as they can be written. Returns when all is done that follows."""
+    """Writes changes at this rate, or as fast as possible, and waits for all that follows."""
     since = await db.timestamp()
     began = time.perf_counter()
     await Crawling(db, rate).write_all(islice(changes, count))
     per_second = rate or count / (time.perf_counter() - began)
     quiet = await db.wait_for_observers()
     if quiet.dead_letters:
-        raise SystemExit(f"observers have failed: {dict(quiet.dead_letters)}")
+        raise SystemExit(f"observers failed: {dict(quiet.dead_letters)}")
     served = await last_effects(db, since)
     latencies = [seconds_between(cause, commit) for cause, commit in served.items()]
     found = Stage(per_second, count, seconds_between(since, max(served.values())), latencies)
@@ -78,7 +78,7 @@ async def stage(
 
 
 async def last_effects(db: aio.Database, since: int) -> dict[int, int]:
-    """When the last effect of each change since then was committed, by its `crawled`."""
+    """When the last effect of each change since then was committed, keyed by its `crawled`."""
     found: dict[int, int] = {}
     async with db.snapshot() as snapshot:
         for column in (tables.cause, tables.inlink_cause):
@@ -91,7 +91,7 @@ async def last_effects(db: aio.Database, since: int) -> dict[int, int]:
 
 
 def three_rates(slowest: float, keeps_up: float) -> list[float]:
-    """The slowest, half of what observers keep up with, and one and a half times as much as it."""
+    """The slowest rate, and 0.5 and 1.5 times the rate that observers keep up with."""
     return [slowest, round(keeps_up / 2, 1), round(keeps_up * 1.5, 1)]
 
 
@@ -102,7 +102,7 @@ async def all_stages(
     seconds: float,
     rates: Callable[[float], Sequence[float]],
 ) -> list[Stage]:
-    """The burst, and then each of the rates, which may follow from what observers keep up with."""
+    """The burst, then each of the rates, which may depend on the result of the burst."""
     changes = endless_changes(crawl)
     async with aio.connect(address, description="bench-incremental") as db:
         found = [await stage(db, changes, burst, None)]

@@ -1,4 +1,4 @@
-"""The plot of `benchmarks/incremental.py`: latency of a document over the crawl rate."""
+"""The plot of `benchmarks/incremental.py`: latency of a changed document by crawl rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """Of one repository."""
+    """The measurements of one repository."""
 
     documents: int
     batch_seconds: float
@@ -32,7 +32,7 @@ class Curve:
 
 
 class _Axis:
-    """Logarithmic, between whole powers of ten."""
+    """A logarithmic axis between whole powers of ten."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self.low, self.high = floor(log10(min(values))), ceil(log10(max(values)))
@@ -47,7 +47,7 @@ class _Axis:
 
 
 def draw(curves: Sequence[Curve], path: Path) -> None:
-    """As SVG."""
+    """Writes the plot as SVG."""
     points = [point for curve in curves for point in curve.points]
     rates = [point.per_second for point in points]
     x = _Axis([*rates, *(one.crossover_per_second for one in curves)], LEFT, RIGHT)
@@ -75,7 +75,7 @@ def _grid(x: _Axis, y: _Axis) -> list[str]:
         at = y.at(power)
         parts.append(f'<path d="M{LEFT} {at:.1f}H{RIGHT}" stroke="#ddd"/>')
         parts.append(_text(LEFT - 6, at + 4, f"{power:g} s", "end"))
-    title = "changed documents per second; up: from the change of a document to what is served"
+    title = "changed documents per second; vertical: time until a changed document is served"
     parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 34, title, "middle"))
     return parts
 
@@ -102,7 +102,7 @@ def _curve(curve: Curve, colour: str, x: _Axis, y: _Axis) -> list[str]:
 def _legend(curve: Curve, colour: str, at: float) -> list[str]:
     text = (
         f"{curve.documents:,} documents: median, 99 of 100 (dashed), batch pass of "
-        f"{curve.batch_seconds:.0f} s and cross-over at {curve.crossover_per_second:.0f}/s (dotted)"
+        f"{curve.batch_seconds:.0f} s and crossover at {curve.crossover_per_second:.0f}/s (dotted)"
     )
     line = f'<path d="M{LEFT} {at - 4}h24" stroke="{colour}" stroke-width="2"/>'
     return [line, _text(LEFT + 32, at, text, "start")]

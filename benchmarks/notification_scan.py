@@ -1,10 +1,10 @@
-"""What finding work costs one tablet: CPU milliseconds, in this process, on LevelDB.
+"""What finding work for observers costs one tablet: CPU milliseconds, in this process, on LevelDB.
 
     python -m benchmarks.notification_scan [--rows N]
 
-A hundred notified cells among N rows: without anything else, after N notifications that were
-deleted, before and after the tablet was opened anew, with N locks of a job, and with more
-notifications than memory holds.
+A hundred notified cells among N rows are looked for in several situations: with nothing else in the
+tablet; after N notifications were deleted, before and after reopening the tablet; with N locks held
+by one job; and with more notifications than fit into the index in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.tablet_core import COLUMN, SESSION, TARGET, Bench, encoded, row_name
 from percolator.errors import CellAddress
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.tablet import keys
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -30,7 +30,7 @@ LOOKS = 20
 
 
 async def store(bench: Bench, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
-    """Puts entries into the storage, or deletes them, as fast as it goes."""
+    """Puts entries into the storage, or deletes them, in large batches."""
     batch, size = bench.storage.batch(), 0
     for key, value in entries:
         if value is None:
@@ -57,7 +57,7 @@ async def notify(bench: Bench, rows: Iterable[bytes]) -> None:
 
 
 async def look(bench: Bench, name: str, *, locked: bytes = b"", found: int = DIRTY) -> None:
-    """The CPU of a whole pass over the tablet, and of its longest answer."""
+    """Prints the CPU time of a whole pass over the tablet, and of its most expensive response."""
     passes, longest, answers = [], 0.0, 0
     for _ in range(1 if locked or found > DIRTY else LOOKS):
         scan = pb.NotificationScan(target=TARGET, observers=[OBSERVER])
@@ -76,11 +76,11 @@ async def look(bench: Bench, name: str, *, locked: bytes = b"", found: int = DIR
                 break
             scan.range.CopyFrom(result.rest)
         if rows != found:
-            raise RuntimeError(f"{rows} found of {found}")
+            raise RuntimeError(f"found {rows} of {found} notifications")
         passes.append(spent)
     median = sorted(passes)[len(passes) // 2]
     print(
-        f"{name:44s} {median * 1e3:8.2f} ms CPU a pass, {answers} answers, "
+        f"{name:44s} {median * 1e3:8.2f} ms CPU a pass, {answers} responses, "
         f"the longest {longest * 1e3:.2f} ms",
         flush=True,
     )
@@ -93,7 +93,7 @@ async def reopened(bench: Bench, directory: Path) -> Bench:
     bench.timestamps = last
     before = time.process_time()
     await bench.tablet.open()
-    print(f"opened anew: {time.process_time() - before:.2f} s of CPU")
+    print(f"reopened: {time.process_time() - before:.2f} s of CPU")
     return bench
 
 
@@ -119,9 +119,9 @@ async def run(directory: Path, rows: int) -> None:
     lock = LockRecord(start, start + 1, 3000, RecordKind.PUT, SESSION, primary, b"v").encode()
     await store(bench, ((keys.encode(keys.LOCK, row, COLUMN), lock) for row in names))
     bench = await reopened(bench, directory)
-    await look(bench, f"and {rows} locks, asked for none")
+    await look(bench, f"and {rows} locks, none asked for")
     await look(bench, f"and {rows} locks on other columns", locked=b"observed")
-    await look(bench, f"and {rows} old locks, all told", locked=COLUMN)
+    await look(bench, f"and {rows} old locks, all reported", locked=COLUMN)
     await store(bench, ((keys.encode(keys.LOCK, row, COLUMN), None) for row in names))
 
     await store(bench, ((notification(row, old), b"") for row in names))

@@ -1,10 +1,9 @@
-"""What the benchmark's worker runs: a chain of three observers, each of which copies and adds."""
+"""The observers of the benchmark: a chain of three, each of which copies a number and adds one."""
 
 from __future__ import annotations
 
-from percolator import Table, codecs
+from percolator import Table, codecs, observes
 from percolator.aio import Transaction
-from percolator.observers import observes
 
 chain = Table("chain")
 links = [chain.column(name, codecs.integer) for name in ("a", "b", "c", "d")]

@@ -1,10 +1,10 @@
 """make bench-oracle: timestamps per second, and what one costs.
 
 One oracle process and several client processes on one machine, with a real disk and real gRPC. Each
-client keeps one request in flight, as `TimestampSource` always does; "awaited" is how many tasks
-wait for a timestamp of their own at any time. Beside it, in the same run, the same server answers
-empty calls: `grpc.health.v1.Health/Check`, one in flight per client process. Every figure is the
-median of five runs, which take turns.
+client keeps one request in flight, as `TimestampSource` always does; "awaited" is the number of
+tasks that each wait for a timestamp at any time. For comparison, the same server also answers empty
+calls in the same run: `grpc.health.v1.Health/Check`, one in flight per client process. Every figure
+is the median of five runs, in which the scenarios take turns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK = 1_000
 BLOCK_AWAITED = 32
 BLOCK_IN_FLIGHT = 16
 CLIENTS = 2
-"""The same on every machine: figures are compared by their names."""
+"""The same on every machine, because figures are compared by their names."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,10 @@ class Scenario:
     name: str
     clients: int
     order: Order
-    rate_must: float | None = None
-    client_micros_must: float | None = None
 
     @property
     def timestamps(self) -> int:
-        """In one operation; an empty call counts as one."""
+        """Timestamps per operation; an empty call counts as one."""
         return self.order.count
 
     @property
@@ -61,32 +59,27 @@ class Scenario:
 
 
 def scenarios(clients: int) -> list[Scenario]:
-    """Everything that is measured, with what the figures must be."""
+    """Everything that is measured."""
     return [
         Scenario(
             f"count={BLOCK}, {clients} clients, {BLOCK_AWAITED} awaited each, requests shared",
             clients,
             Order("await", BLOCK_AWAITED, BLOCK, SECONDS),
-            rate_must=2_500_000,
         ),
         Scenario(
             f"count={BLOCK}, {clients} clients, {BLOCK_IN_FLIGHT} requests each in flight",
             clients,
             Order("request", BLOCK_IN_FLIGHT, BLOCK, SECONDS),
-            rate_must=2_500_000,
         ),
         Scenario(
             f"single, {clients} clients, {AWAITED} awaited each",
             clients,
             Order("await", AWAITED, 1, SECONDS),
-            rate_must=300_000,
         ),
         Scenario(
             f"single, 1 client, {AWAITED} awaited",
             1,
             Order("await", AWAITED, 1, SECONDS),
-            rate_must=200_000,
-            client_micros_must=3.0,
         ),
         Scenario("single, 1 client, 1 awaited", 1, Order("await", 1, 1, SECONDS)),
         Scenario(f"single, {clients} clients, 1 awaited", clients, Order("await", 1, 1, SECONDS)),
@@ -123,7 +116,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Run:
-    """One slice of time, over all its clients."""
+    """One slice of time, summed over its clients."""
 
     rate: float
     per_request: float
@@ -161,7 +154,7 @@ def _fsyncs(metrics_address: str) -> float:
         for line in answer.read().decode().splitlines():
             if line.startswith("percolator_oracle_fsyncs_total "):
                 return float(line.split()[1])
-    raise LookupError("the oracle does not tell its fsyncs")
+    raise LookupError("the oracle's metrics have no percolator_oracle_fsyncs_total")
 
 
 def measure(directory: Path, clients: int) -> Report:
@@ -186,18 +179,15 @@ def measure(directory: Path, clients: int) -> Report:
     for scenario in scenarios(clients):
         _add(report, scenario, runs[scenario.name])
     _compare(report, runs, clients)
-    report.add("fsyncs while serving", fsyncs_per_second, "1/s", must=1.0)
-    report.add("oracle: resident memory", rss / MEBIBYTE, "MiB", must=80)
+    report.add("fsyncs while serving", fsyncs_per_second, "1/s")
+    report.add("oracle: resident memory", rss / MEBIBYTE, "MiB")
     return report
 
 
 def _add(report: Report, scenario: Scenario, runs: list[Run]) -> None:
     name, unit = scenario.name, scenario.unit
-    report.add(name, _median(runs, "rate"), f"{unit}s/s", must=scenario.rate_must, at_least=True)
-    client_must = scenario.client_micros_must
-    report.add(
-        f"{name}: client CPU", _median(runs, "client_micros"), f"µs/{unit}", must=client_must
-    )
+    report.add(name, _median(runs, "rate"), f"{unit}s/s")
+    report.add(f"{name}: client CPU", _median(runs, "client_micros"), f"µs/{unit}")
     report.add(f"{name}: oracle CPU", _median(runs, "server_micros"), f"µs/{unit}")
     if scenario.order.what == "await":
         report.add(f"{name}: timestamps per RPC", _median(runs, "per_request"), "")
@@ -206,12 +196,12 @@ def _add(report: Report, scenario: Scenario, runs: list[Run]) -> None:
 
 
 def _compare(report: Report, runs: dict[str, list[Run]], clients: int) -> None:
-    """One timestamp in a request against an empty call: the same traffic, another answer."""
+    """One timestamp per request compared with an empty call: the same traffic, another answer."""
     single = runs[f"single, {clients} clients, 1 awaited"]
     empty = runs[f"empty call, {clients} clients"]
     for side in ("server_micros", "client_micros"):
         report.add(
-            f"a request of one timestamp against an empty call: {side.partition('_')[0]} CPU",
+            f"request of one timestamp / empty call: {side.partition('_')[0]} CPU",
             _median(single, side) / _median(empty, side),
             "×",
         )
@@ -226,7 +216,9 @@ def main() -> int:
     parser.add_argument(
         "--clients", type=int, default=CLIENTS, help="client processes (default: %(default)s)"
     )
-    parser.add_argument("--directory", type=Path, help="where the mark is (default: temporary)")
+    parser.add_argument(
+        "--directory", type=Path, help="where the oracle keeps its mark (default: temporary)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-oracle-", dir=options.directory) as directory:
         return measure(Path(directory), options.clients).finish()

@@ -1,6 +1,6 @@
-"""One client process of the oracle's benchmark: obeys lines of JSON, answers with lines of JSON.
+"""One client process of the oracle's benchmark: it reads and writes lines of JSON.
 
-`python -m benchmarks.oracle_client ADDRESS`, then for each measurement a line on stdin such as
+Start it with `python -m benchmarks.oracle_client ADDRESS`; each measurement is one line on stdin:
 {"what": "await", "tasks": 2000, "count": 1, "seconds": 1.5}.
 """
 
@@ -26,7 +26,7 @@ EMPTY_CALL = UnaryMethod(
     "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse
 )
 LATENCY_OF_EVERY = 64
-"""Timing each of 300,000 operations a second would be most of the cost."""
+"""Timing every one of 300,000 operations a second would dominate the cost."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Order:
     """One measurement."""
 
     what: Literal["await", "empty", "request"]
-    """Through the client, which shares requests; or calls of their own, empty or for timestamps."""
+    """Through the client, which shares requests; or separate calls, empty or for timestamps."""
     tasks: int
     count: int
     seconds: float
@@ -42,18 +42,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process did."""
+    """What one process measured."""
 
     operations: int
     requests: int
     seconds: float
     cpu_seconds: float
     latencies: list[float]
-    """Of one operation in many, in seconds."""
+    """Latencies of one operation in `LATENCY_OF_EVERY`, in seconds."""
 
 
 async def measure(order: Order, source: TimestampSource, network: GrpcNetwork, to: str) -> Measured:
-    """Runs `tasks` loops of the operation for so long."""
+    """Runs the operation in `tasks` loops for `seconds`."""
     empty = network.unary(to, EMPTY_CALL)
     request = health_pb2.HealthCheckRequest()
 
@@ -86,7 +86,7 @@ async def measure(order: Order, source: TimestampSource, network: GrpcNetwork, t
         done = 0
         while not is_over:
             done += 1
-            if done % LATENCY_OF_EVERY != 1:  # the first one too: a slow machine does no more
+            if done % LATENCY_OF_EVERY != 1:  # includes the first: a slow machine may do no more
                 await operation()
             else:
                 started = now()

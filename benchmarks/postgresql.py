@@ -1,10 +1,11 @@
-"""The same transactions in PostgreSQL on the same machine: somewhere to stand.
+"""The same transactions in PostgreSQL on the same machine, as a point of comparison.
 
-A cluster of its own in a temporary directory, with Debian's defaults: every commit is synced. Each
-transaction reads one row by its primary key and writes it back, at the isolation level that means
-snapshots there. pgbench has so many connections, each with one transaction at a time.
+PostgreSQL runs in its own cluster in a temporary directory, with Debian's defaults: every commit is
+synced. Each transaction reads one row by its primary key and writes it back, at PostgreSQL's
+snapshot isolation level. Each pgbench connection runs one transaction at a time.
 
-PostgreSQL refuses to run as root; then it runs as the user `postgres`, whom its package brings.
+PostgreSQL refuses to run as root; in that case it runs as the user `postgres`, which its package
+creates.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ CHECKPOINT;
 
 @dataclass(frozen=True)
 class PostgresqlCost:
-    """Of a slice."""
+    """The cost of one slice."""
 
     transactions: int
     seconds: float
@@ -65,12 +66,17 @@ class Postgresql:
         self._postmaster = psutil.Process(postmaster)
         self._script = directory / "transaction.sql"
 
+    @property
+    def socket_directory(self) -> Path:
+        """Where clients find the server: it listens to no network."""
+        return self._directory
+
     def fill(self, rows: int) -> None:
         self._script.write_text(_TRANSACTION.format(rows=rows))
         self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_FILL.format(rows=rows))
 
     def read_write(self, count: int, connections: int) -> PostgresqlCost:
-        """At least so many transactions."""
+        """Runs at least `count` transactions."""
         each = -(-count // connections)
         arguments = ["-n", "-M", "prepared", "--max-tries", "100", "-f", str(self._script)]
         arguments += ["-c", str(connections), "-t", str(each)]
@@ -84,7 +90,7 @@ class Postgresql:
         )
 
     def _server_seconds(self) -> float:
-        """Of the postmaster, of whom it has started, and of those of them who have ended."""
+        """CPU of the postmaster and of its child processes, including those that have ended."""
         while True:
             children = self._postmaster.children(recursive=True)
             try:
@@ -116,17 +122,17 @@ def found() -> Path | None:
 
 @contextmanager
 def running(binaries: Path) -> Iterator[Postgresql]:
-    """A new server, which leaves nothing."""
+    """A new server that leaves nothing behind."""
     directory = Path(tempfile.mkdtemp(prefix="bench-postgresql-"))
-    as_whom: list[str] = []
+    as_user: list[str] = []
     if os.geteuid() == 0:
         shutil.chown(directory, "postgres")
-        as_whom = ["runuser", "-u", "postgres", "--"]
+        as_user = ["runuser", "-u", "postgres", "--"]
     data = directory / "data"
-    control = [*as_whom, str(binaries / "pg_ctl"), "-w", "-s", "-D", str(data)]
+    control = [*as_user, str(binaries / "pg_ctl"), "-w", "-s", "-D", str(data)]
     log = str(directory / "log")
     try:
-        _run([*as_whom, str(binaries / "initdb"), "-A", "trust", "-U", "postgres", "-D", str(data)])
+        _run([*as_user, str(binaries / "initdb"), "-A", "trust", "-U", "postgres", "-D", str(data)])
         _run([*control, "-l", log, "-o", f"-k {directory} {_SETTINGS}", "start"])
         try:
             postmaster = int((data / "postmaster.pid").read_text().split()[0])

@@ -1,8 +1,12 @@
-"""What every benchmark ends with: a table for people, and a file to compare versions by.
+"""The end of every benchmark: a table for people, and a file for comparing versions.
 
-The file is benchmarks/results/NAME.json: {"environment": {...}, "results": [{"name", "value",
-"unit", "must", "met"}]}. Figures are shown, not enforced: they depend on who else uses the machine,
-so that a missed must is marked and changes no exit code.
+The file is var/benchmarks/NAME.json: {"environment": {...}, "results": [{"name", "value", "unit",
+"must", "met"}]}. Git ignores var/, so running a benchmark changes nothing that a check reads;
+`make figures` records the runs of the reference machine.
+
+A must is a bound on a ratio within one run, or on a count. Absolute figures carry no verdict:
+machines differ by a factor of two. A missed must is marked in the table and does not change the
+exit code, because neighbours on the machine can move even a ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 _HERE = Path(__file__).parent
-RESULTS = _HERE / "results"
+RUNS = _HERE.parent / "var" / "benchmarks"
+"""Where a run leaves its results."""
+JUDGED_UNITS = ("×", "times", "%", "")
+"""Units of ratios, and of counts, which have none."""
 _WIDTH_OF_A_FILE = 130
 
 
@@ -36,7 +43,7 @@ class Result:
 
     @property
     def met(self) -> bool | None:
-        """None when nothing is demanded."""
+        """None when the result has no must."""
         if self.must is None:
             return None
         return self.value >= self.must if self.at_least else self.value <= self.must
@@ -67,19 +74,25 @@ class Report:
         must: float | None = None,
         at_least: bool = False,
     ) -> None:
-        """A figure; `must` is its upper bound, or with `at_least` its lower one."""
+        """Adds a figure; `must` is its upper bound, or with `at_least` its lower bound."""
+        if must is not None and unit not in JUDGED_UNITS:
+            raise ValueError(
+                f"{name!r} has a must in {unit!r}: bound a ratio within the run, or a count; "
+                "an absolute figure differs between machines and is only printed"
+            )
         self._results.append(Result(name, value, unit, must, at_least))
 
-    def finish(self, *, results: Path = RESULTS) -> int:
-        """Prints the table and writes the file. Returns the exit code of the benchmark."""
+    def finish(self, *, runs: Path = RUNS) -> int:
+        """Prints the table and writes the file. Returns the benchmark's exit code."""
         code = self.show()
-        results.mkdir(exist_ok=True)
-        path = results / f"{self._name}.json"
+        runs.mkdir(parents=True, exist_ok=True)
+        path = runs / f"{self._name}.json"
         path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
+        print(f"written to {path}")
         return code
 
     def show(self) -> int:
-        """Only prints the table."""
+        """Prints the table without writing a file."""
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH_OF_A_FILE)
@@ -87,7 +100,7 @@ class Report:
         return 0
 
     def _table(self) -> Table:
-        table = Table(title=f"{self._name}  ({_summary(self._environment)})", title_justify="left")
+        table = Table(title=f"{self._name}  ({summary(self._environment)})", title_justify="left")
         table.add_column("what")
         table.add_column("value", justify="right")
         table.add_column("unit")
@@ -121,7 +134,7 @@ class Report:
 
 
 def environment() -> dict[str, object]:
-    """What the figures depend on, without naming the machine."""
+    """Describes what the figures depend on, without naming the machine."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -135,7 +148,8 @@ def environment() -> dict[str, object]:
     }
 
 
-def _summary(found: dict[str, object]) -> str:
+def summary(found: dict[str, object]) -> str:
+    """One line about the machine and the revision, from an `environment`."""
     return (
         f"{found['cpu']}, {found['cores']} cores, load {found['load_average_before']}, "
         f"Python {found['python']}, revision {found['revision']}"
@@ -152,7 +166,7 @@ def _cpu_model() -> str:
 
 
 def _revision() -> str:
-    """The commit, with "+" when files that it tracks were changed since."""
+    """The commit, with "+" if tracked files have changed since."""
     try:
         commit = _git("rev-parse", "--short", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -167,7 +181,7 @@ def _git(*arguments: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Four significant digits at least, thousands apart."""
+    """At least four significant digits, with separators between thousands."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"

@@ -1,7 +1,7 @@
 """What a simulated call costs: `python -m benchmarks.simulated_network [CALLS]`.
 
-Sixteen callers in one process, one server, first on a good network, then on a bad one. CPU time,
-since a simulation waits for nothing.
+Sixteen callers and one server in one process, first on a good network, then on a bad one. CPU time
+is measured, since a simulation never waits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from benchmarks.report import Report
 from percolator.errors import PercolatorError
-from percolator.testing.network_faults import PERFECT, NetworkFaults
-from percolator.testing.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulated_process import Incarnation, SimulatedProcess
-from percolator.testing.simulated_wire import Wire
+from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
+from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
+from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
+from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.methods import GET_TIMESTAMPS
@@ -83,13 +83,13 @@ def _microseconds(calls: int, faults: NetworkFaults) -> float:
 
 
 def main() -> int:
-    """Shows the figures."""
+    """Measures and reports."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else CALLS
     shown = Report("simulated_network")
     for name, faults in (("good", PERFECT), ("bad", BAD)):
         cost = _microseconds(calls, faults)
         shown.add(f"a call on a {name} network", cost, "µs of CPU")
-        shown.add(f"a hop on a {name} network", cost / 2, "µs of CPU", must=30)
+        shown.add(f"a hop on a {name} network", cost / 2, "µs of CPU")
     return shown.finish()
 
 

@@ -1,8 +1,8 @@
-"""What one tablet costs, without gRPC: CPU microseconds per row, in this process, on LevelDB.
+"""What one tablet costs without gRPC: CPU microseconds per row, in this process, on LevelDB.
 
     python -m benchmarks.tablet_core [--rows N] [--profile]
 
-Process CPU time counts: the synced write in its thread is part of it.
+The CPU time of the whole process is measured, so it includes the thread that syncs writes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from percolator.errors import CellAddress, PercolatorError
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
 
 TARGET = pb.TabletTarget(tablet_id=1, epoch=1, schema_version=1)
@@ -39,7 +41,7 @@ def row_name(number: int) -> bytes:
 
 
 class Timestamps:
-    """Increasing ones, near now."""
+    """Increasing timestamps, close to the current time."""
 
     def __init__(self) -> None:
         self.last = time.time_ns() // 1_000_000 << 18
@@ -116,9 +118,10 @@ def encoded(mutations: list[pb.Mutation]) -> bytes:
 class Bench:
     """One tablet on LevelDB in a fresh directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, change_feed: bool = False) -> None:
         self.pool = DiskThreads(1, "leveldb")
-        self.storage = LevelDBStorage(directory, self.pool)
+        directory.mkdir(exist_ok=True)
+        self.storage = LevelDBStorage(directory, self.pool, create=True)
         identity = directory.stat().st_ino
         self.clock = MachineClock()
         self.tablet = Tablet(
@@ -126,8 +129,10 @@ class Bench:
             schema_version=1,
             storage=self.storage,
             clock=self.clock,
-            still_owner=lambda: directory.stat().st_ino == identity,
+            ownership=MemoryOwnership(lambda: directory.stat().st_ino == identity),
             on_closed=self._closed,
+            guard=TimestampGuard.by_own_clock(self.clock),
+            change_feed=change_feed,
         )
         self.timestamps = Timestamps()
 
@@ -135,7 +140,7 @@ class Bench:
         raise error
 
     async def mutate(self, request: bytes) -> None:
-        """From the bytes of a request to the bytes of its answer, as a server would."""
+        """From the bytes of a request to the bytes of its response, as in a server."""
         batch = pb.MutationBatch.FromString(request)
         result = await self.tablet.mutate(
             batch, deadline_seconds=self.clock.monotonic_seconds() + 10
@@ -148,10 +153,10 @@ class Bench:
         result = await self.tablet.read(pb.ReadBatch.FromString(request))
         result.SerializeToString()
         if len(result.found.values) != found:
-            raise RuntimeError(f"{len(result.found.values)} found of {found}")
+            raise RuntimeError(f"found {len(result.found.values)} of {found} values")
 
     async def fill(self, first: int, stop: int, batch: int = 500) -> None:
-        """Commits rows, each prewritten and then committed."""
+        """Prewrites and commits rows."""
         for at in range(first, stop, batch):
             rows = [row_name(i) for i in range(at, min(at + batch, stop))]
             start, end = self.timestamps.next(), self.timestamps.next()
@@ -174,7 +179,7 @@ async def measured(name: str, rows: int, work: Callable[[], Awaitable[None]]) ->
 
 
 async def prewrites_and_commits(bench: Bench, name: str, rows: int, count: int, size: int) -> None:
-    """Mutations of random rows among `rows`, `size` in a batch, `count` in all."""
+    """Mutates `count` random rows among `rows`, `size` per batch."""
     prewrites, commits = [], []
     for _ in range(count // size):
         chosen = [row_name(i) for i in random.sample(range(rows), size)]
@@ -227,7 +232,7 @@ async def hot_reads(bench: Bench, name: str, row: bytes, at: int, found: int = 1
 
 
 async def hot_refusals(bench: Bench, name: str, row: bytes, start: int) -> None:
-    """Prewrites of one transaction that is too old, on a cell with many versions above it."""
+    """Prewrites of a transaction that is too old, on a cell with many newer versions."""
     request = encoded([prewrite(row, start)] * 100)
 
     async def work() -> None:
@@ -288,7 +293,7 @@ async def run(directory: Path, rows: int) -> None:
     await hot_reads(bench, "1000 versions: newest read", hot, bench.timestamps.next())
     await hot_reads(bench, "1000 versions: oldest read", hot, first)
     await hot_refusals(bench, "1000 versions: prewrite, conflict", hot, oldest)
-    print(f"RSS {rss():.0f} MiB, most {rss_most():.0f} MiB")
+    print(f"RSS {rss():.0f} MiB, peak {rss_most():.0f} MiB")
     print(f"split at {await bench.tablet.propose_split()!r}")
     started = time.perf_counter()
     await bench.tablet.close()

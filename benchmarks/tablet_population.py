@@ -1,8 +1,8 @@
-"""Tablets with a past, written straight into LevelDB: through the API it would take minutes.
+"""Tablets with history, written straight into LevelDB; through the API it would take minutes.
 
-What is there afterwards is what transactions leave: for each commit a lock that was put and deleted
-again, and a write record with its value. A real tablet makes the foundations, and commits once
-above all that follows, so that its bounds of what was written (recent_writes.py) hold.
+The result is what transactions leave: for each commit a lock that was put and deleted again, and a
+write record with its value. A real tablet creates the store and makes one commit at a timestamp
+above all that follow, so that its bounds on what was written (recent_writes.py) hold.
 """
 
 from __future__ import annotations
@@ -11,33 +11,43 @@ from pathlib import Path
 
 from benchmarks.tablet_traffic import COLUMN, FIRST_TIMESTAMP, TABLE_ID, VALUE, row_key
 from percolator.errors import CellAddress
-from percolator.protocol.records import KIND_PUT, LOCK_HEADER, WRITE_HEADER, shared_part
+from percolator.formats.records import (
+    KIND_PUT,
+    LOCK_HEADER,
+    WRITE_HEADER,
+    RecordKind,
+    WriteRecord,
+    shared_part,
+)
 from percolator.tablet import keys
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import MachineClock
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
 
 EPOCH = 1
 CELLS_PER_BATCH = 1_000
+NEIGHBOURS = 1_000
 LAST_COMMIT = FIRST_TIMESTAMP - 1
 FIRST_START = FIRST_TIMESTAMP - (60_000 << 18)
-"""All commits of the population lie between these two."""
+"""All commits of the population lie between `FIRST_START` and `LAST_COMMIT`."""
 
 
 async def populate(
     directory: Path, tablet_id: int, rows: int, *, versions: int = 1, locked: bool = True
 ) -> None:
-    """Makes the tablet at epoch 1 with `versions` commits of each of `rows` rows.
+    """Creates the tablet at epoch 1 with `versions` commits of each of `rows` rows.
 
-    Unless `locked`, the write records come without the deleted locks: as if by a bulk load.
+    Unless `locked`, it has the write records without the deleted locks, as after a bulk load.
     """
     epoch = directory / "store" / str(TABLE_ID) / str(tablet_id) / f"e{EPOCH}"
     epoch.mkdir(parents=True)
     with DiskThreads(1, "populate") as threads:
-        await _found(LevelDBStorage(epoch, threads), tablet_id)
+        await _found(LevelDBStorage(epoch, threads, create=True), tablet_id)
         storage = LevelDBStorage(epoch, threads)
         for version in range(versions):
             start = FIRST_START + (version << 4)
@@ -49,6 +59,31 @@ async def populate(
         await storage.close()
 
 
+async def populate_locked(directory: Path, tablet_id: int, row: bytes, locks: int) -> None:
+    """Creates the tablet at epoch 1 with one value in the row, `locks` lock-only commits above it,
+    and one value in each of `NEIGHBOURS` rows beside it."""
+    epoch = directory / "store" / str(TABLE_ID) / str(tablet_id) / f"e{EPOCH}"
+    epoch.mkdir(parents=True)
+    with DiskThreads(1, "populate") as threads:
+        await _found(LevelDBStorage(epoch, threads, create=True), tablet_id)
+        storage = LevelDBStorage(epoch, threads)
+        batch = storage.batch()
+        value = WRITE_HEADER.pack(FIRST_START - 2, KIND_PUT) + VALUE
+        for one in (row, *(b"%s/%d" % (row, number) for number in range(NEIGHBOURS))):
+            cell = keys.W + keys.cell_prefix(one, COLUMN)
+            batch.put(cell + keys.inverted(FIRST_START - 1), value)
+        await storage.write(batch)
+        cell = keys.W + keys.cell_prefix(row, COLUMN)
+        for first in range(0, locks, CELLS_PER_BATCH):
+            batch = storage.batch()
+            for at in range(first, min(first + CELLS_PER_BATCH, locks)):
+                start = FIRST_START + (at << 4)
+                record = WriteRecord(start, RecordKind.LOCK_ONLY, last_change=FIRST_START - 1)
+                batch.put(cell + keys.inverted(start + 1), record.encode())
+            await storage.write(batch)
+        await storage.close()
+
+
 async def _found(storage: LevelDBStorage, tablet_id: int) -> None:
     clock = MachineClock()
     tablet = Tablet(
@@ -56,8 +91,9 @@ async def _found(storage: LevelDBStorage, tablet_id: int) -> None:
         schema_version=0,
         storage=storage,
         clock=clock,
-        still_owner=lambda: True,
+        ownership=MemoryOwnership(),
         on_closed=lambda error: None,
+        guard=TimestampGuard.by_own_clock(clock),
     )
     await tablet.open()
     change = wire.Change(

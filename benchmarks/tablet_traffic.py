@@ -1,7 +1,7 @@
 """The traffic of the tablet benchmark: prewrites, commits, reads and scans over real gRPC.
 
-A slice is a fixed number of rows, sent as batches of one size with a few calls in flight, as the
-dispatcher does. Its cost is the CPU time of both processes, all their threads included.
+A slice is a fixed number of rows, sent in batches of one size with a few calls in flight, as the
+dispatcher does. Its cost is the CPU time of both processes, including all their threads.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percolator.errors import CellAddress, InvariantViolation
-from percolator.protocol import steps
-from percolator.protocol.records import (
+from percolator.formats.records import (
     KIND_PUT,
     LOCK_HEADER,
     WRITE_HEADER,
     shared_part,
 )
+from percolator.protocol import steps
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -32,14 +32,14 @@ COLUMN = b"c"
 VALUE = b"v" * 100
 TABLE_ID = 1
 EPOCH = 2
-"""Above the one at which a populated directory was made."""
+"""Higher than the epoch of a populated directory."""
 TTL_MILLISECONDS = 3_000
 FIRST_TIMESTAMP = 1_760_000_000_000 << 18
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a slice took."""
+    """What one slice cost."""
 
     rows: int
     seconds: float
@@ -60,17 +60,17 @@ class Cost:
 
     @property
     def server_micros(self) -> float:
-        """CPU of the server per row."""
+        """Server CPU per row."""
         return self.server_seconds / self.rows * 1e6
 
     @property
     def client_micros(self) -> float:
-        """CPU of the client per row."""
+        """Client CPU per row."""
         return self.client_seconds / self.rows * 1e6
 
 
 class Served:
-    """A running tablet server with its tablets open, and a client of it."""
+    """A running tablet server with open tablets, and a client of it."""
 
     def __init__(self, process: ServiceProcess, network: GrpcNetwork, tablets: list[int]) -> None:
         self.process = process
@@ -86,13 +86,13 @@ class Served:
         }
 
     async def open(self) -> None:
-        """Opens all tablets; each has all rows, since they are told apart by their ids alone."""
+        """Opens all tablets. Each holds the whole key range: only their ids differ."""
         for tablet in self.tablets:
             request = wire.OpenTabletRequest(table_id=TABLE_ID, tablet_id=tablet, epoch=EPOCH)
             await self._open(request, CALL_SECONDS)
 
     def new_rows(self, count: int) -> list[bytes]:
-        """Rows that were never used, spread over the key space."""
+        """Unused rows, spread over the key space."""
         first, self._next_row = self._next_row, self._next_row + count
         return [row_key(number) for number in range(first, first + count)]
 
@@ -108,7 +108,7 @@ class Served:
         return await self._mutated(rows, batch, mutation), start
 
     async def commit(self, rows: list[bytes], batch: int, start: int) -> Cost:
-        """Unlocks and commits what `prewrite` has locked."""
+        """Commits and unlocks what `prewrite` locked."""
         commit = self._timestamp()
         record = WRITE_HEADER.pack(start, KIND_PUT) + VALUE
 
@@ -117,9 +117,9 @@ class Served:
 
         return await self._mutated(rows, batch, mutation)
 
-    async def read(self, rows: list[bytes], batch: int) -> Cost:
-        """Reads the newest value of each."""
-        timestamp = self._timestamp()
+    async def read(self, rows: list[bytes], batch: int, at: int | None = None) -> Cost:
+        """Reads the value of each row: the newest one, or the one at a timestamp."""
+        timestamp = self._timestamp() if at is None else at
 
         async def call(chunk: list[bytes]) -> None:
             request = wire.ReadRequest()
@@ -132,12 +132,12 @@ class Served:
             for result in response.batches:
                 _require(not result.HasField("error"), result.error.message)
             found = sum(len(result.found.values) for result in response.batches)
-            _require(found == len(chunk), f"{found} of {len(chunk)} rows found")
+            _require(found == len(chunk), f"found {found} of {len(chunk)} rows")
 
         return await self._measured(rows, batch, call)
 
     async def scan(self, rows_expected: int) -> Cost:
-        """Reads everything of the first tablet, page by page."""
+        """Reads the whole first tablet, page by page."""
         request = wire.ScanRequest(
             target=self._targets[self.tablets[0]], all_columns=True, timestamp=self._timestamp()
         )
@@ -147,7 +147,7 @@ class Served:
             async for page in self._scan(request, CALL_SECONDS):
                 _require(not page.HasField("error"), page.error.message)
                 rows += len(page.found.rows)
-            _require(rows == rows_expected, f"{rows} of {rows_expected} rows scanned")
+            _require(rows == rows_expected, f"scanned {rows} of {rows_expected} rows")
 
         one_call = await self._measured([b""], 1, call)
         return Cost(
@@ -172,7 +172,7 @@ class Served:
         return await self._measured(rows, batch, call)
 
     def _shares(self, chunk: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-        """Splits a batch among the tablets: always the same tablet for the same row."""
+        """Splits a batch among the tablets; a row always goes to the same tablet."""
         if len(self.tablets) == 1:
             yield self.tablets[0], chunk
             return
@@ -203,12 +203,12 @@ class Served:
 
 
 def row_key(number: int) -> bytes:
-    """Unique, 16 bytes, and neighbours in time are no neighbours in the key space."""
+    """A unique key of 16 bytes; rows made one after another are not neighbours in the key space."""
     return b"%010d%06d" % (number * 2_654_435_761 % 10_000_000_000, number % 1_000_000)
 
 
 def process_clock(pid: int) -> int:
-    """The Linux clock of another process's CPU time, in nanoseconds where `psutil` has ticks."""
+    """The Linux clock of another process's CPU time, in nanoseconds (`psutil` only has ticks)."""
     return (~pid << 3) | 2
 
 

@@ -1,7 +1,7 @@
-"""What a slice of transactions cost: wall time, and CPU time by kind of process.
+"""The cost of a slice of transactions: wall time, and CPU time by kind of process.
 
-The CPU time of a process is that of all its threads. All processes of the cluster count, also those
-that a slice never talks to: whoever runs the cluster pays for them.
+The CPU time of a process includes all its threads. All processes of the cluster count, even those
+that a slice never calls, because running the cluster means paying for them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KINDS = (CLIENT, TABLET_SERVERS, ORACLE, OTHERS)
 
 @dataclass
 class Cost:
-    """Of one slice; `operations` is set by whoever counts them."""
+    """The cost of one slice."""
 
     operations: int = 0
     seconds: float = 0.0
     cpu_seconds: dict[str, float] = field(default_factory=dict)
-    """By kind of process."""
+    """CPU by kind of process."""
 
     @property
     def rate(self) -> float:
@@ -46,7 +46,7 @@ class Cost:
 
 
 class Costs:
-    """Of the same slice in several runs."""
+    """The costs of the same slice in several runs."""
 
     def __init__(self) -> None:
         self._costs: list[Cost] = []
@@ -71,7 +71,7 @@ class Costs:
 
 
 class Meter:
-    """Reads the CPU clocks of a cluster's processes, and of this one."""
+    """Reads the CPU clocks of the cluster's processes and of this process."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._clocks: dict[str, list[int]] = {kind: [] for kind in KINDS}
@@ -81,7 +81,7 @@ class Meter:
 
     @contextmanager
     def measured(self, operations: int) -> Iterator[Cost]:
-        """Fills the cost in when the block ends."""
+        """Fills in the cost when the block ends."""
         cost = Cost(operations)
         cpu, began = self._read(), time.perf_counter()
         yield cost

@@ -1,8 +1,8 @@
 """The traffic of the transaction benchmark: raw, transactional and blocking, on the same tables.
 
-Raw means: no transaction, but the same rows through the same dispatchers to the same tablets: one
-conditional mutation, or one read, of one cell. The cells of one slice are all different, so that
-nothing conflicts, and all exist.
+Raw means without transactions: the same rows go through the same dispatchers to the same tablets,
+as one conditional mutation or one read of one cell. The cells of a slice are distinct, so nothing
+conflicts, and all of them exist.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import percolator
 from benchmarks.transaction_cost import Cost, Meter
 from percolator import aio, codecs
 from percolator.errors import InvariantViolation
-from percolator.protocol.records import KIND_PUT, WRITE_HEADER, timestamp_bytes
+from percolator.formats.records import KIND_PUT, WRITE_HEADER, timestamp_bytes
+from percolator.routing.cells import APPLIED, CellMutation, RowRequest
 from percolator.schema import Column, Table
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
-from percolator.wire.questions import APPLIED, RowQuestion, Step
 
 CALL_SECONDS = 60.0
 STEPS_PER_FILL = 4_000
@@ -35,7 +35,7 @@ Operation = Callable[[int], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Accounts:
-    """A table with so many rows, whose values are numbers."""
+    """A table with `rows` rows, whose values are numbers."""
 
     table: Table[str]
     balance: Column[int]
@@ -47,11 +47,11 @@ class Accounts:
         return cls(table, table.column(COLUMN, codecs.integer), rows)
 
     def splits(self, tablets: int) -> list[str]:
-        """Where to cut it into so many tablets of the same size."""
+        """Where to split it into this many tablets of equal size."""
         return [row_key(self.rows * number // tablets) for number in range(1, tablets)]
 
     def some(self, count: int, chance: random.Random) -> list[int]:
-        """Different rows, in no order."""
+        """Distinct rows in random order."""
         return chance.sample(range(self.rows), count)
 
 
@@ -60,11 +60,11 @@ def row_key(number: int) -> str:
 
 
 class Traffic:
-    """Slices of one kind of work, with a number of tasks that take turns."""
+    """Slices of one kind of work each, shared by a number of tasks."""
 
     def __init__(self, db: aio.Database, meter: Meter) -> None:
         self._db = db
-        # Raw questions need what a user of transactions never sees.
+        # Raw operations need internals that users of transactions never see.
         self._engine = db._engine
         self._meter = meter
         self._chance = random.Random(1)
@@ -77,8 +77,10 @@ class Traffic:
 
         async def worker() -> None:
             while portion := list(islice(numbers, STEPS_PER_FILL)):
-                steps = [Step(table_id, raw_put(row_key(number), commit)) for number in portion]
-                answers = await self._engine.around.cells.mutate(steps, self._deadline())
+                steps = [
+                    CellMutation(table_id, raw_put(row_key(number), commit)) for number in portion
+                ]
+                answers = await self._engine.env.cells.mutate(steps, self._deadline())
                 _require(answers.count(APPLIED) == len(steps), "a row was not filled")
 
         await asyncio.gather(*(worker() for _ in range(FILLS_IN_FLIGHT)))
@@ -86,10 +88,10 @@ class Traffic:
     # ------------------------------------------------------------------ raw
 
     async def raw_writes(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
-        """One condition (nobody was here since) and one put of the same bytes as a commit's."""
+        """One condition (no newer version), and one put of the bytes that a commit writes."""
         table_id = await self._table_id(accounts)
         commit = await self._db.timestamp()
-        cells = self._engine.around.cells
+        cells = self._engine.env.cells
 
         async def write(number: int) -> None:
             newer = Condition(
@@ -97,7 +99,7 @@ class Traffic:
                 expectation=Condition.EXPECTATION_ABSENT,
                 from_timestamp=commit,
             )
-            step = Step(table_id, raw_put(row_key(number), commit, newer))
+            step = CellMutation(table_id, raw_put(row_key(number), commit, newer))
             (answer,) = await cells.mutate((step,), self._deadline())
             _require(answer is APPLIED, "a raw write was refused")
 
@@ -106,13 +108,13 @@ class Traffic:
     async def raw_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
         table_id = await self._table_id(accounts)
         timestamp = await self._db.timestamp()
-        cells = self._engine.around.cells
+        cells = self._engine.env.cells
         column = accounts.balance.name
 
         async def read(number: int) -> None:
             row = row_key(number).encode()
-            question = RowRead(row=row, columns=(column,), timestamp=timestamp)
-            (answer,) = await cells.read((RowQuestion(table_id, question),), self._deadline())
+            request = RowRead(row=row, columns=(column,), timestamp=timestamp)
+            (answer,) = await cells.read((RowRequest(table_id, request),), self._deadline())
             _require(column in answer.found, "a row was not found")
 
         return await self._measured(accounts, count, in_flight, read)
@@ -128,6 +130,17 @@ class Traffic:
 
         return await self._measured(accounts, count, in_flight, write)
 
+    async def write_two(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        """Two cells in each transaction, half of the table apart: in different tablets."""
+        db, balance, half = self._db, accounts.balance, accounts.rows // 2
+
+        async def write(number: int) -> None:
+            async with db.transaction() as tx:
+                await tx.set(row_key(number), balance, number)
+                await tx.set(row_key(number + half), balance, number)
+
+        return await self._measured(replace(accounts, rows=half), count, in_flight, write)
+
     async def read_write(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
         db, balance = self._db, accounts.balance
 
@@ -139,7 +152,7 @@ class Traffic:
         return await self._measured(accounts, count, in_flight, add_one)
 
     async def snapshot_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
-        """All at one timestamp."""
+        """All reads at one timestamp."""
         balance = accounts.balance
         async with self._db.snapshot() as snapshot:
 
@@ -149,7 +162,7 @@ class Traffic:
             return await self._measured(accounts, count, in_flight, read)
 
     async def lone_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
-        """Each in a snapshot of its own."""
+        """Each read in its own snapshot."""
         db, balance = self._db, accounts.balance
 
         async def read(number: int) -> None:
@@ -159,7 +172,7 @@ class Traffic:
         return await self._measured(accounts, count, in_flight, read)
 
     async def round_trips(self, accounts: Accounts) -> tuple[int, int]:
-        """Of a lone transaction that only writes, and of one that reads first."""
+        """Round trips of a single transaction that only writes, and of one that reads first."""
         row, balance = row_key(0), accounts.balance
         async with self._db.transaction() as writing:
             await writing.set(row, balance, 1)
@@ -190,7 +203,7 @@ class Traffic:
 
 
 def raw_put(row: str, commit: int, *conditions: Condition) -> Mutation:
-    """A commit record that came without a transaction."""
+    """A commit record written without a transaction."""
     value = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(1)
     change = Change(
         kind=Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=commit, value=value
@@ -203,7 +216,7 @@ def raw_put(row: str, commit: int, *conditions: Condition) -> Mutation:
 def threads_read_write(
     address: str, meter: Meter, accounts: Accounts, count: int, threads: int
 ) -> Cost:
-    """Blocking transactions, in so many threads of this process."""
+    """Runs blocking transactions in `threads` threads of this process."""
     rows = accounts.some(count, random.Random(1))
     balance = accounts.balance
     with percolator.connect(address) as db, ThreadPoolExecutor(threads) as pool:
@@ -216,9 +229,9 @@ def threads_read_write(
             for number in numbers:
                 add_one(row_key(number))
 
-        add_one(row_key(rows[0]))  # the table is known from now on
+        add_one(row_key(rows[0]))  # from here on the table is cached
         with meter.measured(count) as cost:
-            # Each thread its own share: an iterator is not for several threads.
+            # Each thread has its own share, because an iterator cannot be shared by threads.
             shares = [pool.submit(worker, iter(rows[first::threads])) for first in range(threads)]
             for share in shares:
                 share.result()
@@ -226,7 +239,7 @@ def threads_read_write(
 
 
 def lone_latencies(address: str, accounts: Accounts, count: int) -> list[float]:
-    """Seconds of blocking read-write transactions, one after the other."""
+    """Seconds taken by each of `count` blocking read-write transactions, one after another."""
     rows = accounts.some(count + 1, random.Random(2))
     balance, seconds = accounts.balance, []
     with percolator.connect(address) as db:

@@ -1,8 +1,8 @@
-"""`python -m examples COMMAND ...`: starts a cluster, runs the command on it, and removes both.
+"""`python -m examples COMMAND ...`: starts a cluster, runs the command, and removes the cluster.
 
-The command finds the cluster in PERCOLATOR_ADDRESS, and a gateway in PERCOLATOR_GATEWAY; programs
-of this project are in its PATH. `python -m examples --observers module:name COMMAND ...` starts a
-worker, too.
+The command finds the cluster's address in PERCOLATOR_ADDRESS, and a gateway's in
+PERCOLATOR_GATEWAY; the programs of this project are in its PATH. `python -m examples --observers
+module:name COMMAND ...` also starts a worker.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 from percolator.errors import InvalidArgument
-from percolator.observers.loading import load
+from percolator.observers.registry.loading import load
 from services.local.cluster import LocalCluster
 
 
 def main(arguments: list[str]) -> int:
-    """Ends with the exit code of the command."""
+    """Returns the exit code of the command."""
     observers: list[str] = []
     if arguments[:1] == ["--observers"]:
         observers, arguments = arguments[1:2], arguments[2:]
@@ -28,11 +28,13 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
-    if shutil.which(arguments[0], path=path) is None:  # before the cluster, which takes seconds
+    if (
+        shutil.which(arguments[0], path=path) is None
+    ):  # checked first: starting the cluster takes seconds
         sys.stderr.write(f"error: there is no command {arguments[0]!r}\n")
         return 2
     try:
-        for reference in observers:  # a worker that does not start would say so in its log only
+        for reference in observers:  # a worker that cannot start would only say so in its log
             load(reference)
     except InvalidArgument as error:
         sys.stderr.write(f"error: {error}\n")
@@ -47,14 +49,16 @@ def main(arguments: list[str]) -> int:
             observers=observers,
         ) as cluster,
     ):
-        surroundings = {
+        environment = {
             **os.environ,
             "PERCOLATOR_ADDRESS": cluster.address,
             "PERCOLATOR_GATEWAY": cluster.gateway_address,
             "PATH": path,
         }
-        # The command is the caller's own.
-        return subprocess.run(arguments, env=surroundings, check=False).returncode  # noqa: S603
+        ended = subprocess.run(  # noqa: S603 - the command that the caller chose to run
+            arguments, env=environment, check=False
+        )
+        return ended.returncode
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A bank: many threads transfer money, while others check again and again that none is lost.
+"""A bank: many threads transfer money while others keep checking that none is lost.
 
     make cluster-up
     .venv/bin/python -m examples.bank --seconds 10
 
 It shows the blocking API: a `@transactional` function, one `Database` for all threads, snapshots,
-and what to do about a commit whose outcome is unknown. It can be run as often as you like, and by
-several processes at once: they all work on the same accounts.
+and what to do about a commit whose outcome is unknown. You can run it as often as you like, and in
+several processes at once; they all work on the same accounts.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ AUDITORS = 2
 
 
 class MoneyLost(Exception):
-    """What a transactional store exists to rule out."""
+    """Raised when an audit finds a wrong total, which a transactional store must rule out."""
 
 
 @transactional
 def open_accounts(tx: Transaction) -> None:
-    """All accounts, or none: whoever interrupts it never leaves a bank with half its money."""
+    """Opens all accounts or none, so an interruption never leaves a bank with half its money."""
     if tx.get(NAMES[0], balance) is not None:
-        return  # another run opened them, and they hold what it left in them
+        return  # an earlier run opened them and left its balances
     for name in NAMES:
         tx.set(name, balance, OPENING_BALANCE)
 
 
 @transactional
 def transfer(tx: Transaction, source: str, target: str, amount: int) -> bool:
-    """Moves money, if there is enough. Runs again on a new snapshot after a conflict."""
+    """Moves money if there is enough. After a conflict, it is retried on a fresh snapshot."""
     has = tx.get(source, balance, default=0)
     if has < amount:
         return False
@@ -57,7 +57,7 @@ def transfer(tx: Transaction, source: str, target: str, amount: int) -> bool:
 
 
 def total(db: Database) -> int:
-    """Adds up all accounts as they are at one instant, however much is transferred meanwhile."""
+    """Adds up all accounts at one snapshot, however much is transferred meanwhile."""
     with db.snapshot() as snapshot:
         return sum(row.get(balance, 0) for row in snapshot.scan(accounts, columns=[balance]))
 
@@ -71,12 +71,12 @@ class Bank:
         self._counting = threading.Lock()
         self.transfers = 0
         self.audits = 0
-        # The table is cut into six tablets, which the cluster spreads over its tablet servers.
+        # The table is split into six tablets, which the cluster spreads over its tablet servers.
         db.create_table(accounts, splits=NAMES[20::20], exist_ok=True)
         open_accounts(db)
 
     def work(self, seconds: float) -> None:
-        """Returns when all threads are done; raises what the first one that failed has raised."""
+        """Returns when all threads are done; raises the error of the first that failed."""
         with ThreadPoolExecutor(TELLERS + AUDITORS) as threads:
             working = [threads.submit(self._transfer_money) for _ in range(TELLERS)]
             working += [threads.submit(self._audit) for _ in range(AUDITORS)]
@@ -92,8 +92,8 @@ class Bank:
             try:
                 transfer(self._db, source, target, chance.randint(1, 10))
             except OutcomeUnknown as unknown:
-                # The servers fell silent in the middle of the commit. Running it again could
-                # transfer the money twice, so ask first; here, knowing is all that is wanted.
+                # The servers fell silent in the middle of the commit. Retrying could transfer the
+                # money twice, so ask first. Here, either outcome is fine once it is known.
                 self._db.resolve(unknown)
             with self._counting:
                 self.transfers += 1
@@ -111,7 +111,7 @@ def main(
     address: Annotated[str | None, typer.Option(help="host:port of a master.")] = None,
     seconds: Annotated[float, typer.Option(help="How long to transfer.", min=0.1)] = 10.0,
 ) -> None:
-    """Transfers money with many threads, and audits it."""
+    """Transfer money with many threads, and audit it."""
     console = Console()
     with percolator.connect(address, description="the bank") as db:
         bank = Bank(db)

@@ -2,9 +2,9 @@
 
     make example-counter-view
 
-Orders come, change and are cancelled, by many threads. An observer keeps the sums, and never reads
-more than the one order that has changed. At the end, the view is compared with what all orders add
-up to. `--shards 1` shows why the sums are spread over several rows: all runs meet at one.
+Many threads add, change and cancel orders. An observer keeps the sums up to date, and never reads
+more than the one order that has changed. At the end, the view is compared with the sum of all
+orders. `--shards 1` shows why each sum is spread over several rows: otherwise all runs collide.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from percolator import (
 orders = Table("orders")
 order = orders.column("order", codecs.json)  # {"customer": ..., "amount": ...}
 counted = orders.column("counted", codecs.json)
-"""What the view contains of the order: [customer, amount, shard], or nothing."""
+"""What the view includes for the order: [customer, amount, shard], or nothing."""
 
 sums = Table("sums", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
 number = sums.column("number", codecs.integer)
@@ -50,20 +50,20 @@ CLERKS = 8
 
 
 class ViewIsWrong(Exception):
-    """What the observer exists to rule out."""
+    """Raised when the view differs from the orders, which the observer must rule out."""
 
 
 def view(shards: int = SHARDS) -> Observer:
-    """The observer, with the sums of each customer spread over so many rows."""
+    """The observer, with the sums of each customer spread over this many rows."""
 
     @observes(order, name="view")
     async def keep(tx: aio.Transaction, row: str) -> None:
-        """Takes away what was counted of the order, and adds what there is now."""
+        """Subtracts what was counted for the order before, and adds its current value."""
         now = await tx.get(row, order)
         before = await tx.get(row, counted)
         after = now and [now["customer"], now["amount"], zlib.crc32(row.encode()) % shards]
         if before == after:
-            return  # changed and changed back, or answered by an earlier run
+            return  # changed and changed back, or handled by an earlier run
         if before is not None:
             await _add(tx, *before, sign=-1)
         if after is None:
@@ -87,7 +87,7 @@ async def _add(tx: aio.Transaction, customer: str, value: int, shard: int, *, si
 
 
 def shown(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
-    """The view: orders and their amount, for each customer and for everybody."""
+    """The view: the number of orders and their amount, by customer and in total."""
     numbers: Counter[str] = Counter()
     amounts: Counter[str] = Counter()
     for row in snapshot.scan(sums):
@@ -97,7 +97,7 @@ def shown(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
 
 
 def recomputed(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
-    """The same from all orders: what the view saves everybody who asks."""
+    """The same, computed from all orders, which is the work that the view saves."""
     found: dict[str, tuple[int, int]] = {}
     for row in snapshot.scan(orders, columns=[order]):
         for who in (row[order]["customer"], EVERYBODY):
@@ -108,7 +108,7 @@ def recomputed(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
 
 @transactional
 def change_something(tx: percolator.Transaction, chance: random.Random) -> None:
-    """A new order, another amount or customer, or a cancellation."""
+    """Makes a new order, changes its amount or customer, or cancels it."""
     row = f"order-{chance.randrange(500):03d}"
     if chance.random() < 0.2:
         tx.delete(row, order)
@@ -118,7 +118,7 @@ def change_something(tx: percolator.Transaction, chance: random.Random) -> None:
 
 
 def work(db: Database, seconds: float) -> int:
-    """Many clerks at once; returns how many changes they made."""
+    """Lets many clerks work at once; returns how many changes they made."""
     closing = threading.Event()
 
     def clerk() -> int:
@@ -128,7 +128,7 @@ def work(db: Database, seconds: float) -> int:
             try:
                 change_something(db, chance)
             except OutcomeUnknown as unknown:
-                db.resolve(unknown)  # either way, the view follows what is stored
+                db.resolve(unknown)  # whatever the outcome, the view follows what is stored
             changes += 1
         return changes
 
@@ -141,10 +141,10 @@ def work(db: Database, seconds: float) -> int:
 
 def main(
     address: Annotated[str | None, typer.Option(help="host:port of a master.")] = None,
-    seconds: Annotated[float, typer.Option(help="How long orders change.", min=0.1)] = 5.0,
-    shards: Annotated[int, typer.Option(help="Rows for each sum.", min=1)] = SHARDS,
+    seconds: Annotated[float, typer.Option(help="How long to change orders.", min=0.1)] = 5.0,
+    shards: Annotated[int, typer.Option(help="Rows per sum.", min=1)] = SHARDS,
 ) -> None:
-    """Changes orders with many threads, while an observer keeps the view."""
+    """Change orders with many threads while an observer keeps the view up to date."""
     console = Console()
     with percolator.connect(address, description="a view of orders") as db:
         db.create_table(orders, exist_ok=True)

@@ -23,67 +23,91 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from percolator import aio, codecs, errors
+    from percolator import aio, codecs, errors, recipes
+    from percolator.aio.tickets import Receipt, Ticket
     from percolator.aio.transaction import Outcome
-    from percolator.database import Database, connect
-    from percolator.decorators import transactional
+    from percolator.blocking.changes import Changes
+    from percolator.blocking.database import Database, connect
+    from percolator.blocking.pin import Pin
+    from percolator.blocking.shared import Share, SharedTransaction
+    from percolator.blocking.snapshot import Snapshot
+    from percolator.blocking.transaction import Transaction
+    from percolator.changes import Change, ChangeKind, ChangePage
+    from percolator.decorators import observes, transactional
+    from percolator.either import both_kinds
     from percolator.errors import (
         ConflictError,
         DeadlineExceeded,
         InvalidArgument,
+        OutcomeLost,
         OutcomeUnknown,
         PercolatorError,
         Retry,
+        RowChanged,
         SchemaError,
         SnapshotTooOld,
         TransactionTooLarge,
         Unavailable,
         UsageError,
+        WrittenTwice,
     )
     from percolator.limits import Limits
-    from percolator.observers.definition import Observer, observes
+    from percolator.observers.definition import Observer
     from percolator.observers.worker import WorkerLimits
-    from percolator.pin import Pin
     from percolator.retries import RetryPolicy
     from percolator.schema import Column, Row, Table
-    from percolator.snapshot import Snapshot
     from percolator.timestamps import Timestamp
-    from percolator.transaction import Transaction
     from percolator.wire.tls import Tls
 
 _HOMES = {
+    "Change": "changes",
+    "ChangeKind": "changes",
+    "ChangePage": "changes",
+    "Changes": "blocking.changes",
     "Column": "schema",
     "ConflictError": "errors",
-    "Database": "database",
+    "Database": "blocking.database",
     "DeadlineExceeded": "errors",
     "InvalidArgument": "errors",
     "Limits": "limits",
     "Observer": "observers.definition",
     "Outcome": "aio.transaction",
+    "OutcomeLost": "errors",
     "OutcomeUnknown": "errors",
     "PercolatorError": "errors",
-    "Pin": "pin",
+    "Pin": "blocking.pin",
+    "Receipt": "aio.tickets",
     "Retry": "errors",
     "RetryPolicy": "retries",
     "Row": "schema",
     "SchemaError": "errors",
-    "Snapshot": "snapshot",
+    "Share": "blocking.shared",
+    "SharedTransaction": "blocking.shared",
+    "Snapshot": "blocking.snapshot",
+    "RowChanged": "errors",
     "SnapshotTooOld": "errors",
     "Table": "schema",
+    "Ticket": "aio.tickets",
     "Timestamp": "timestamps",
     "Tls": "wire.tls",
-    "Transaction": "transaction",
+    "Transaction": "blocking.transaction",
     "TransactionTooLarge": "errors",
     "Unavailable": "errors",
     "UsageError": "errors",
     "WorkerLimits": "observers.worker",
-    "connect": "database",
-    "observes": "observers.definition",
+    "WrittenTwice": "errors",
+    "both_kinds": "either",
+    "connect": "blocking.database",
+    "observes": "decorators",
     "transactional": "decorators",
 }
-_MODULES = ("aio", "codecs", "errors")
+_MODULES = ("aio", "codecs", "errors", "recipes")
 
 __all__ = [
+    "Change",
+    "ChangeKind",
+    "ChangePage",
+    "Changes",
     "Column",
     "ConflictError",
     "Database",
@@ -92,16 +116,22 @@ __all__ = [
     "Limits",
     "Observer",
     "Outcome",
+    "OutcomeLost",
     "OutcomeUnknown",
     "PercolatorError",
     "Pin",
+    "Receipt",
     "Retry",
     "RetryPolicy",
     "Row",
+    "RowChanged",
     "SchemaError",
+    "Share",
+    "SharedTransaction",
     "Snapshot",
     "SnapshotTooOld",
     "Table",
+    "Ticket",
     "Timestamp",
     "Tls",
     "Transaction",
@@ -109,19 +139,22 @@ __all__ = [
     "Unavailable",
     "UsageError",
     "WorkerLimits",
+    "WrittenTwice",
     "aio",
+    "both_kinds",
     "codecs",
     "connect",
     "errors",
     "observes",
+    "recipes",
     "transactional",
 ]
 
 
-if not TYPE_CHECKING:  # or a type checker would believe in any name
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """Loads a name when it is first used: servers import this package, and need no client."""
+        """Loads a name when it is first used: servers import this package but need no client."""
         from importlib import import_module
 
         if name in _MODULES:

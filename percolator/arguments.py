@@ -1,19 +1,20 @@
-"""What programs pass in, checked where it comes in: so that an error names the argument at fault.
+"""Checks the arguments of public calls at once, so that an error names the argument at fault.
 
-Types are checked for programs without a type checker: what is wrong must neither be taken for
-something else nor surface as an error from the inside of the library.
+Types are checked, too, for programs without a type checker: a wrong argument must neither be taken
+for something else nor cause an error deep inside the library.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, UsageError
-from percolator.schema import Column, Table
+from percolator.schema import INTERNAL_PREFIX, Column, Table
+from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -21,14 +22,17 @@ R = TypeVar("R")
 _MILLISECOND = timedelta(milliseconds=1)
 
 SECONDS_MAX = 1e9
-"""Thirty years: as good as no time-out, and no trouble for any clock."""
+"""Thirty years: as good as no time-out, and not too large for any clock."""
+
+TABLES_MAX = 1_000
+"""The most tables that one call creates."""
 
 COLUMNS_MAX = 10_000
-"""Named in one read: as many as a tablet server accepts."""
+"""The most columns in one read: as many as a tablet server accepts."""
 
 
 def require_seconds(seconds: object, field: str = "timeout") -> None:
-    """A time-out. What is not a number is in no range."""
+    """Refuses a time-out that is not a number in range; NaN is in no range."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidArgument(field, f"expected a number, got {type(seconds).__name__}")
     if not 0 < seconds <= SECONDS_MAX:
@@ -45,13 +49,62 @@ def require_whole(number: object, field: str, least: int) -> None:
         raise InvalidArgument(field, f"expected at least {least}, got {number}")
 
 
+def require_bool(value: object, field: str) -> None:
+    """Refuses None and numbers: a setting that was left out must not switch anything off."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(field, f"expected a bool, got {type(value).__name__}")
+
+
+def as_timestamp(moment: object, field: str) -> Timestamp:
+    """The timestamp for a moment of the past that a program names.
+
+    A datetime stands for the last timestamp before its millisecond: commits before that millisecond
+    are seen, and commits in it are not.
+    """
+    if isinstance(moment, datetime):
+        try:
+            return Timestamp.before(moment)
+        except InvalidArgument as error:
+            raise InvalidArgument(field, error.reason) from None
+    if isinstance(moment, Timestamp):
+        if moment == 0:
+            raise InvalidArgument(field, "0 is before every commit, so there is nothing to read")
+        return moment
+    if isinstance(moment, int) and not isinstance(moment, bool):
+        # It may as well be the seconds or milliseconds of a clock, which are far in the past.
+        raise InvalidArgument(
+            field,
+            f"{moment} is a bare int: write percolator.Timestamp({moment}) if it is a timestamp of "
+            "the oracle, and pass a datetime for a time",
+        )
+    raise UsageError(f"{field}: expected a Timestamp or a datetime, got {type(moment).__name__}")
+
+
 def require_table(table: object) -> None:
     if not isinstance(table, Table):
         raise UsageError(f"expected a Table, got {type(table).__name__}")
 
 
+def listed_tables(tables: object) -> list[Table[Any]]:
+    """The given tables as a list, each of them once, and none of Percolator's own."""
+    if isinstance(tables, str) or not isinstance(tables, Iterable):
+        raise InvalidArgument("tables", f"expected a list of tables, got {type(tables).__name__}")
+    found = list(islice(tables, TABLES_MAX + 1))
+    if len(found) > TABLES_MAX:
+        raise InvalidArgument("tables", f"expected at most {TABLES_MAX}")
+    for place, table in enumerate(found):
+        if not isinstance(table, Table):
+            raise InvalidArgument(
+                f"tables[{place}]", f"expected a Table, got {type(table).__name__}"
+            )
+        if table in found[:place]:
+            raise InvalidArgument(f"tables[{place}]", f"{table.name!r} is named twice")
+        require_no_internal_name(table.name)
+    return found
+
+
 def listed_columns(columns: object) -> list[Column[Any]]:
-    """What was given, as a list: a generator can be looked at only once."""
+    """The given columns as a list, since a generator can be consumed only once."""
     if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
         raise InvalidArgument(
             "columns", f"expected a list of columns, got {type(columns).__name__}"
@@ -61,32 +114,73 @@ def listed_columns(columns: object) -> list[Column[Any]]:
         if not isinstance(column, Column):
             raise InvalidArgument("columns", f"expected columns, found {type(column).__name__}")
     if len(found) > COLUMNS_MAX:
-        raise InvalidArgument("columns", f"expected at most {COLUMNS_MAX}; leave it out for all")
+        raise InvalidArgument(
+            "columns", f"expected at most {COLUMNS_MAX}; omit it to read all columns"
+        )
     return found
 
 
-def listed(rows: Iterable[K], field: str, most: int) -> list[K]:
-    """What was given, as a list; at most one more than allowed, however endless it is."""
+def listed(rows: Iterable[K] | None, field: str, most: int) -> list[K]:
+    """The given rows as a list, cut at one more than allowed, since an iterator may be endless."""
     if isinstance(rows, str | bytes | bytearray) or not isinstance(rows, Iterable):
         raise InvalidArgument(field, f"expected a list of row keys, got {type(rows).__name__}")
     return list(islice(rows, most + 1))
 
 
+_PAIR = 2
+
+
+def listed_cells(cells: object, most: int) -> list[tuple[object, Column[Any]]]:
+    """Pairs of a row and a column as a list."""
+    if isinstance(cells, str | bytes | bytearray) or not isinstance(cells, Iterable):
+        raise InvalidArgument(
+            "cells", f"expected pairs of a row and a column, or a Table, got {type(cells).__name__}"
+        )
+    found = list(islice(cells, most + 1))
+    if len(found) > most:
+        raise InvalidArgument("cells", f"more than {most} cells at once")
+    for place, cell in enumerate(found):
+        if not (isinstance(cell, tuple) and len(cell) == _PAIR and isinstance(cell[1], Column)):
+            raise InvalidArgument(f"cells[{place}]", f"{cell!r:.80} is not a row and a column")
+    return found
+
+
 def finished(result: R) -> R:
-    """What a function that ran in a transaction has returned. A coroutine has not even begun."""
+    """The result of a function that ran in a transaction. Refuses a coroutine: it has not run."""
     if inspect.iscoroutine(result):
         result.close()
-        raise UsageError("expected a function, got a coroutine function: those need percolator.aio")
+        raise UsageError(
+            "expected a function, got a coroutine function: use percolator.aio for those"
+        )
+    _refuse_generator(result)
     return result
 
 
 def awaited(result: Awaitable[R]) -> Awaitable[R]:
-    """What a coroutine function was called to."""
+    """The awaitable that a coroutine function returned. Refuses the results of other functions."""
+    _refuse_generator(result)
     if not inspect.isawaitable(result):
         raise UsageError(
             f"expected a coroutine function, got a function that returns {type(result).__name__}"
         )
     return result
+
+
+def _refuse_generator(result: object) -> None:
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise UsageError(
+            "expected a function that runs in the transaction, got one that returns a generator, "
+            "whose body would run afterwards: return a list instead"
+        )
+
+
+def require_no_internal_name(name: str) -> None:
+    if name.startswith(INTERNAL_PREFIX):
+        raise InvalidArgument(
+            "table",
+            f"{name!r} is internal: only Percolator creates and drops tables whose names begin "
+            f"with {INTERNAL_PREFIX!r}",
+        )
 
 
 def retention_milliseconds(retention: object) -> int:

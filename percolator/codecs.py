@@ -1,100 +1,71 @@
 """How Python values become the bytes of cells, and row keys the bytes of rows.
 
-    raw, text, integer, float, boolean, json, message(MyProto)     for columns
-    text (the default), raw, ordered_integer, tuple_of(...)        for row keys
+    raw, text, integer, float, boolean, timestamp, date, uuid,     for columns
+    decimal(10, 2), json, model(MyDataclass), message(MyProto)
+    text (the default), raw, uuid, ordered_integer,                for row keys
+    ordered_timestamp, ordered_date, tuple_of(...), hashed(...)
 
-Everybody uses the same bytes, in whatever language (docs/formats.md). There is no pickle: what is
-stored would run code when it is read, and nothing but Python could read it.
+Programs in all languages use the same bytes (docs/formats.md). There is no pickle codec: reading a
+value would run stored code, and only Python could read it.
 
-Row keys are stored in the order of their bytes, so a key's codec decides in which order a scan
-meets them: text by code point, integers by value, tuples by their first part, then by the second.
+Rows are stored in the order of their bytes, so a key's codec determines the order of a scan: text
+by code point, integers, moments and days by value, tuples by their first part, then by the second,
+and hashed keys in no order. `Table(key=...)` refuses the other codecs.
 """
 
 from __future__ import annotations
 
 import builtins
+import datetime as _datetime
+import decimal as _decimal
 import json as _json
+import re
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from percolator.column_codec import Codec, damaged, wrong
 from percolator.errors import SchemaError
+from percolator.fixed_keys import OrderedNumberCodec, UuidCodec, stored_integer
+from percolator.hashed_keys import HashedCodec, SplitPoint, hashed, splits_for
+from percolator.key_codec import KeyCodec, require_key_codec
+from percolator.model_codec import model
+from percolator.moments import day_at, days_of, microseconds_of, moment_at
 
 __all__ = [
     "Codec",
+    "HashedCodec",
     "KeyCodec",
+    "SplitPoint",
     "boolean",
+    "date",
+    "decimal",
     "float",
+    "hashed",
     "integer",
     "json",
     "message",
+    "model",
+    "ordered_date",
     "ordered_integer",
+    "ordered_timestamp",
     "raw",
+    "splits_for",
     "text",
+    "timestamp",
     "tuple_of",
+    "uuid",
 ]
 
-T = TypeVar("T")
-K = TypeVar("K")
 MessageT = TypeVar("MessageT", bound=Message)
-
-INTEGER_MIN = -(2**63)
-INTEGER_MAX = 2**63 - 1
-
-
-class Codec(Generic[T]):
-    """Values of one type as bytes. `encode` refuses everything else with `SchemaError`."""
-
-    def __init__(
-        self, name: str, encode: Callable[[T], bytes], decode: Callable[[bytes], T]
-    ) -> None:
-        self.name = name
-        self.encode = encode
-        self.decode = decode
-
-    def __repr__(self) -> str:
-        return f"codecs.{self.name}"
-
-
-class KeyCodec(Protocol[K]):
-    """Row keys as bytes, in order."""
-
-    def encode(self, key: K) -> bytes:
-        """The row of a key."""
-        ...
-
-    def decode(self, row: bytes) -> K:
-        """The key of a row."""
-        ...
-
-    def encode_prefix(self, prefix: K) -> bytes:
-        """With what the rows begin whose keys begin with `prefix`."""
-        ...
-
-    def encode_part(self, key: K) -> bytes:
-        """As a part of a tuple: says itself where it ends, and keeps the order."""
-        ...
-
-    def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
-        """The part, and where the next one begins."""
-        ...
-
-
-def _wrong(expected: str, value: object) -> SchemaError:
-    return SchemaError(f"expected {expected}, got {type(value).__name__}")
-
-
-def _damaged(expected: str, data: bytes) -> SchemaError:
-    return SchemaError(f"{len(data)} stored bytes are not {expected}")
-
 
 # ---------------------------------------------------------------------------- bytes and text
 
 
 class _Delimited:
-    """Parts of tuples that end with 00 00, in which a 00 is written 00 FF: the order stays."""
+    """Parts of tuples that end with 00 00. Inside, 00 is written as 00 FF; this keeps the order."""
 
     @staticmethod
     def escape(data: bytes) -> bytes:
@@ -106,7 +77,7 @@ class _Delimited:
         while True:
             at = row.find(b"\x00", at)
             if at < 0 or at + 1 >= len(row):
-                raise _damaged("a tuple", row)
+                raise damaged("a tuple", row)
             if row[at + 1] == 0:
                 return row[start:at].replace(b"\x00\xff", b"\x00"), at + 2
             at += 2
@@ -150,23 +121,23 @@ def _encode_raw(value: bytes) -> bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise _wrong("bytes", value)
+    raise wrong("bytes", value)
 
 
 def _encode_text(value: str) -> bytes:
     if not isinstance(value, str):
-        raise _wrong("str", value)
+        raise wrong("str", value)
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise SchemaError(f"the text has no UTF-8 form: {error.reason}") from None
+        raise SchemaError(f"the text cannot be encoded as UTF-8: {error.reason}") from None
 
 
 def _decode_text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise _damaged("UTF-8 text", data) from None
+        raise damaged("UTF-8 text", data) from None
 
 
 # ---------------------------------------------------------------------------- numbers
@@ -177,24 +148,24 @@ _BINARY64 = struct.Struct(">d")
 
 def _encode_integer(value: int) -> bytes:
     if type(value) is not int and (isinstance(value, bool) or not isinstance(value, int)):
-        raise _wrong("int", value)
+        raise wrong("int", value)
     try:
         return _SIGNED.pack(value)
     except struct.error:
-        raise SchemaError(f"{value} has more than 64 bits") from None
+        raise SchemaError(f"{value} does not fit into 64 bits") from None
 
 
 def _decode_integer(data: bytes) -> int:
     try:
         value: int = _SIGNED.unpack(data)[0]
     except struct.error:
-        raise _damaged("a 64-bit integer", data) from None
+        raise damaged("a 64-bit integer", data) from None
     return value
 
 
 def _encode_float(value: builtins.float) -> bytes:
     if isinstance(value, bool) or not isinstance(value, builtins.float | int):
-        raise _wrong("float", value)
+        raise wrong("float", value)
     try:
         return _BINARY64.pack(value)
     except (OverflowError, struct.error):
@@ -205,54 +176,91 @@ def _decode_float(data: bytes) -> builtins.float:
     try:
         value: builtins.float = _BINARY64.unpack(data)[0]
     except struct.error:
-        raise _damaged("a 64-bit float", data) from None
+        raise damaged("a 64-bit float", data) from None
     return value
 
 
 def _encode_boolean(value: bool) -> bytes:
     if not isinstance(value, bool):
-        raise _wrong("bool", value)
+        raise wrong("bool", value)
     return b"\x01" if value else b"\x00"
 
 
 def _decode_boolean(data: bytes) -> bool:
     if data not in (b"\x00", b"\x01"):
-        raise _damaged("a boolean", data)
+        raise damaged("a boolean", data)
     return data == b"\x01"
 
 
-class OrderedIntegerCodec:
-    """Row keys that are integers of 64 bits, in the order of their values."""
+# ---------------------------------------------------------------------------- moments and days
 
-    def encode(self, key: int) -> bytes:
-        if isinstance(key, bool) or not isinstance(key, int):
-            raise _wrong("int", key)
-        if not INTEGER_MIN <= key <= INTEGER_MAX:
-            raise SchemaError(f"{key} has more than 64 bits")
-        return (key - INTEGER_MIN).to_bytes(8, "big")
 
-    def decode(self, row: bytes) -> int:
-        if len(row) != 8:
-            raise _damaged("an integer key", row)
-        return int.from_bytes(row, "big") + INTEGER_MIN
+def _encode_timestamp(value: _datetime.datetime) -> bytes:
+    return _SIGNED.pack(microseconds_of(value))
 
-    def encode_prefix(self, prefix: int) -> bytes:
-        raise SchemaError("integers have no prefixes: give start and end")
 
-    def encode_part(self, key: int) -> bytes:
-        return self.encode(key)
+def _decode_timestamp(data: bytes) -> _datetime.datetime:
+    return moment_at(_decode_integer(data))
 
-    def decode_part(self, row: bytes, start: int) -> tuple[int, int]:
-        return self.decode(row[start : start + 8]), start + 8
 
-    def __repr__(self) -> str:
-        return "codecs.ordered_integer"
+def _encode_date(value: _datetime.date) -> bytes:
+    return _SIGNED.pack(days_of(value))
+
+
+def _decode_date(data: bytes) -> _datetime.date:
+    return day_at(_decode_integer(data))
+
+
+# ---------------------------------------------------------------------------- exact numbers
+
+DECIMAL_DIGITS_MAX = 38
+_PLAIN_NUMBER = re.compile(rb"-?[0-9]+(\.[0-9]+)?")
+_EXACT = _decimal.Context(
+    prec=2 * DECIMAL_DIGITS_MAX, traps=[_decimal.InvalidOperation, _decimal.Inexact]
+)
+
+
+def decimal(digits: int, places: int) -> Codec[_decimal.Decimal]:
+    """A codec for exact numbers of at most `digits` digits, `places` of them after the point.
+
+    `decimal(10, 2)` stores them as text with all places, such as `-12.50`.
+    """
+    if not 1 <= digits <= DECIMAL_DIGITS_MAX or not 0 <= places <= digits:
+        raise SchemaError(
+            f"decimal({digits}, {places}): expected 1 to {DECIMAL_DIGITS_MAX} digits, "
+            "and no more places than digits"
+        )
+    step = _decimal.Decimal(1).scaleb(-places)
+    above = _decimal.Decimal(1).scaleb(digits - places)
+    name = f"decimal({digits},{places})"
+
+    def fitting(value: _decimal.Decimal) -> _decimal.Decimal:
+        try:
+            found = value.quantize(step, context=_EXACT)
+        except (_decimal.InvalidOperation, _decimal.Inexact):
+            raise SchemaError(f"{value} does not fit {name}") from None
+        if not found.is_finite() or abs(found) >= above:
+            raise SchemaError(f"{value} does not fit {name}")
+        return found
+
+    def encode(value: _decimal.Decimal) -> bytes:
+        if not isinstance(value, _decimal.Decimal):
+            raise wrong("Decimal", value)
+        found = fitting(value)
+        return format(found or abs(found), "f").encode()  # 0, and never -0
+
+    def decode(data: bytes) -> _decimal.Decimal:
+        if not _PLAIN_NUMBER.fullmatch(data):
+            raise damaged(f"a {name}", data)
+        return fitting(_decimal.Decimal(data.decode()))
+
+    return Codec(name, encode, decode)
 
 
 # ---------------------------------------------------------------------------- structures
 
 
-def _encode_json(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+def _encode_json(value: Any) -> bytes:  # noqa: ANN401 - anything that JSON can express
     try:
         text = _json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
@@ -260,26 +268,26 @@ def _encode_json(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
         raise SchemaError(f"not a JSON value: {error}") from None
 
 
-def _decode_json(data: bytes) -> Any:  # noqa: ANN401
+def _decode_json(data: bytes) -> Any:  # noqa: ANN401 - anything that JSON can express
     try:
         return _json.loads(data)
     except (ValueError, RecursionError):
-        raise _damaged("JSON", data) from None
+        raise damaged("JSON", data) from None
 
 
 def message(kind: type[MessageT]) -> Codec[MessageT]:
-    """Protobuf messages of one type."""
+    """A codec for Protobuf messages of one type."""
 
     def encode(value: MessageT) -> bytes:
         if not isinstance(value, kind):
-            raise _wrong(kind.DESCRIPTOR.full_name, value)
+            raise wrong(kind.DESCRIPTOR.full_name, value)
         return value.SerializeToString()
 
     def decode(data: bytes) -> MessageT:
         try:
             return kind.FromString(data)
         except DecodeError:
-            raise _damaged(kind.DESCRIPTOR.full_name, data) from None
+            raise damaged(kind.DESCRIPTOR.full_name, data) from None
 
     return Codec(f"message({kind.__name__})", encode, decode)
 
@@ -290,21 +298,26 @@ class TupleCodec:
     def __init__(self, parts: Sequence[KeyCodec[Any]]) -> None:
         self._parts = parts
 
+    @property
+    def parts(self) -> Sequence[KeyCodec[Any]]:
+        """The codecs of the parts."""
+        return self._parts
+
     def encode(self, key: tuple[Any, ...]) -> bytes:
         if _length(key) != len(self._parts):
-            raise _wrong(f"a tuple of {len(self._parts)}", key)
+            raise wrong(f"a tuple of {len(self._parts)}", key)
         return self.encode_prefix(key)
 
     def decode(self, row: bytes) -> tuple[Any, ...]:
         key, end = self.decode_part(row, 0)
         if end != len(row):
-            raise _damaged("a tuple", row)
+            raise damaged("a tuple", row)
         return key
 
     def encode_prefix(self, prefix: tuple[Any, ...]) -> bytes:
-        """The first parts, whole."""
+        """The bytes of the first parts, each of which must be complete."""
         if not 0 <= _length(prefix) <= len(self._parts):
-            raise _wrong(f"a tuple of at most {len(self._parts)}", prefix)
+            raise wrong(f"a tuple of at most {len(self._parts)}", prefix)
         pairs = zip(self._parts, prefix, strict=False)
         return b"".join([codec.encode_part(part) for codec, part in pairs])
 
@@ -323,7 +336,7 @@ class TupleCodec:
 
 
 def _length(key: object) -> int:
-    """Of a tuple; -1 for what is none."""
+    """The length of a tuple; -1 for anything else."""
     return len(key) if isinstance(key, tuple) else -1
 
 
@@ -331,26 +344,44 @@ def tuple_of(*parts: KeyCodec[Any]) -> TupleCodec:
     """Row keys of several parts: `tuple_of(text, ordered_integer)` takes `("log", 17)`."""
     if not parts:
         raise SchemaError("a tuple needs at least one part")
+    for number, part in enumerate(parts, 1):
+        require_key_codec(part, f"part {number} of a tuple")
     return TupleCodec(parts)
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The least row above all that begin with the prefix; empty when there is none."""
+    """The first row after all that begin with the prefix; empty if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 raw = RawCodec()
-"""Bytes as they are; also for row keys."""
+"""Bytes, unchanged; also for row keys."""
 text = TextCodec()
-"""`str`, in UTF-8; also for row keys."""
+"""`str` as UTF-8; also for row keys."""
 integer: Codec[int] = Codec("integer", _encode_integer, _decode_integer)
-"""`int` of 64 bits, with sign."""
+"""`int`, signed, of 64 bits."""
 float: Codec[builtins.float] = Codec("float", _encode_float, _decode_float)
 """`float`, of 64 bits."""
 boolean: Codec[bool] = Codec("boolean", _encode_boolean, _decode_boolean)
 """`bool`."""
+timestamp: Codec[_datetime.datetime] = Codec("timestamp", _encode_timestamp, _decode_timestamp)
+"""`datetime` with a time zone: a moment, to the microsecond. It comes back in UTC."""
+date: Codec[_datetime.date] = Codec("date", _encode_date, _decode_date)
+"""`date`."""
 json: Codec[Any] = Codec("json", _encode_json, _decode_json)
-"""Whatever JSON can say."""
-ordered_integer = OrderedIntegerCodec()
-"""`int` for row keys: in the order of the numbers."""
+"""Anything that JSON can express."""
+uuid = UuidCodec()
+"""`UUID`, 16 bytes; also for row keys, in the order of the bytes."""
+ordered_integer: OrderedNumberCodec[int] = OrderedNumberCodec(
+    "ordered_integer", stored_integer, stored_integer
+)
+"""`int` for row keys, in numerical order."""
+ordered_timestamp: OrderedNumberCodec[_datetime.datetime] = OrderedNumberCodec(
+    "ordered_timestamp", microseconds_of, moment_at
+)
+"""`datetime` with a time zone for row keys, in the order of time. It comes back in UTC."""
+ordered_date: OrderedNumberCodec[_datetime.date] = OrderedNumberCodec(
+    "ordered_date", days_of, day_at
+)
+"""`date` for row keys, in the order of time."""

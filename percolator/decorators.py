@@ -1,44 +1,56 @@
-"""Running a transaction again when it lost against another one.
+"""`@transactional` and `@observes`: functions that run in transactions.
 
     @transactional
     def transfer(tx, source, target, amount): ...
 
-    transfer(db, "bob", "joe", 7)      # a transaction of its own, run again on conflicts
+    transfer(db, "bob", "joe", 7)      # its own transaction, retried on conflicts
     transfer(tx, "bob", "joe", 7)      # joins the caller's transaction
 
-A function that is run again must not have effects outside of its transaction: it may run several
-times, and only the last run counts. What is run again is the function, on a new snapshot, never the
-writes of the old one: those were computed from what is no longer true.
+The function must not have effects outside of its transaction: it may run several times, and only
+the last run counts. A retry runs the function again on a new snapshot. It never repeats the writes
+of the previous run, which were computed from values that have changed.
+
+    @observes(contents)
+    def index(tx, row): ...            # run by a worker when `contents` changes in a row
 """
 
 from __future__ import annotations
 
 import functools
+from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from percolator.errors import UsageError
-from percolator.retries import RetryPolicy
+from percolator.observers.definition import (
+    ATTEMPTS,
+    DEADLINE_SECONDS,
+    Observer,
+    check_choices,
+    observer_of,
+)
+from percolator.retries import RetryPolicy, require_policy
+from percolator.schema import Column
 
 if TYPE_CHECKING:
     from percolator import aio
-    from percolator.database import Database
-    from percolator.transaction import Transaction
+    from percolator.blocking.database import Database
+    from percolator.blocking.transaction import Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Runs(Protocol):
-    """A database: what runs transactions."""
+    """A database, which runs transactions."""
 
     def run(
         self,
         function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401
+        *arguments: Any,  # noqa: ANN401 - the function's
         retry: RetryPolicy | None,
         keywords: dict[str, Any] | None,
-    ) -> Any: ...  # noqa: ANN401
+    ) -> Any: ...  # noqa: ANN401 - the function's
 
 
 @overload
@@ -52,12 +64,13 @@ def transactional(
 @overload
 def transactional(*, retry: RetryPolicy) -> _Decorator: ...
 def transactional(function: Any = None, *, retry: RetryPolicy | None = None) -> Any:
-    """Makes a function whose first parameter is a transaction callable with a database too.
+    """Lets a function whose first parameter is a transaction be called with a database, too.
 
-    Called with a `Database`, it runs in a transaction of its own, and again after a conflict, as
-    the database's `RetryPolicy` says (or the one given here). Called with a `Transaction`, it joins
-    it. Works for functions, and for coroutine functions with `percolator.aio`.
+    Called with a `Database`, it runs in its own transaction, and again after a conflict, according
+    to the database's `RetryPolicy` (or the one given here). Called with a `Transaction`, it joins
+    it. Works for functions, and with `percolator.aio` for coroutine functions.
     """
+    require_policy(retry)
     if function is None:
         return functools.partial(_transactional, retry=retry)
     return _transactional(function, retry=retry)
@@ -67,14 +80,14 @@ def _transactional(
     function: Callable[..., Any], *, retry: RetryPolicy | None
 ) -> Callable[..., Any]:
     @functools.wraps(function)
-    def call(first: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
+    def call(first: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):
             return function(first, *arguments, **keywords)
         run = getattr(first, "run", None)
         if run is None:
             raise UsageError(
-                f"{function.__qualname__} takes a Database or a Transaction first, "
-                f"not {type(first).__name__}"
+                f"{function.__qualname__} takes a Database or a Transaction as its first argument, "
+                f"got {type(first).__name__}"
             )
         return cast(Runs, first).run(function, *arguments, retry=retry, keywords=keywords)
 
@@ -82,7 +95,7 @@ def _transactional(
 
 
 class _Decorator(Protocol):
-    """`transactional(retry=...)`, waiting for its function."""
+    """The result of `transactional(retry=...)`, which is then called with the function."""
 
     @overload
     def __call__(
@@ -92,3 +105,52 @@ class _Decorator(Protocol):
     def __call__(
         self, function: Callable[Concatenate[Transaction, P], R]
     ) -> Callable[Concatenate[Database | Transaction, P], R]: ...
+
+
+def observes(
+    *columns: Column[Any],
+    weak: bool = False,
+    deletes: bool = True,
+    name: str | None = None,
+    concurrency: int | None = None,
+    deadline: float = DEADLINE_SECONDS,
+    attempts: int = ATTEMPTS,
+) -> Callable[[Callable[..., Any]], Observer]:
+    """Makes an observer from a function of a transaction and a row (and optionally the column).
+
+    Its name is the function's, unless `name` is given. A column may have several observers, each of
+    which runs for every change; avoid that if they write the same cells, since they then conflict.
+    With `deletes=False`, it never runs for a cell without a value, so it may delete its trigger.
+
+    >>> @observes(contents)
+    ... async def index(tx, row):
+    ...     await tx.set(row, words, len(await tx.get(row, contents, default="")))
+    """
+    check_choices(
+        columns, deletes=deletes, concurrency=concurrency, deadline=deadline, attempts=attempts
+    )
+
+    def decorate(function: Callable[..., Any]) -> Observer:
+        return observer_of(
+            function,
+            columns,
+            weak=weak,
+            deletes=deletes,
+            name=name,
+            concurrency=concurrency,
+            deadline=deadline,
+            attempts=attempts,
+            blocking_transactions=_blocking_transactions,
+        )
+
+    return decorate
+
+
+def _blocking_transactions(
+    loop: AbstractEventLoop, thread_ident: int | None
+) -> Callable[[aio.Transaction], Transaction]:
+    # Imported here, since most workers have no blocking observers.
+    from percolator.blocking.loop_thread import LoopCalls
+    from percolator.blocking.transaction import Transaction
+
+    return functools.partial(Transaction, LoopCalls(loop, thread_ident))

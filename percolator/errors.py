@@ -2,32 +2,35 @@
 
     PercolatorError
     ├── TransactionError
-    │   ├── ConflictError          somebody else wrote first; run the transaction again
-    │   ├── OutcomeUnknown         committed or not: ask before doing anything again
+    │   ├── ConflictError          another transaction wrote first; run this one again
+    │   ├── OutcomeUnknown         committed or not: find out before you repeat anything
+    │   │   └── OutcomeLost        ... and it can never be found out any more
+    │   ├── RowChanged             computed from a row that was written since: read it again
     │   ├── SnapshotTooOld         older than what the store still keeps
-    │   └── TransactionTooLarge
+    │   ├── TransactionTooLarge
+    │   └── WrittenTwice           two tasks of a shared transaction write one cell
     ├── InvalidArgument            a field is wrong; nothing was written
     ├── UsageError                 the program uses the library in a way that cannot work
     ├── SchemaError                unknown table or column, or a type that does not fit
     ├── Unauthenticated            the cluster does not know who is calling
-    ├── PermissionDenied           it does, and he may not
+    ├── PermissionDenied           the caller is known, but not permitted
     ├── NotExecuted                definitely not done: sending it again is safe
-    │   ├── Overloaded             a queue is full; says when to come back
-    │   ├── NotReady               starting, draining, or without what it needs to be truthful
-    │   │   └── UnknownServer      a gateway was to pass it on to a server that is not there
+    │   ├── Overloaded             a queue is full; says when to try again
+    │   ├── NotReady               starting, draining, or unable to answer truthfully
+    │   │   └── UnknownServer      a gateway was to forward it to a server that does not exist
     │   ├── TabletMoved            another server, or another epoch, serves these rows
-    │   ├── SchemaChanged          made under an older schema
+    │   ├── SchemaChanged          the request was made under an older schema
     │   └── StoreUnusable          disk full, failing or damaged
     ├── ExecutionUnknown           may or may not have been done
-    │   ├── Unavailable            nobody answered at the address, or the connection broke
+    │   ├── Unavailable            nothing answered at the address, or the connection broke
     │   └── DeadlineExceeded       no answer in time
-    ├── SessionExpired             never revived: open another session
-    ├── WrongCluster               two clusters, or versions that do not mix
-    ├── TimestampRegression        the oracle went back: nothing may go on
+    ├── SessionExpired             it is never revived: open a new session
+    ├── WrongCluster               different clusters, or incompatible versions
+    ├── TimestampRegression        the oracle went back: refuse to continue
     └── InvariantViolation         a rule that must always hold is broken: a bug, or damaged data
 
-Every error says what happened, where, and through `retry` whether the same call may be sent again.
-`percolator/wire/status.py` maps them to gRPC and back, in one place.
+Every error says what happened, where, and (in `retry`) whether the same call may be sent again.
+`percolator/wire/status.py` is the one place that maps them to gRPC and back.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from typing import Any, NamedTuple
 
 
 class Retry(Enum):
-    """Whether the very same call may be sent again."""
+    """Whether exactly the same call may be sent again."""
 
     SAFE = "safe"
     USELESS = "useless"
@@ -49,19 +52,19 @@ class PercolatorError(Exception):
     """The base of every error that this library raises on purpose."""
 
     retry: Retry = Retry.USELESS
-    """Of the kind of error, unless more is known about this one."""
+    """Whether to retry. It is set by the class, unless more is known about this one error."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.where = where
-        """The service and what it was working on; empty in the caller's own process."""
+        """The service, and what it was working on; empty in the caller's own process."""
 
     def __str__(self) -> str:
         return f"{self.message} [{self.where}]" if self.where else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled with all its attributes: errors travel from Spark's executors to the driver."""
+        """Pickles all attributes, since errors travel from Spark's executors to the driver."""
         return _rebuild, (type(self), self.args, self.__dict__.copy())
 
 
@@ -73,19 +76,34 @@ def _rebuild(
     return error
 
 
+_NAME_BYTES_SHOWN = 64
+
+
 class CellAddress(NamedTuple):
-    """A cell anywhere in the cluster. Ordered as primaries are chosen: table, row, column."""
+    """A cell anywhere in the cluster. Ordered by table, row, column, as primaries are chosen."""
 
     table_id: int
     row: bytes
     column: bytes
 
     def __str__(self) -> str:
-        return f"{self.row!r}, {self.column!r} of table {self.table_id}"
+        return self.described()
+
+    def described(self, table: str = "") -> str:
+        """The cell for people, with the name of its table if that is known."""
+        of = repr(table) if table else str(self.table_id)
+        return f"{_shortened(self.row)}, {_shortened(self.column)} of table {of}"
+
+
+def _shortened(name: bytes) -> str:
+    """A row key or the name of a column, which may have thousands of bytes, for an error."""
+    if len(name) <= _NAME_BYTES_SHOWN:
+        return repr(name)
+    return f"{name[:_NAME_BYTES_SHOWN]!r}... ({len(name)} bytes)"
 
 
 class TransactionError(PercolatorError):
-    """A transaction did not commit, or nobody knows whether it did."""
+    """A transaction did not commit, or it is unknown whether it did."""
 
 
 class ConflictError(TransactionError):
@@ -108,20 +126,20 @@ class ConflictError(TransactionError):
     ) -> None:
         super().__init__(message, where=where)
         self.cell = cell
-        """Where the two met."""
+        """The cell for which the two transactions conflict."""
         self.start_timestamp = start_timestamp
-        """Of the transaction that lost."""
+        """The start timestamp of the transaction that lost."""
         self.other_start_timestamp = other_start_timestamp
-        """Of the one that it met; 0 when it is not known."""
+        """The start timestamp of the other transaction; 0 if it is not known."""
         self.other_commit_timestamp = other_commit_timestamp
-        """0 when the other one had not committed."""
+        """The commit timestamp of the other transaction; 0 if it had not committed."""
 
 
 class OutcomeUnknown(TransactionError):
-    """The commit was sent and its fate could not be learned in time.
+    """The commit was sent, and its outcome could not be found out in time.
 
-    Never run the transaction again blindly: it may be committed. The transaction's `resolve()`, or
-    the database's with this error, finds out.
+    Never run the transaction again blindly: it may have committed. `resolve()` of the transaction,
+    or of the database with this error, finds out.
     """
 
     retry = Retry.UNKNOWN
@@ -137,11 +155,53 @@ class OutcomeUnknown(TransactionError):
         super().__init__(message, where=where)
         self.start_timestamp = start_timestamp
         self.primary = primary
-        """The cell that decides."""
+        """The cell that decides the outcome."""
+
+
+class OutcomeLost(OutcomeUnknown):
+    """Whether the transaction committed can never be found out any more.
+
+    It is older than the history that is kept, or the table of the cell that decides is gone. Asking
+    again is useless: look at the data.
+    """
+
+    retry = Retry.USELESS
+
+
+class RowChanged(TransactionError):
+    """A row was written after the snapshot that its new values were computed from.
+
+    Nothing of the transaction was written. Read the row again, and compute again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str = "",
+        row: bytes = b"",
+        column: bytes = b"",
+        since: int = 0,
+        commit_timestamp: int = 0,
+        where: str = "",
+    ) -> None:
+        super().__init__(message, where=where)
+        self.table = table
+        self.row = row
+        self.column = column
+        """The column that was written last."""
+        self.since = since
+        """The timestamp of the snapshot."""
+        self.commit_timestamp = commit_timestamp
+        """When the row was written; 0 if its history has been collected."""
 
 
 class SnapshotTooOld(TransactionError):
-    """The snapshot lies below the safe point, where older versions may be collected already."""
+    """The snapshot is below the safe point, where old versions may already be collected.
+
+    Begin a new transaction or snapshot. A follower of changes has missed some for good: it scans
+    the table in a new snapshot, and then reads the changes after the snapshot's timestamp.
+    """
 
     def __init__(
         self, message: str, *, timestamp: int = 0, safe_point: int = 0, where: str = ""
@@ -155,8 +215,22 @@ class TransactionTooLarge(TransactionError):
     """More cells or bytes than one transaction may write. Nothing was written."""
 
 
+class WrittenTwice(TransactionError):
+    """Two tasks of a shared transaction write the same cell, or one writes two values to it.
+
+    Which of the two should win depends on chance, so the transaction cannot be committed.
+    """
+
+    def __init__(self, message: str, *, cell: CellAddress | None = None, where: str = "") -> None:
+        super().__init__(message, where=where)
+        self.cell = cell
+
+
 class InvalidArgument(PercolatorError):
-    """A field of a request is missing, malformed or outside its limits. Nothing was written."""
+    """A field of a request is missing, malformed or outside its limits. Nothing was written.
+
+    The field `request` is the whole request, and `response` that of a call that reads: too large.
+    """
 
     def __init__(self, field: str, reason: str, *, where: str = "") -> None:
         super().__init__(f"{field}: {reason}", where=where)
@@ -168,6 +242,15 @@ class UsageError(PercolatorError):
     """The program uses the library in a way that cannot work."""
 
 
+def not_picklable() -> UsageError:
+    """The error for pickling a database. Spark shows it if a function captures a database."""
+    return UsageError(
+        "a database is the connection of one process and cannot be pickled: in a function that "
+        "Spark runs on executors, call percolator.spark.database() instead of using the driver's "
+        "database; in any other process, call percolator.connect()"
+    )
+
+
 class SchemaError(PercolatorError):
     """An unknown table or column, or a value that does not fit its column."""
 
@@ -176,7 +259,7 @@ class SchemaError(PercolatorError):
     ) -> None:
         super().__init__(message, where=where)
         self.table = table
-        """The table that is unknown, if it is one; by name or by id."""
+        """The table that is unknown, by name or by id, if that is the problem."""
         self.table_id = table_id
 
 
@@ -185,7 +268,7 @@ class Unauthenticated(PercolatorError):
 
 
 class PermissionDenied(PercolatorError):
-    """The caller is known, and his role does not reach so far. Nothing was executed."""
+    """The caller is known, but its role does not permit the call. Nothing was executed."""
 
 
 class NotExecuted(PercolatorError):
@@ -211,7 +294,7 @@ class NotReady(NotExecuted):
 
 
 class UnknownServer(NotReady):
-    """A gateway was to pass the call on to a server that is not in the cluster, or not any more."""
+    """A gateway was to forward the call to a server that is not, or no longer, in the cluster."""
 
     def __init__(self, message: str, *, server: str, where: str = "") -> None:
         super().__init__(message, where=where)
@@ -220,7 +303,7 @@ class UnknownServer(NotReady):
 
 @dataclass(frozen=True)
 class TabletLocation:
-    """Where rows are served: as much as the server that refused knows."""
+    """Where rows are served, as far as the server that refused the call knows."""
 
     table_id: int
     tablet_id: int
@@ -239,12 +322,15 @@ class TabletMoved(NotExecuted):
         *,
         tablet_id: int,
         epoch: int,
+        highest_epoch: int = 0,
         locations: tuple[TabletLocation, ...] = (),
         where: str = "",
     ) -> None:
+        """`highest_epoch` is the highest epoch that the server knows of; 0 if it knows none."""
         super().__init__(message, where=where)
         self.tablet_id = tablet_id
         self.epoch = epoch
+        self.highest_epoch = highest_epoch
         self.locations = locations
 
 
@@ -260,7 +346,7 @@ class SchemaChanged(NotExecuted):
 
 
 class StoreFault(Enum):
-    """What is the matter with a store."""
+    """What is wrong with a store."""
 
     DISK_FULL = "disk full"
     INPUT_OUTPUT = "input/output error"
@@ -283,7 +369,7 @@ class ExecutionUnknown(PercolatorError):
 
 
 class Unavailable(ExecutionUnknown):
-    """Nobody answered at the address, or the connection broke."""
+    """Nothing answered at the address, or the connection broke."""
 
 
 class DeadlineExceeded(ExecutionUnknown):
@@ -291,7 +377,7 @@ class DeadlineExceeded(ExecutionUnknown):
 
 
 class SessionExpired(PercolatorError):
-    """The session ended, or was not renewed in time. It is never revived under its id."""
+    """The session ended, or was not renewed in time. Its id is never valid again."""
 
     def __init__(self, message: str, *, session_id: bytes, where: str = "") -> None:
         super().__init__(message, where=where)
@@ -299,7 +385,7 @@ class SessionExpired(PercolatorError):
 
 
 class WrongCluster(PercolatorError):
-    """The two sides belong to different clusters, or to versions that do not mix."""
+    """The two sides belong to different clusters, or to incompatible versions."""
 
     def __init__(self, message: str, *, expected: str, found: str, where: str = "") -> None:
         super().__init__(message, where=where)
@@ -308,8 +394,8 @@ class WrongCluster(PercolatorError):
 
 
 class TimestampRegression(PercolatorError):
-    """A timestamp was not larger than one received before. Corruption is worse than an outage."""
+    """A timestamp was not larger than an earlier one. An outage is better than corruption."""
 
 
 class InvariantViolation(PercolatorError):
-    """A rule that must always hold was found broken: a bug, or damaged data. Report it."""
+    """A rule that must always hold is broken: a bug, or damaged data. Please report it."""

@@ -1,12 +1,18 @@
-"""How often a transaction is tried when it loses against another one."""
+"""How often a transaction is retried after conflicts, and when."""
 
 from __future__ import annotations
 
+import asyncio
+from copy import copy
 from dataclasses import dataclass
 
-from percolator.errors import InvalidArgument, PercolatorError, Retry
-from percolator.wire.backoff import Backoff
-from percolator.world import Clock, Random
+from percolator.arguments import require_seconds, require_whole
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
+from percolator.protocol.environment import Environment
+from percolator.protocol.hot_cells import Contender, Loss
+from percolator.protocol.nested_calls import Inside, outer_calls
+from percolator.protocol.rivals import pause_seconds
+from percolator.wire.backoff import Backoff, doubled_seconds
 
 
 @dataclass(frozen=True)
@@ -19,41 +25,158 @@ class RetryPolicy:
 
     attempts_max: int = 1_000
     deadline_seconds: float = 30.0
-    """For all attempts together, and the pauses between them."""
+    """The time for all attempts together, including the pauses between them."""
     backoff_seconds_min: float = 0.002
     backoff_seconds_max: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.attempts_max < 1:
-            raise InvalidArgument("attempts_max", f"expected at least 1, got {self.attempts_max}")
-        if self.deadline_seconds <= 0:
-            raise InvalidArgument("deadline_seconds", "expected a positive number")
-        if not 0 < self.backoff_seconds_min <= self.backoff_seconds_max:
-            raise InvalidArgument("backoff_seconds_min", "expected 0 < min <= max")
+        require_whole(self.attempts_max, "attempts_max", 1)
+        for field in ("deadline_seconds", "backoff_seconds_min", "backoff_seconds_max"):
+            require_seconds(getattr(self, field), field)
+        if self.backoff_seconds_min > self.backoff_seconds_max:
+            raise InvalidArgument(
+                "backoff_seconds_min",
+                f"expected at most backoff_seconds_max, which is {self.backoff_seconds_max}, got "
+                f"{self.backoff_seconds_min}",
+            )
 
     def allows(self, error: PercolatorError, attempts: int) -> bool:
-        """Whether running again makes sense: never when it may be committed already."""
+        """Whether to run the transaction again: never if it may have committed."""
         return error.retry is Retry.SAFE and attempts < self.attempts_max
 
 
-class Attempts:
-    """The attempts at one transaction."""
+def require_policy(retry: object) -> None:
+    """Refuses what is neither a policy nor None, which stands for the default."""
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidArgument("retry", f"expected a RetryPolicy, got {type(retry).__name__}")
 
-    def __init__(self, policy: RetryPolicy, clock: Clock, random: Random) -> None:
+
+class Attempts:
+    """Counts the attempts at one transaction, and waits between them.
+
+    After a conflict, the transaction stands in line with the others of this client that have lost
+    at the cell (hot_cells.py). If another client won, it first pauses (rivals.py). It also pauses
+    if it lost in spite of its turn: to one that takes none, perhaps to a call of its own function.
+    """
+
+    def __init__(self, policy: RetryPolicy, env: Environment, caller: object = None) -> None:
+        """`caller` is what is run, such as a function: one that has lost at a cell writes it."""
         self._policy = policy
-        self._clock = clock
-        self._deadline = clock.monotonic_seconds() + policy.deadline_seconds
+        self._env = env
+        self._caller = caller
+        self._began = env.now()
+        self._deadline = self._began + policy.deadline_seconds
         self._backoff = Backoff(
-            clock, random, policy.backoff_seconds_min, policy.backoff_seconds_max
+            env.clock, env.random, policy.backoff_seconds_min, policy.backoff_seconds_max
         )
         self._attempts = 0
+        self._lost_to_others = 0
+        self._contender: Contender | None = None
+        self._outer = outer_calls()
+
+    def inside(self) -> Inside:
+        """The block in which the attempts are made: calls in it know that they are inner ones."""
+        return Inside(self)
 
     def seconds_left(self) -> float:
-        return max(self._deadline - self._clock.monotonic_seconds(), 0.001)
+        return max(self._deadline - self._env.now(), 0.001)
 
     async def again(self, error: PercolatorError) -> bool:
-        """After a failed attempt: pauses and allows another one, or does not."""
+        """After a failed attempt, waits and returns True, or returns False to give up."""
         self._attempts += 1
-        return self._policy.allows(error, self._attempts) and await self._backoff.pause(
-            self._deadline
-        )
+        is_tried_again = False
+        try:
+            if self._policy.allows(error, self._attempts):
+                is_tried_again = await self._wait(error)
+        finally:
+            if not is_tried_again:
+                self.end()
+        return is_tried_again
+
+    async def _wait(self, error: PercolatorError) -> bool:
+        loss = Loss.reported_by(error)
+        if loss is None or self._must_not_wait:
+            self.end()
+            return await self._backoff.pause(self._deadline)
+        if not self._env.knows_winner(loss):
+            # It keeps its turn meanwhile: the next in line would meet the same rivals.
+            await self._pause(self._after_losing_at(loss.cell), self._deadline)
+        elif self._contender is not None and self._contender.has_turn_at(loss.cell):
+            self.end()  # the next in line may fare better
+            if not await self._backoff.pause(self._deadline):
+                return False
+        turn = self._lost_at(loss.cell).stand_in_line()
+        return await self._granted(turn, self._deadline) and self._env.now() < self._deadline
+
+    def _after_losing_at(self, cell: CellAddress) -> float:
+        """The longest pause after a conflict with another client."""
+        shortest, longest = self._policy.backoff_seconds_min, self._policy.backoff_seconds_max
+        longest_seconds = doubled_seconds(shortest, longest, doublings=self._lost_to_others)
+        self._lost_to_others += 1
+        self._env.rivals.note_loss(cell, self._caller, longest_seconds, self._env.now())
+        return longest_seconds
+
+    async def take_turn(self, cell: CellAddress, deadline: float) -> None:
+        """Before the first read of an attempt: waits if it would probably lose at the cell.
+
+        Returns at the deadline at the latest, with a turn or without.
+        """
+        env, caller = self._env, self._caller
+        longest_seconds = env.rivals.longest_seconds(cell, caller, env.now())
+        if self.in_line or self._must_not_wait:
+            return
+        if not (longest_seconds or env.hot_cells.has_lost(caller, cell)):
+            return
+        if not await self._granted(self._lost_at(cell).stand_in_line(), deadline):
+            self.end()
+        elif longest_seconds:
+            await self._pause(longest_seconds, deadline)
+
+    async def _pause(self, longest_seconds: float, deadline: float) -> None:
+        now = self._env.now()
+        seconds = pause_seconds(self._env.random, longest_seconds, now - self._began)
+        await self._env.clock.sleep(max(min(seconds, deadline - now), 0.0))
+
+    def end(self) -> None:
+        """Lets the next in line go: this transaction has committed, or was given up."""
+        if self._contender is not None:
+            self._contender.leave()
+
+    async def ended(self) -> None:
+        """As `end`, to be called from other threads."""
+        self.end()
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it stands in line or has its turn, so that `end` would let others go."""
+        return self._contender is not None and self._contender.in_line
+
+    @property
+    def _must_not_wait(self) -> bool:
+        """Whether those whose turn it would wait for may be waiting for this call to return."""
+        return any(call.in_line for call in self._outer)
+
+    def _lost_at(self, cell: CellAddress) -> Contender:
+        if self._contender is None:
+            self._contender = Contender(self._env.hot_cells, self._caller, self._began)
+        self._contender.lost_at(cell)
+        return self._contender
+
+    async def _granted(self, turn: asyncio.Future[None], deadline: float) -> bool:
+        """Waits for a turn, but not beyond the deadline. Whether it came in time."""
+        if not turn.done():
+            left = deadline - self._env.now()
+            await asyncio.wait((turn,), timeout=max(left, 0.0))
+        return turn.done()
+
+    def exhausted(self, error: PercolatorError) -> PercolatorError | None:
+        """The last error, with how often and how long it was tried. None if another attempt would
+        have been useless or wrong, so that the number of attempts is not what it failed for."""
+        if error.retry is not Retry.SAFE:
+            return None
+        seconds = self._env.now() - self._began
+        tried = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
+        final = copy(error)
+        final.message = f"gave up after {tried} in {seconds:.1f} s; last error: {error.message}"
+        final.args = (final.message, *error.args[1:])
+        return final

@@ -1,20 +1,22 @@
-"""Tables, columns and rows, as programs name them.
+"""Tables, columns and rows, as programs declare and read them.
 
     accounts = Table("accounts")                            # rows are str
     balance = accounts.column("balance", codecs.integer)    # Column[int]
 
-Nothing here talks to a cluster: a table is a name and a codec for its row keys, a column a name and
-a codec for its values. Tables have to be created; columns exist when something is written to them.
+Nothing here talks to a cluster: a table is a name and a codec for its row keys, and a column is a
+name and a codec for its values. Tables must be created; columns exist once something is written to
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
-from percolator.errors import SchemaError
+from percolator.errors import SchemaError, UsageError
+from percolator.key_codec import require_key_codec
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -24,17 +26,29 @@ D = TypeVar("D")
 COLUMN_BYTES_MAX = 255
 OBSERVER_BYTES_MAX = 64
 TABLE_BYTES_MAX = 255
+INTERNAL_PREFIX = "percolator."
+"""Names of Percolator's own tables begin with it. Only Percolator creates such tables."""
+DEAD_LETTERS_NAME = INTERNAL_PREFIX + "dead-letters"
+SHARED_NAME = INTERNAL_PREFIX + "shared"
+CATALOGUES_NAME = INTERNAL_PREFIX + "catalogues"
+SINKS_NAME = INTERNAL_PREFIX + "sinks"
+INTERNAL_TABLES = frozenset({CATALOGUES_NAME, DEAD_LETTERS_NAME, SHARED_NAME, SINKS_NAME})
 
 
 def _name(what: str, name: object, bytes_max: int) -> bytes:
-    encoded = name.encode() if isinstance(name, str) else name
+    try:
+        encoded = name.encode() if isinstance(name, str) else name
+    except UnicodeEncodeError as error:
+        raise SchemaError(
+            f"the {what} name {name!r} cannot be encoded as UTF-8: {error.reason}"
+        ) from None
     if not isinstance(encoded, bytes) or not 1 <= len(encoded) <= bytes_max:
-        raise SchemaError(f"a {what}'s name has 1 to {bytes_max} bytes, not {name!r}")
+        raise SchemaError(f"a {what} name must have 1 to {bytes_max} bytes, got {name!r}")
     return encoded
 
 
 class Table(Generic[K]):
-    """A table by its name. Two of the same name mean the same table.
+    """A table, identified by its name: two objects with the same name mean the same table.
 
     >>> accounts = Table("accounts")                      # rows are text
     >>> events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
@@ -50,8 +64,9 @@ class Table(Generic[K]):
     def __init__(self, name: str, *, key: KeyCodec[K]) -> None: ...
     def __init__(self, name: Any, *, key: Any = codecs.text) -> None:
         if not isinstance(name, str):
-            raise SchemaError(f"a table's name is a str, not {type(name).__name__}")
+            raise SchemaError(f"a table name must be a str, got {type(name).__name__}")
         _name("table", name, TABLE_BYTES_MAX)
+        require_key_codec(key, f"table {name!r}")
         self.name = name
         self.key = key
 
@@ -70,7 +85,7 @@ class Table(Generic[K]):
 
 
 class Readable(Generic[T_co]):
-    """A column, as far as reading goes: one of `int` will do where `int | None` is asked for."""
+    """A column for reading: a column of `int` is accepted where one of `int | None` is expected."""
 
     __slots__ = ("codec", "name", "table")
 
@@ -88,9 +103,11 @@ class Column(Readable[T], Generic[T]):
         self.table = table
         self.name = _name("column", name, COLUMN_BYTES_MAX)
         if self.name[0] == 0:
-            raise SchemaError(f"a column's name does not begin with 00: {self.name!r} is reserved")
+            raise SchemaError(
+                f"column {self.name!r} is reserved: a name must not begin with a zero byte"
+            )
         if not isinstance(codec, Codec):
-            raise SchemaError(f"a column's codec is a Codec, not {codec!r}")
+            raise SchemaError(f"a column's codec must be a Codec, got {codec!r}")
         self.codec = codec
 
     def __repr__(self) -> str:
@@ -103,39 +120,117 @@ class Column(Readable[T], Generic[T]):
         return hash((self.table.name, self.name))
 
 
+# ---------------------------------------------------------------------------- to bytes and back
+
+# A codec knows only the value, and its "expected str, got int" is of little use to a program that
+# writes hundreds of cells: these functions add the table, the row and the column.
+
+_SHOWN_MAX = 100
+
+
+def encoded_value(column: Readable[T], row: object, value: T) -> bytes:
+    """The stored bytes of a value. Raises `SchemaError` if it does not fit the column."""
+    try:
+        data: bytes = column.codec.encode(value)
+    except SchemaError as error:
+        raise _at(error, column.table, "row", row, column) from None
+    return data
+
+
+def decoded_value(column: Readable[T], row: object, data: bytes) -> T:
+    """The value of stored bytes. Raises `SchemaError` if another codec has written them."""
+    try:
+        value: T = column.codec.decode(data)
+    except SchemaError as error:
+        raise _at(error, column.table, "row", row, column) from None
+    return value
+
+
+def encoded_key(
+    table: Table[K], key: K, *, field: str = "row", column: Readable[Any] | None = None
+) -> bytes:
+    """The row of a key. Raises `SchemaError` if the key does not fit the table."""
+    try:
+        return table.key.encode(key)
+    except SchemaError as error:
+        raise _at(error, table, field, key, column) from None
+
+
+def encoded_prefix(table: Table[K], prefix: K) -> bytes:
+    """The bytes with which rows begin. Raises `SchemaError` if it does not fit the table."""
+    try:
+        return table.key.encode_prefix(prefix)
+    except SchemaError as error:
+        raise _at(error, table, "prefix", prefix) from None
+
+
+def decoded_key(table: Table[K], row: bytes) -> K:
+    """The key of a row. Raises `SchemaError` if another codec has written it."""
+    try:
+        return table.key.decode(row)
+    except SchemaError as error:
+        raise _at(error, table, "row", row) from None
+
+
+def _at(
+    error: SchemaError,
+    table: Table[Any],
+    field: str,
+    shown: object,
+    column: Readable[Any] | None = None,
+) -> SchemaError:
+    text = repr(shown)
+    if len(text) > _SHOWN_MAX:
+        text = f"{text[:_SHOWN_MAX]}..."
+    where = f"table {table.name!r}, {field} {text}"
+    if column is not None:
+        where += f", column {column.name.decode(errors='backslashreplace')!r}"
+    return SchemaError(f"{where}: {error.message}")
+
+
+# ---------------------------------------------------------------------------- rows
+
+
 class Row(Generic[K]):
-    """What a snapshot shows of one row: a value per column that has one.
+    """One row of a snapshot: a value for each column that has one.
 
     >>> row = snapshot.get_many(accounts, ["bob"])[0]
-    >>> row.key, row[balance], row.get(owner, "nobody"), balance in row
+    >>> row.key, row[balance], row.get(owner, "unknown"), balance in row
     """
 
-    __slots__ = ("_cells", "_table", "key")
+    __slots__ = ("_cells", "_columns", "_table", "key")
 
-    def __init__(self, table: Table[K], key: K, cells: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        table: Table[K],
+        key: K,
+        cells: Mapping[bytes, bytes],
+        columns: Sequence[Column[Any]] | None = None,
+    ) -> None:
+        """`columns` are those that were asked for; None if they were all."""
         self._table = table
         self.key = key
         self._cells = cells
+        self._columns = columns
 
     def __getitem__(self, column: Readable[T]) -> T:
-        """Raises `KeyError` when the row has no such cell."""
+        """The value. Raises `KeyError` if the row has no such cell."""
         self._check(column)
         try:
             data = self._cells[column.name]
         except KeyError:
             raise KeyError(f"row {self.key!r} has no {column!r}") from None
-        value: T = column.codec.decode(data)
-        return value
+        return decoded_value(column, self.key, data)
 
     @overload
     def get(self, column: Readable[T]) -> T | None: ...
     @overload
     def get(self, column: Readable[T], default: D) -> T | D: ...
     def get(self, column: Readable[T], default: Any = None) -> Any:
-        """The value, or `default` when the row has no such cell."""
+        """The value, or `default` if the row has no such cell."""
         self._check(column)
         data = self._cells.get(column.name)
-        return default if data is None else column.codec.decode(data)
+        return default if data is None else decoded_value(column, self.key, data)
 
     def __contains__(self, column: Readable[Any]) -> bool:
         self._check(column)
@@ -149,8 +244,25 @@ class Row(Generic[K]):
         return len(self._cells)
 
     def __bool__(self) -> bool:
-        """Whether there is anything in the row."""
+        """Whether the row has any cell."""
         return bool(self._cells)
+
+    def items(self) -> list[tuple[Column[Any], Any]]:
+        """The columns that have a value, and their values, in the order in which they were read.
+
+        Raises `UsageError` for a row that was read without `columns`: it knows no codecs for its
+        cells.
+        """
+        if self._columns is None:
+            raise UsageError(
+                "the row was read without columns, so their types are not known: pass columns to "
+                "get_many or scan, or use raw()"
+            )
+        return [
+            (column, decoded_value(column, self.key, self._cells[column.name]))
+            for column in dict.fromkeys(self._columns)
+            if column.name in self._cells
+        ]
 
     def raw(self) -> dict[bytes, bytes]:
         """The stored bytes by column name, for programs that do not know the columns."""

@@ -1,9 +1,9 @@
-"""Timestamps: the one order of everything that happens in a cluster.
+"""Timestamps: a single order of everything that happens in a cluster.
 
 A timestamp is an unsigned 64-bit number: milliseconds since 1970-01-01 UTC in the upper 46 bits
-(the *physical part*), a sequence number in the lower 18. Only the oracle makes them. Everybody else
-compares them, keeps them, and may read from them roughly when they were handed out; "roughly",
-because the physical part never goes back, while wall clocks do.
+(the *physical part*), and a sequence number in the lower 18. Only the oracle creates timestamps.
+Everything else compares and stores them, and may derive from them roughly when they were handed
+out: "roughly", because the physical part never goes back, while wall clocks do.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from percolator.errors import InvalidArgument
 SEQUENCE_BITS = 18
 SEQUENCES_PER_MILLISECOND = 1 << SEQUENCE_BITS
 PHYSICAL_MILLISECONDS_MAX = (1 << (64 - SEQUENCE_BITS)) - 1
-"""In the year 4199."""
+"""The largest physical part, in the year 4199."""
 
 TIMESTAMPS_PER_REQUEST_MAX = 1_000_000
-"""As many as one request may ask for, unless the oracle is set to less."""
+"""The most timestamps in one request, unless the oracle is configured for fewer."""
 
 _DIGITS_MAX = 20
-"""2**64 has as many."""
+"""The number of decimal digits of 2**64."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Timestamp(int):
-    """A timestamp as a value: a number that knows its parts.
+    """A timestamp: a number that knows its parts.
 
-    It is an `int`: it compares, hashes, pickles and travels in messages and JSON as one.
+    It is an `int`, so it compares, hashes, pickles and travels in messages and JSON as one.
     """
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class Timestamp(int):
         if not 0 <= physical_milliseconds <= PHYSICAL_MILLISECONDS_MAX:
             raise InvalidArgument(
                 "timestamp",
-                f"{physical_milliseconds} ms lie outside 1970-01-01 .. 4199",
+                f"{physical_milliseconds} ms is outside of the years 1970 to 4199",
             )
         if not 0 <= sequence < SEQUENCES_PER_MILLISECOND:
             raise InvalidArgument("timestamp", f"sequence {sequence} has more than 18 bits")
@@ -54,27 +54,36 @@ class Timestamp(int):
 
     @classmethod
     def from_datetime(cls, moment: datetime) -> Timestamp:
-        """The first timestamp of the moment's millisecond: what came before it, lies below.
+        """The first timestamp of the moment's millisecond: whatever happened before it is below.
 
-        A moment without a time zone is refused: it would mean another instant on each machine.
+        A moment without a time zone is refused: it would mean a different instant on each machine.
         """
         if moment.tzinfo is None:
             raise InvalidArgument("timestamp", f"{moment.isoformat()} has no time zone")
         return cls.of((moment - _EPOCH) // _MILLISECOND)
 
     @classmethod
+    def before(cls, moment: datetime) -> Timestamp:
+        """The last timestamp before the moment's millisecond: what is read there shows all commits
+        before that millisecond, and none of it."""
+        first = cls.from_datetime(moment)
+        if not first:
+            raise InvalidArgument("timestamp", f"{moment.isoformat()} is before every commit")
+        return cls(first - 1)
+
+    @classmethod
     def parse(cls, text: str) -> Timestamp:
-        """From what people type: the number, or an ISO 8601 date and time with its time zone."""
-        text = text.strip()
-        if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
-            return cls(int(text))
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise InvalidArgument(
-                "timestamp", f"{text[:64]!r} is neither a number nor an ISO 8601 date and time"
-            ) from None
-        return cls.from_datetime(moment)
+        """Parses what people type: a number, or an ISO 8601 date and time with a time zone, which
+        stands for the first timestamp of its millisecond."""
+        found = _parsed(text)
+        return cls.from_datetime(found) if isinstance(found, datetime) else cls(found)
+
+    @classmethod
+    def parse_to_read(cls, text: str) -> Timestamp:
+        """As `parse`, for a moment to read at: a date and time stands for the last timestamp before
+        its millisecond."""
+        found = _parsed(text)
+        return cls.before(found) if isinstance(found, datetime) else cls(found)
 
     @property
     def physical_milliseconds(self) -> int:
@@ -83,7 +92,7 @@ class Timestamp(int):
 
     @property
     def sequence(self) -> int:
-        """The number within its millisecond."""
+        """The sequence number within its millisecond."""
         return self & (SEQUENCES_PER_MILLISECOND - 1)
 
     def to_datetime(self) -> datetime:
@@ -91,11 +100,23 @@ class Timestamp(int):
         return _EPOCH + self.physical_milliseconds * _MILLISECOND
 
     def describe(self) -> str:
-        """For people: "2027-01-15T08:00:00.123Z+42"."""
+        """The timestamp for people: "2027-01-15T08:00:00.123Z+42"."""
         moment = self.to_datetime().replace(tzinfo=None)
         return f"{moment.isoformat(timespec='milliseconds')}Z+{self.sequence}"
 
 
+def _parsed(text: str) -> int | datetime:
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(
+            "timestamp", f"{text[:64]!r} is neither a number nor an ISO 8601 date and time"
+        ) from None
+
+
 def seconds_between(earlier: int, later: int) -> float:
-    """In the oracle's time."""
+    """The seconds between two timestamps, by the oracle's time."""
     return ((later >> SEQUENCE_BITS) - (earlier >> SEQUENCE_BITS)) / 1000

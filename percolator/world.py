@@ -1,12 +1,12 @@
-"""Everything the library may know of the outside: time, network, storage, chance.
+"""Everything that the library may know of the outside world: time, network, storage, randomness.
 
-Whatever decides something takes these as arguments and touches nothing else, so that a whole
-cluster runs deterministically in one process, on a virtual clock and a simulated network. Code
-that calls `time.time()`, `random.random()` or opens a socket by itself cannot be simulated, and
-what cannot be simulated has not been tested against crashes.
+Code that makes decisions takes these as arguments and uses nothing else, so that a whole cluster
+runs deterministically in one process, with a virtual clock and a simulated network. Code that calls
+`time.time()` or `random.random()` or opens a socket itself cannot be simulated, and what cannot be
+simulated has not been tested against crashes.
 
-`asyncio` itself (tasks, futures, `asyncio.timeout`) may be used directly: it takes its time from
-the running event loop, which a simulation replaces.
+`asyncio` (tasks, futures, `asyncio.timeout`) may be used directly: it takes the time from the
+running event loop, which a simulation replaces.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 Random = random.Random
-"""Chance: seeded in a simulation, the operating system's in production."""
+"""A source of randomness: seeded in a simulation, the operating system's in production."""
 
 
 class Clock(Protocol):
     """Time as one machine sees it."""
 
     def wall_milliseconds(self) -> int:
-        """Milliseconds since 1970-01-01 UTC. May jump, both ways; another machine's differs."""
+        """Milliseconds since 1970-01-01 UTC. May jump both ways, and differs between machines."""
         ...
 
     def monotonic_seconds(self) -> float:
-        """Seconds since some fixed instant. Never goes back; means nothing to other machines."""
+        """Seconds since some fixed instant. Never goes back. Means nothing to other machines."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -50,7 +50,7 @@ class UnaryMethod(Generic[RequestT, ResponseT]):
     """One request, one response."""
 
     path: str
-    """As on the wire: "/percolator.v1.OracleService/GetTimestamps"."""
+    """The path on the wire: "/percolator.v1.OracleService/GetTimestamps"."""
     request: type[RequestT]
     response: type[ResponseT]
 
@@ -65,10 +65,10 @@ class StreamMethod(Generic[RequestT, ResponseT]):
 
 
 UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]
-"""Called with the request and a time-out in seconds; raises only `PercolatorError`s."""
+"""Takes the request and a time-out in seconds. Raises only `PercolatorError`."""
 
 StreamCall = Callable[[RequestT, float], AsyncIterator[ResponseT]]
-"""Called with the request and a time-out for the whole stream; raises only `PercolatorError`s."""
+"""Takes the request and a time-out for the whole stream. Raises only `PercolatorError`."""
 
 
 class Network(Protocol):
@@ -77,7 +77,7 @@ class Network(Protocol):
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
-        """A callable for many calls: ask for it once, not per call."""
+        """A callable that can be used for many calls: keep it, rather than asking for each call."""
         ...
 
     def stream(
@@ -88,14 +88,14 @@ class Network(Protocol):
 
 
 class Cursor(Protocol):
-    """A place in an unchanging view of a `Storage`: that of the instant the cursor was made.
+    """A position in an unchanging view of a `Storage`, as it was when the cursor was created.
 
-    Made for one batch and closed soon: a long-lived one holds back compaction, and crawls over
-    everything written since. It stands on an entry (`valid`), or outside of all of them.
+    Create it for one batch and close it soon: a long-lived cursor holds back compaction, and slowly
+    skips everything written since. It is at an entry (`valid`), or outside of all entries.
     """
 
     def seek(self, key: bytes) -> None:
-        """Stands on the first entry whose key is not less than `key`."""
+        """Moves to the first entry whose key is not less than `key`."""
         ...
 
     def seek_to_last(self) -> None: ...
@@ -107,18 +107,18 @@ class Cursor(Protocol):
     def item(self) -> tuple[bytes, bytes]: ...
 
     def next(self) -> None:
-        """Only when valid. From the last entry, stands outside."""
+        """Moves forward; from the last entry to outside. Call it only if `valid`."""
         ...
 
     def prev(self) -> None:
-        """Only when valid. From the first entry, stands outside."""
+        """Moves back; from the first entry to outside. Call it only if `valid`."""
         ...
 
     def close(self) -> None: ...
 
 
 class StorageBatch(Protocol):
-    """Changes that happen all or not at all. Of two changes of one key, the later one counts."""
+    """Changes that are applied all or not at all. The last of several changes to a key counts."""
 
     def put(self, key: bytes, value: bytes) -> None: ...
 
@@ -129,16 +129,16 @@ BatchT = TypeVar("BatchT", bound=StorageBatch)
 
 
 class Storage(Protocol[BatchT]):
-    """An ordered map from bytes to bytes on one disk: what a tablet stands on.
+    """An ordered map from bytes to bytes on one disk: the storage of a tablet.
 
-    Used from one event loop; only the disk's part of `write` may run elsewhere.
+    It is used from one event loop; only the disk access of `write` may run elsewhere.
     """
 
     failures: tuple[type[Exception], ...]
-    """What any method or cursor raises when the disk fails or the stored data is damaged."""
+    """What any method or cursor raises if the disk fails or the stored data is damaged."""
 
     def fault(self, error: Exception) -> StoreFault:
-        """What one of the `failures` means."""
+        """The kind of fault behind one of the `failures`."""
         ...
 
     def get(self, key: bytes) -> bytes | None: ...
@@ -146,32 +146,35 @@ class Storage(Protocol[BatchT]):
     def cursor(self) -> Cursor: ...
 
     def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries with start <= key < stop of this instant, in order. Exhaust it soon."""
+        """The entries with start <= key < stop at this instant, in order. Consume them soon."""
         ...
 
     def batch(self) -> BatchT:
         """An empty batch for this storage."""
         ...
 
-    async def write(self, batch: BatchT) -> None:
+    async def write(self, batch: BatchT, then: Callable[[], bool] | None = None) -> bool:
         """Writes all or nothing, and returns when it is durable.
 
-        Until then neither `get` nor any cursor shows any of it. After a failure it may or may not
-        be there once the storage is opened again, and nothing else may be written before that.
-        One write at a time.
+        `then` is called once it is durable, still where it may block, and its result is returned;
+        without `then`, the result is True.
+
+        Until then, neither `get` nor any cursor shows any of it. After a failure, it may or may not
+        be there once the storage is opened again, and nothing else may be written before that. Only
+        one write may run at a time.
         """
         ...
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
-        """The size on disk of a range of keys; what was written lately may be missing."""
+        """The size on disk of a range of keys; recent writes may be missing."""
         ...
 
     async def compact(self, start: bytes, stop: bytes) -> None:
-        """Gets rid of what deleted entries with start <= key < stop have left behind."""
+        """Removes what deleted entries with start <= key < stop have left behind."""
         ...
 
     async def close(self) -> None:
-        """Makes opening it again cheap, and lets go of it. Closes open cursors."""
+        """Makes reopening cheap, closes open cursors, and releases the storage."""
         ...
 
 
@@ -182,20 +185,20 @@ class MachineClock:
         return time.time_ns() // 1_000_000
 
     monotonic_seconds = staticmethod(time.monotonic)
-    """Itself, since every step of every transaction asks it."""
+    """The function itself, without a wrapper, since every step of every transaction calls it."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
 def machine_random() -> Random:
-    """Chance from the operating system: ids that nobody can guess or repeat."""
+    """Randomness from the operating system, for ids that cannot be guessed and never repeat."""
     return random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class World:
-    """The surroundings that one process lives in."""
+    """The outside world of one process."""
 
     clock: Clock
     network: Network

@@ -1,4 +1,12 @@
-"""The programs of a cluster, `python -m services.X`; what they decide with is in `percolator`."""
+"""The programs of a cluster, `python -m services.X`.
+
+Each folder is one program; `chassis` is what they share, and `local` starts all of them on one
+machine. A program's `__main__.py` only wires parts together; its sign says which file to open
+first.
+
+Services import the library and the chassis, and nothing of each other. What can be decided without
+a socket and a disk is in `percolator`, where a simulation can run it.
+"""
 
 import os
 

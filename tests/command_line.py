@@ -1,4 +1,4 @@
-"""`CliRunner`, which runs the command line within this process, as often as tests want."""
+"""`CliRunner`, which runs the command line in this process, as often as tests need it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer.main
 import typer.testing
 from typer.testing import CliRunner
 
-# Made anew from annotations for each run, the tree of commands is nine tenths of what one takes.
+# Rebuilding the tree of commands from annotations would take nine tenths of each run.
 vars(typer.testing)["_get_command"] = functools.cache(typer.main.get_command)
 
 __all__ = ["CliRunner"]

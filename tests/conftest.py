@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from percolator.testing.virtual_time import run_virtually
+from percolator.testing.simulator.virtual_time import run_virtually
+from tests import loop_reports
 
 # The same examples in every run, and no wall-clock limit on one: a loaded machine is not a bug.
 settings.register_profile("deterministic", deadline=None, derandomize=True)
 settings.load_profile("deterministic")
 
-# In the background of a shell, or under nohup, these are ignored, and so by all that tests start.
+# In the background of a shell, or under nohup, these are ignored, also by all child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -27,7 +28,7 @@ REAL_TIME_MARKS = ("integration", "chaos", "spark", "real_time")
 
 @pytest.fixture(autouse=True)
 def _signals_mean_what_they_did() -> Iterator[None]:
-    """Programs that are run within a test set handlers; a later test would miss its interrupt."""
+    """Restores handlers that a test's programs set, or a later test would miss its interrupt."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -35,15 +36,22 @@ def _signals_mean_what_they_did() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def _no_exception_goes_unretrieved() -> Iterator[None]:
+    """asyncio only logs them: a service would continue, with only a traceback in its log."""
+    with loop_reports.refused():
+        yield
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start processes come first: the short ones fill up what is left at the end."""
+    """Runs files that start processes first: the short ones fill the remaining time at the end."""
     waiting = {item.path for item in items if item.get_closest_marker("integration")}
     items.sort(key=lambda item: item.path not in waiting)
 
 
 def pytest_collection_finish() -> None:
-    """No collection walks over all that was imported: it stays. And seldom over the rest."""
+    """Garbage collections skip everything imported, which stays anyway, and run only rarely."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -51,7 +59,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
-    """Runs `async def` tests: on the real loop where real processes or disks are meant."""
+    """Runs `async def` tests: on the real loop if they use real processes or disks."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters

@@ -14,7 +14,7 @@ html_theme = "furo"
 html_show_copyright = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-# The source directory is the root of the checkout, so that links lead where they lead on GitHub.
+# The source directory is the root of the checkout, so that links resolve as they do on GitHub.
 root_doc = "docs/site/index"
 include_patterns = ["*.md", "docs/**", "examples/**/README.md"]
 exclude_patterns = ["var/**", "build/**"]
@@ -34,7 +34,7 @@ def markdown_to_restructured_text(
 ) -> None:
     """Docstrings are Markdown: `code`, and indented blocks of it."""
     text = _CODE.sub(r"``\1``", "\n".join(lines))
-    # Else it is a quotation, in which asterisks mean something.
+    # Without "::" it would be a quotation, in which asterisks have a meaning.
     lines[:] = _INDENTED.sub(r"\1::\n\n", text).splitlines()
 
 

@@ -2,10 +2,10 @@
 
 __main__.py   options, starting and stopping
 story.py      what happens, one chapter after another
-gauges.py     asks the cluster how it is, again and again, and fills in ...
-state.py      ... what is shown
-view.py       how that looks on a terminal, and as a line of text
-screen.py     says what happens, and shows the view between
-checking.py   whether what is served is what has to be
-queries.py    what can be asked of the result
+gauges.py     keeps asking the cluster for its state, and fills in ...
+state.py      ... the state to show
+view.py       shows the state on a terminal, and as a line of text
+screen.py     prints what happens, and shows the view in between
+checking.py   checks that the right pages are served
+queries.py    example queries of the result
 """

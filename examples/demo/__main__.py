@@ -40,22 +40,26 @@ def main(
         typer.Option("--keep", envvar="KEEP", help="Leave the cluster running in the background."),
     ] = False,
     data: Annotated[
-        Path, typer.Option(help="Directory of the cluster; an earlier demonstration is deleted.")
+        Path, typer.Option(help="Directory of the cluster; an earlier demo there is deleted.")
     ] = Path("var/demo"),
     port: Annotated[
-        int, typer.Option(help="Of the master; 0 takes a free one.", min=0, max=65_500)
+        int, typer.Option(help="Port of the master; 0 takes a free one.", min=0, max=65_500)
     ] = 0,
-    documents: Annotated[int, typer.Option(help="How many are crawled.", min=10)] = 300,
-    rate: Annotated[float, typer.Option(help="Documents each second.", min=1)] = 30,
-    updates: Annotated[int, typer.Option(help="Afterwards, how many change.", min=0)] = 40,
-    deletions: Annotated[int, typer.Option(help="And how many go.", min=0)] = 20,
+    documents: Annotated[int, typer.Option(help="How many documents to crawl.", min=10)] = 300,
+    rate: Annotated[float, typer.Option(help="Documents per second.", min=1)] = 30,
+    updates: Annotated[
+        int, typer.Option(help="How many documents to update afterwards.", min=0)
+    ] = 40,
+    deletions: Annotated[
+        int, typer.Option(help="How many documents to delete afterwards.", min=0)
+    ] = 20,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines instead of a view, as without a terminal.")
+        bool, typer.Option("--plain", help="Print lines instead of a view, as without a terminal.")
     ] = False,
 ) -> None:
-    """Crawl documents into a cluster on this machine, kill a server, and check all that is served.
+    """Crawl documents into a local cluster, kill a server, and check everything that is served.
 
-    Exit code 1 when anything is not as it should be.
+    The exit code is 1 if anything is wrong.
     """
     is_terminal = sys.stdout.isatty()
     console = Console(force_terminal=is_terminal)
@@ -69,7 +73,7 @@ def main(
         else:
             delete(data)
     except KeyboardInterrupt:
-        # Interrupted once more while it stopped them, it leaves its processes to end by themselves.
+        # Interrupted again while stopping its processes, it leaves them to end on their own.
         screen.say(f"interrupted: everything {'is stopped' if running(data) is None else 'stops'}")
         raise typer.Exit(130) from None
     except LocalClusterError as error:
@@ -85,7 +89,7 @@ def main(
 
 
 def _make_room(data: Path, screen: Screen) -> None:
-    """Deletes what an earlier demonstration left, and nothing of anybody else."""
+    """Deletes what an earlier demo left, and nothing else."""
     if running(data) is not None:
         raise LocalClusterError(
             f"a cluster is running on {data}, kept by --keep or of another demonstration; "
@@ -106,7 +110,7 @@ def _run(data: Path, port: int, plan: Plan, screen: Screen) -> None:
         port=port,
     )
     cluster.start()
-    # A dead server makes transactions slow: that is told of where the servers tell of it.
+    # A dead server makes transactions slow; the warnings go to the logs of the cluster.
     logging.getLogger("percolator").addHandler(logging.FileHandler(data / "logs" / "demo.log"))
     try:
         started = ", ".join(f"{one.name} {one.pid}" for one in cluster.processes.values())
@@ -117,7 +121,7 @@ def _run(data: Path, port: int, plan: Plan, screen: Screen) -> None:
         try:
             cluster.stop()
         except LocalClusterError as error:
-            screen.say(str(error))  # what has gone wrong before is what matters
+            screen.say(str(error))  # the error raised before is the one that matters
         raise
     codes = cluster.stop()
     if any(codes.values()):
@@ -125,11 +129,11 @@ def _run(data: Path, port: int, plan: Plan, screen: Screen) -> None:
 
 
 def _keep(data: Path, port: int, documents: int, screen: Screen) -> None:
-    """Another launcher, which outlives this process, starts the same cluster on the same data."""
+    """Starts the same cluster on the same data with a launcher that outlives this process."""
     arguments = ["--data", str(data), "--port", str(port), "--detach"]
     arguments += ["--tablet-servers", str(TABLET_SERVERS)]
     arguments += ["--workers", str(WORKERS), "--observers", OBSERVERS]
-    started = subprocess.run(  # noqa: S603 (the command is made above)
+    started = subprocess.run(  # noqa: S603 - our own module, and no shell
         [sys.executable, "-m", "services.local", *arguments],
         stdout=subprocess.PIPE,
         text=True,
@@ -153,6 +157,6 @@ def _down(data: Path) -> str:
 
 
 if __name__ == "__main__":
-    # As Ctrl-C.
+    # SIGTERM acts like Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     typer.run(main)

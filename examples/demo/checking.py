@@ -1,8 +1,8 @@
-"""Whether what is served is right: nothing of it is taken from the cluster's own word.
+"""Checks that the right pages are served, without trusting the cluster.
 
-What was written is remembered here, outside of the cluster. Twice it has to be found again: the
-documents table has to hold these documents and no others, and the serving tables what
-`examples/webindex/definition.py` computes from them, in plain Python, in this process.
+This process remembers what was written. The documents table must hold exactly these documents, and
+the serving tables exactly what `examples/webindex/definition.py` computes from them, in plain
+Python, in this process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DIFFERENCES_SHOWN = 3
 
 
 class WentWrong(Exception):
-    """What this demonstration exists to rule out."""
+    """Raised when the demo finds something wrong."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was compared, and found equal."""
+    """What was compared and found equal."""
 
     documents: int
     pages: Mapping[str, Served]
@@ -40,7 +40,7 @@ class Checked:
 
 
 async def check(db: aio.Database, written: Mapping[str, str]) -> Checked:
-    """Raises `WentWrong`, which says what differs. Nothing may be under way."""
+    """Raises `WentWrong` with the differences. Call it when no work is in progress."""
     async with db.snapshot() as snapshot:
         found = snapshot.scan(tables.documents, columns=[tables.body])
         stored = {row.key: row[tables.body] async for row in found}
@@ -55,7 +55,7 @@ async def check(db: aio.Database, written: Mapping[str, str]) -> Checked:
 
 
 def require_equal(what: str, expected: str, found: Mapping[str, V], right: Mapping[str, V]) -> None:
-    """`expected` says where the right ones come from."""
+    """`expected` says where the right values come from."""
     wrong = sorted(url for url in found.keys() | right if found.get(url) != right.get(url))
     if not wrong:
         return

@@ -1,12 +1,12 @@
-"""Asks the cluster how it is, again and again, and fills in a `State`.
+"""Keeps asking the cluster for its state, and fills in a `State`.
 
     master           where each tablet is, and whether it is served
     workers          how often each observer has run           (their metrics, over HTTP)
-    tablet servers   how many notifications wait               (the same)
-    serving table    how many pages there are, and how long it took until they were served
+    tablet servers   how many notifications are pending        (their metrics, over HTTP)
+    serving table    how many pages there are, and how long it took to serve them
 
-While servers are dead some of these do not answer; the figures stay as they were, and the state
-says so. A process that has ended, and was not killed by the story, ends the story.
+While servers are dead, some of these do not answer; then the figures stay as they were, and the
+state says so. If a process ends that the story did not kill, the story ends.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ NOTIFICATIONS = "percolator_tabletserver_tablet_notifications"
 
 
 class Gauges:
-    """Of one cluster."""
+    """The gauges of one cluster."""
 
     def __init__(self, db: aio.Database, cluster: LocalCluster, state: State) -> None:
         self._db = db
         self._cluster = cluster
         self._state = state
         self._latencies: dict[tuple[bytes, int], float] = {}
-        """By row of the serving table, and when it was committed."""
+        """Seconds, by row of the serving table and its commit timestamp."""
         self._samples: dict[str, list[Sample]] = {}
-        """By process: what it told at last."""
+        """By process: the samples of its last answer."""
         self._since = 0
-        """Versions of the serving table that are older are another chapter's."""
+        """Older versions of the serving table belong to an earlier chapter."""
         self._looked = asyncio.Event()
         self.crawling: Crawling | None = None
-        """The loader, while it loads."""
+        """The loader, while it is loading."""
         self.killed: set[str] = set()
-        """Processes that have ended because the story killed them."""
+        """Processes that the story killed."""
 
     async def watch(self) -> None:
-        """Until it is cancelled. Raises `WentWrong` when a process has died."""
+        """Runs until it is cancelled. Raises `WentWrong` if a process has died."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat("master", self._placement, OFTEN_SECONDS))
             group.create_task(self._repeat("metrics", self._metrics, SELDOM_SECONDS))
             group.create_task(self._repeat("serving table", self._served, SELDOM_SECONDS))
 
     async def begin_latencies(self) -> None:
-        """Of what is served from now on."""
+        """Starts measuring again, with what is served from now on."""
         self._since = await self._db.timestamp()
         self._latencies.clear()
 
     async def next_look(self) -> None:
-        """Returns when anything in the state may be new."""
+        """Returns when the state may have changed."""
         self._looked.clear()
         await self._looked.wait()
 
@@ -80,7 +80,7 @@ class Gauges:
             try:
                 await ask()
             except (NotExecuted, ExecutionUnknown):
-                # As long as tablets have no server. What does not come back ends the story in time.
+                # Tablets have no server for a while. If that lasts, the story times out.
                 self._state.silent.add(name)
             else:
                 self._state.silent.discard(name)
@@ -93,7 +93,7 @@ class Gauges:
         self._look_at_processes()
         if self.crawling is not None:
             self._state.written = self.crawling.written
-        network = self._db.engine.world.network
+        network = self._db.internal.engine.world.network
         list_tablets = network.unary(self._cluster.address, methods.LIST_TABLETS)
         answer = await list_tablets(ListTabletsRequest(), ANSWER_SECONDS)
         self._state.tablets = [
@@ -120,7 +120,9 @@ class Gauges:
     async def _metrics(self) -> None:
         workers, servers = self._named("worker"), self._named("tabletserver")
         alive = [one for one in (*workers, *servers) if one.ready and one.exit_code is None]
-        self._state.silent -= {one.name for one in servers if one not in alive}  # nobody wonders
+        self._state.silent -= {
+            one.name for one in servers if one not in alive
+        }  # dead servers are expected to be silent
         await asyncio.gather(*(self._scrape(one) for one in alive))
         samples = [sample for one in workers for sample in self._samples.get(one.name, ())]
         self._state.observers = runs_by_observer(samples)
@@ -132,7 +134,7 @@ class Gauges:
         )
 
     async def _scrape(self, process: ServiceProcess) -> None:
-        """One that does not answer, too busy or killed at this moment, keeps what it has told."""
+        """A process that does not answer, being too busy or just killed, keeps its last samples."""
         if process.ready is None:
             return
         host, _, port = process.ready.metrics_address.rpartition(":")
@@ -168,7 +170,7 @@ class Gauges:
 
 
 def runs_by_observer(samples: list[Sample]) -> dict[str, Runs]:
-    """Added up over all workers."""
+    """Sums over all workers."""
     counts = Counter[tuple[str, str]]()
     for sample in samples:
         if "observer" in sample.labels:
@@ -194,7 +196,7 @@ def _get(host: str, port: int) -> str:
 
 
 def parsed(text: str, prefixes: tuple[str, ...]) -> Iterator[Sample]:
-    """Samples whose names begin with one of these."""
+    """Samples whose names begin with one of these prefixes."""
     lines = "".join(f"{one}\n" for one in text.splitlines() if one.startswith(prefixes))
     for family in text_string_to_metric_families(lines):
         yield from family.samples

@@ -1,4 +1,4 @@
-"""What can be asked of the result: with the library, and with the command line."""
+"""Example queries of the result, with the library and with the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND_SECONDS = 60
 
 
 async def show_queries(db: aio.Database, pages: Mapping[str, Served], screen: Screen) -> str:
-    """The page with the most inlinks, and that of the most documents. Returns the former's URL."""
+    """Shows the pages with the most inlinks and with the most documents; returns the first URL."""
     top = max(sorted(pages), key=lambda url: len(pages[url].inlinks))
     screen.show(await _links_to(db, top))
     largest = max(sorted(pages), key=lambda url: pages[url].documents)
@@ -32,7 +32,7 @@ async def show_queries(db: aio.Database, pages: Mapping[str, Served], screen: Sc
 
 
 async def _links_to(db: aio.Database, url: str) -> Group:
-    """Two reads of one moment: the page, and the range of rows with its inlinks."""
+    """Two reads at one snapshot: the page, and the range of rows with its inlinks."""
     async with db.snapshot() as snapshot:
         (page,) = await snapshot.get_many(tables.serving, [url])
         inlinks = snapshot.scan(tables.inlinks, prefix=(url,))
@@ -45,7 +45,7 @@ async def _links_to(db: aio.Database, url: str) -> Group:
 
 
 async def _duplicates(db: aio.Database, url: str) -> Group:
-    """Which documents have this canonical URL: each knows its own."""
+    """The documents with this canonical URL; each document stores its own."""
     async with db.snapshot() as snapshot:
         known = snapshot.scan(tables.pages, columns=[tables.canonical, tables.parsed])
         found = [(row.key, row[tables.parsed]) async for row in known if _leads_to(row, url)]
@@ -67,7 +67,7 @@ def _titled(about: str, shown: Table, rest: int) -> Group:
 
 
 def show_commands(address: str, top: str, screen: Screen) -> None:
-    """What a shell says about the same cluster. Raises when a command fails."""
+    """Shows commands on the same cluster in a shell. Raises an error if a command fails."""
     commands: Sequence[Sequence[str]] = (
         ("get", "serving", top, "title"),
         ("observers", "list"),
@@ -75,7 +75,7 @@ def show_commands(address: str, top: str, screen: Screen) -> None:
     )
     for arguments in commands:
         screen.show(Text(f"\n$ percolator {shlex.join(arguments)}", style="bold"))
-        done = subprocess.run(  # noqa: S603 (the command is made above)
+        done = subprocess.run(  # noqa: S603 - our own module, and no shell
             [sys.executable, "-m", "percolator.cli", *arguments],
             check=True,
             stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""Says what happens, line by line; between the lines, shows how it goes.
+"""Prints what happens, line by line, and shows the progress in between.
 
-On a terminal, that is a view that stays below the lines and is drawn again and again. Anywhere
-else, as in the log of a build, it is a line every other second.
+On a terminal, the progress is a view below the lines, which is redrawn continually. Anywhere else,
+such as in the log of a build, it is a line every other second.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Screen:
         self._began = time.monotonic()
 
     def say(self, text: str, *, style: str = "") -> None:
-        """One line, which stays."""
+        """Prints one line that stays."""
         passed = Text(f"{self._seconds():5.1f} s  ", style="dim")
         self.show(Text.assemble(passed, (text, style)))
 
     def show(self, what: RenderableType) -> None:
-        """For a person to read."""
+        """Prints something for a person to read."""
         self.console.print(what, highlight=False, soft_wrap=not self._is_live)
 
     def chapter(self, title: str) -> None:
-        """Begins one."""
+        """Begins a chapter."""
         self.show(Text(f"\n── {title}", style="bold cyan"))
 
     async def follow(self, state: State) -> None:
-        """Shows it until it is cancelled."""
+        """Shows the state until it is cancelled."""
         if not self._is_live:
             while True:
                 await asyncio.sleep(LINE_EVERY_SECONDS)
                 self.show(Text(line(state, self._seconds())))
-        # What is drawn last is gone at the end: the lines tell the story.
+        # The last view disappears at the end; the lines tell the story.
         with Live(Group(), console=self.console, auto_refresh=False, transient=True) as drawn:
             while True:
                 drawn.update(view(state, self._seconds()), refresh=True)

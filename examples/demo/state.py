@@ -1,4 +1,4 @@
-"""What the demonstration shows of a cluster at one moment, and where each figure comes from."""
+"""What the demo shows of a cluster at one moment, and where each figure comes from."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class Runs:
-    """Of one observer, in all workers: counted by the workers themselves, in their metrics."""
+    """The runs of one observer in all workers, from the workers' own metrics."""
 
     committed: int = 0
     repeated: int = 0
-    """Lost against another transaction, or not answered in time: they run again."""
+    """Lost against another transaction, or not answered in time; they are retried."""
     failed: int = 0
-    """Raised an error; repeated too, or put aside in the end."""
+    """Raised an error; also retried, and eventually dead letters."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """From before a document was written to the commit that served what it changed.
+    """The time from before a document was written to the commit that served its changes.
 
-    The serving table says both: `cause` is the one timestamp, that of the cell's version the other.
+    Both are in the serving table: `cause` is the first timestamp, and the version of the cell has
+    the second.
     """
 
     versions: int
-    """Of rows of the serving table: those that a look at it has found."""
+    """How many versions of rows of the serving table were seen."""
     median: float
     slow: float
-    """95 of 100 took no longer."""
+    """The 95th percentile."""
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency | None:
@@ -50,14 +51,14 @@ class Server:
 
 @dataclass(frozen=True)
 class Tablet:
-    """As the master knows it."""
+    """A tablet as the master knows it."""
 
     tablet_id: int
     table: str
     address: str
-    """Of its server."""
+    """The address of its server."""
     serving: bool
-    """Its server has told the master that it serves it."""
+    """Whether its server has reported to the master that it serves the tablet."""
 
 
 @dataclass
@@ -67,24 +68,24 @@ class State:
     chapter: str = ""
     to_write: int = 0
     written: int = 0
-    """Changes whose commits were acknowledged to the loader."""
+    """Changes whose commits the loader saw acknowledged."""
     observers: Mapping[str, Runs] = field(default_factory=dict)
     notifications: int = 0
-    """Live ones, as tablet servers that answer count them in memory."""
+    """Live notifications, counted in memory by the tablet servers that answer."""
     pages: int = 0
     """Rows of the serving table, in a snapshot."""
     documents_served: int = 0
-    """What these rows say of how many documents they stand for."""
+    """The sum of the documents that these rows stand for."""
     latency: Latency | None = None
     servers: Sequence[Server] = ()
     tablets: Sequence[Tablet] = ()
     lost: frozenset[int] = frozenset()
-    """The tablets of the server that was killed."""
+    """The tablets of the killed server."""
     silent: set[str] = field(default_factory=set)
-    """What could not be asked at the last attempt; its figures are older ones."""
+    """Sources that did not answer at the last attempt, whose figures are older."""
 
     def names(self) -> dict[int, str]:
-        """Of tablets: their table's, with a number where it has several."""
+        """Names of tablets: that of their table, with a number if it has several."""
         of_table: dict[str, list[int]] = {}
         for tablet in self.tablets:
             of_table.setdefault(tablet.table, []).append(tablet.tablet_id)
@@ -99,5 +100,5 @@ class State:
         return sum(tablet.serving for tablet in self.tablets)
 
     def server_of(self, address: str) -> str:
-        """Its name; the address of one that is not known."""
+        """The name of the server at this address, or the address if it is unknown."""
         return next((one.name for one in self.servers if one.address == address), address)

@@ -1,8 +1,8 @@
-"""What the demonstration does, one chapter after another: each goes on until something is so.
+"""What the demo does, one chapter after another; each chapter waits until its condition holds.
 
-A crawl comes in at a steady rate while observers keep the index up to date. In the middle of it a
-tablet server is killed. When nothing is left to do, all that is served is compared with what it
-has to be; and once more after documents were updated and deleted.
+A crawl arrives at a steady rate while observers keep the index up to date. In the middle of it, a
+tablet server is killed. When no work is left, everything that is served is compared with the
+correct result, and again after documents were updated and deleted.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from services.local.cluster import LocalCluster
 
 OBSERVERS = "examples.webindex.observers:observers"
 PATIENCE_SECONDS = 300.0
-"""For the whole story, which takes about half a minute: beyond it, something hangs."""
+"""For the whole story, which takes about half a minute; if it takes longer, something hangs."""
 PATIENT = Limits(call_seconds=60.0)
 PERSISTENT = RetryPolicy(deadline_seconds=PATIENCE_SECONDS)
-"""A slow machine is nothing wrong: what is wrong is told by the end of the story."""
+"""A slow machine is not a failure; only the end of the story decides what is wrong."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
+    """The amount of everything."""
 
     documents: int
     rate: float
@@ -41,11 +41,11 @@ class Plan:
     deletions: int
     seed: int = 0
     tablets: int = 3
-    """Of each table by URL."""
+    """Tablets of each table that is keyed by URL."""
 
 
 async def tell(cluster: LocalCluster, plan: Plan, screen: Screen) -> str:
-    """Raises `WentWrong`. Returns the URL of the page with the most inlinks."""
+    """Runs the story. Raises `WentWrong`, or returns the URL of the page with the most inlinks."""
     state = State()
     connecting = aio.connect(
         cluster.address, description="make demo", limits=PATIENT, retry=PERSISTENT
@@ -69,7 +69,7 @@ async def tell(cluster: LocalCluster, plan: Plan, screen: Screen) -> str:
 
 
 def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    """The others are of the same cause."""
+    """The first error; the others have the same cause."""
     error: Exception = errors
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
@@ -92,15 +92,15 @@ class _Story:
         self._state = state
         self._crawl = Crawl(plan.documents, plan.seed)
         self._written: dict[str, str] = {}
-        """What has to be in the store when all changes are written: URL and text."""
+        """What must be in the store once all changes are written: URL and text."""
         self.gauges = Gauges(db, cluster, state)
 
     async def make_tables(self) -> None:
-        """Those by URL cut into equal parts."""
+        """Creates the tables; those keyed by URL are split into equal parts."""
         await tables.create_tables_async(self._db, self._crawl.splits(self._plan.tablets))
 
     async def happens(self, group: asyncio.TaskGroup) -> Checked:
-        """From beginning to end. Returns what was found right in the end."""
+        """Runs from beginning to end. Returns what was found right at the end."""
         plan = self._plan
         self._chapter("observers wait for a crawl")
         await self._prepare()
@@ -114,7 +114,7 @@ class _Story:
         await self._require_right()
         await asyncio.to_thread(self._cluster.restart, killed)
         self.gauges.killed.discard(killed)
-        self._screen.say(f"{killed} is started again: the master gives it tablets as it needs to")
+        self._screen.say(f"{killed} is restarted; the master gives it tablets as needed")
 
         self._chapter(f"{plan.updates:,} documents are updated, {plan.deletions:,} deleted")
         await self._load(
@@ -141,7 +141,7 @@ class _Story:
         return sum(name.startswith("worker") for name in self._cluster.processes)
 
     async def _load(self, source: Iterable[Change], count: int) -> None:
-        """Returns when all of it is committed."""
+        """Returns when all changes are committed."""
         self._state.written, self._state.to_write = 0, count
         await self.gauges.begin_latencies()
         crawling = Crawling(self._db, self._plan.rate, progress=lambda _: None)
@@ -152,7 +152,7 @@ class _Story:
             raise WentWrong(f"{crawling.written:,} changes were written, of {count:,}")
 
     def _remembered(self, source: Iterable[Change]) -> Iterator[Change]:
-        """Two changes of one document are written in this order."""
+        """Remembers each change. Two changes of one document are written in this order."""
         for url, body in source:
             if body is None:
                 self._written.pop(url, None)
@@ -163,7 +163,7 @@ class _Story:
     # ------------------------------------------------------------------ the kill
 
     async def _kill(self) -> str:
-        """That tablet server which all observers need most. Returns its name."""
+        """Kills the tablet server that the observers need most. Returns its name."""
         state = self._state
         (groups, *_) = [one for one in state.tablets if one.table == tables.groups.name]
         name = state.server_of(groups.address)
@@ -200,16 +200,16 @@ class _Story:
             for server, here in sorted(by_server.items())
         )
 
-    # ------------------------------------------------------------------ what has to be so
+    # ------------------------------------------------------------------ the check
 
     async def _require_right(self) -> Checked:
-        """Waits until nothing is left to do, and compares."""
+        """Waits until no work is left, and compares."""
         quiet = await self._db.wait_for_observers()
         if quiet.dead_letters:
-            raise WentWrong(f"observers have put changes aside: {dict(quiet.dead_letters)}")
+            raise WentWrong(f"changes became dead letters: {dict(quiet.dead_letters)}")
         checked = await check(self._db, self._written)
         if checked.documents != sum(page.documents for page in checked.pages.values()):
-            raise WentWrong("pages do not stand for as many documents as there are")
+            raise WentWrong("the pages do not add up to the number of documents")
         self._screen.say(
             f"right: {checked.documents:,} documents in the store, as written; "
             f"{len(checked.pages):,} pages and {checked.inlinks:,} inlinks served, exactly those "

@@ -1,4 +1,4 @@
-"""How a `State` looks: on a terminal, and in a line of plain text."""
+"""Shows a `State` on a terminal, and as a line of plain text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABEL_WIDTH = 16
 
 
 def view(state: State, seconds: float) -> RenderableType:
-    """Some twenty lines, drawn again and again."""
+    """About twenty lines, which are redrawn continually."""
     return Group(
         Text(f"\n{state.chapter}, {seconds:.0f} s", style="bold"),
         _figures(state),
@@ -27,7 +27,7 @@ def view(state: State, seconds: float) -> RenderableType:
 
 
 def line(state: State, seconds: float) -> str:
-    """For a log."""
+    """One line for a log."""
     repeated = sum(runs.repeated for runs in state.observers.values())
     runs = ", ".join(f"{name} {runs.committed:,}" for name, runs in _runs(state))
     parts = [

@@ -1,4 +1,4 @@
-//! Makes Rust of the protos: nothing else of Percolator's is needed.
+//! Generates Rust code from the protos; nothing else of Percolator is needed.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut config = tonic_prost_build::Config::new();

@@ -1,5 +1,6 @@
 """The paper's document pipeline.
 
-A crawl comes in, duplicates are found, links are inverted, and what a search would serve comes out.
-`definition.py` says in plain Python what that is; `batch.py` computes it from scratch, with Spark.
+A crawl comes in; duplicates are found, links are inverted, and the result is what a search engine
+serves. `definition.py` defines the result in plain Python; `batch.py` computes it from scratch with
+Spark.
 """

@@ -1,10 +1,11 @@
-"""The pipeline from scratch, as a Spark batch job: what `definition.py` says, of any size.
+"""The pipeline from scratch as a Spark batch job, which computes `definition.py` at any size.
 
     python -m examples.webindex.batch [--address HOST:PORT] [--documents TABLE] [--serving TABLE]
-                                      [--inlinks TABLE]
+                                      [--inlinks TABLE] [--replace]
 
-Reads all documents at one snapshot and loads empty tables with what is served. Spark's own
-functions do all the work: no row passes through Python but on its way from and to the store.
+It reads all documents at one snapshot, and loads the result into empty serving tables, or replaces
+both tables at one moment. Spark's own functions do all the work: rows pass through Python only on
+their way from and to the store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from examples.webindex.tables import DIGEST_DIGITS, INLINKS_CATALOG, SERVING_CAT
 
 
 def parsed(documents: DataFrame) -> DataFrame:
-    """url, title, key0 to key2, and links, an array of target and anchor."""
+    """Columns url, title, key0 to key2, and links, an array of target and anchor."""
     stripped = sql.transform(
         sql.split("body", PARAGRAPH_BREAK), lambda part: sql.regexp_replace(part, EDGE_SPACE, "")
     )
@@ -52,7 +53,7 @@ def _key(part: Column) -> Column:
 
 
 def clusters(pages: DataFrame) -> DataFrame:
-    """url and canonical, of every document."""
+    """Columns url and canonical, for every document."""
     passes = []
     left = pages.select("url", *(f"key{number}" for number in range(KEYS)))
     for number in range(KEYS):
@@ -69,12 +70,12 @@ def clusters(pages: DataFrame) -> DataFrame:
 
 
 class Tables(NamedTuple):
-    """What the serving tables hold, as `tables.py` describes them."""
+    """The content of the serving tables, as described in `tables.py`."""
 
     serving: DataFrame
-    """url, title and documents, of every canonical page."""
+    """Columns url, title and documents, for every canonical page."""
     inlinks: DataFrame
-    """canonical, source, anchor_digest, target_digest and anchor."""
+    """Columns canonical, source, anchor_digest, target_digest and anchor."""
 
 
 def served(documents: DataFrame) -> Tables:
@@ -103,24 +104,41 @@ def _digest(column: str) -> Column:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.webindex.batch")
     add_address(parser)
-    parser.add_argument("--documents", default="documents", help="table that is read")
-    parser.add_argument("--serving", default="serving", help="empty table that is loaded")
-    parser.add_argument("--inlinks", default="inlinks", help="empty table that is loaded")
+    parser.add_argument("--documents", default="documents", help="table to read")
+    parser.add_argument("--serving", default="serving", help="empty table to load")
+    parser.add_argument("--inlinks", default="inlinks", help="empty table to load")
+    parser.add_argument("--replace", action="store_true", help="replace what the tables have")
     given = parser.parse_args(arguments)
     spark = SparkSession.builder.appName("webindex-batch").getOrCreate()
     found = served(stored(spark, given.address, given.documents))
-    load_served(found, given.address, given.serving, given.inlinks)
+    store = replace_served if given.replace else load_served
+    store(found, given.address, given.serving, given.inlinks)
     return 0
 
 
 def load_served(
     found: Tables, address: str, serving: str = "serving", inlinks: str = "inlinks"
 ) -> None:
-    """Into empty tables."""
+    """Loads the result into empty tables."""
     from percolator.spark.bulk_loading import bulk_load
 
     bulk_load(found.serving, address=address, table=serving, catalog=SERVING_CATALOG)
     bulk_load(found.inlinks, address=address, table=inlinks, catalog=INLINKS_CATALOG)
+
+
+def replace_served(
+    found: Tables, address: str, serving: str = "serving", inlinks: str = "inlinks"
+) -> None:
+    """Replaces both tables at one moment."""
+    from percolator.spark import together
+
+    with together(address=address) as job:
+        for table, catalog, frame in (
+            (serving, SERVING_CATALOG, found.serving),
+            (inlinks, INLINKS_CATALOG, found.inlinks),
+        ):
+            writer = frame.write.format("percolator").options(**job.options)
+            writer.options(table=table, catalog=catalog).mode("overwrite").save()
 
 
 if __name__ == "__main__":

@@ -1,32 +1,34 @@
-"""Which documents are one page, kept up to date: the three passes of `definition.py`.
+"""Keeps track of which documents are one page, by the three passes of `definition.py`.
 
-For each pass and each key there is a *group*. Its members are the documents with that key (in the
-first pass), or the representatives of groups of the pass before whose own key of this pass it is.
-Its best member represents it, and is in turn a member of one group of the next pass. So groups form
-trees, three high, with documents as leaves. What a group knows is its `State` (`group.py`):
+For each pass and each key there is a *group*. In the first pass, its members are the documents with
+that key; in a later pass, they are the representatives of groups of the previous pass that have
+that key in this pass. The best member represents the group, and is in turn a member of one group of
+the next pass. So groups form trees of height three, with documents as leaves. What a group knows is
+its `State` (`group.py`):
 
-    upwards     its representative and the number of documents below it, told to the next pass
-    downwards   the canonical URL: the representative of the tree's root
+    upwards     its representative and the number of documents below it, sent to the next pass
+    downwards   the canonical URL, which is the representative of the tree's root
 
-How work is kept small, whatever the size of a group:
+How work stays small, whatever the size of a group:
 
 - A member is a row, ordered so that the best one comes first. Nothing reads all of them at once.
-- A change goes up within the transaction that makes it while groups are small. A group of `HOT`
-  documents or more, or one that is being changed, would be a cell that everybody writes: for it,
-  the change is left as a *message*, a row of its own, and the group is weakly notified. It takes
-  `MESSAGES_MAX` at once.
+- While groups are small, a change goes up within the transaction that makes it. In a group of `HOT`
+  documents or more, or one that is being changed, the state would be a cell that all transactions
+  write. So the change is left as a *message* in a separate row, and the group is weakly notified.
+  It handles `MESSAGES_MAX` at once.
 - A new canonical URL goes down to `WALK_MAX` members at once. `State.cursor` says who is next, and
-  the group notifies itself until it has passed all. Of these members, a few are visited in the
-  same transaction, and the others notified.
+  the group notifies itself until it has reached all. A few of these members are visited in the
+  same transaction, and the others are notified.
 
-Why this ends in the right state, though transactions see snapshots:
+Why this ends in the right state, although transactions see snapshots:
 
-- All that a group does writes its `state` cell, and if there was nothing to do, locks it. So its
-  steps come one after the other, and a step that has seen too little is repeated.
-- Whoever looks at the group above does so again when that changes: a member that is new to a group
+- Every step of a group writes its `state` cell, or locks it if there was nothing to do. So steps
+  come one after another, and a step that has seen too little is retried.
+- A step that has read the group above is repeated when that group changes: a new member of a group
   is visited once it has been added, and members are visited whenever the canonical URL changes.
-- A member's row names the group of the pass before as well. A document that changes its key may
-  represent its old and its new group for a while; they must not overwrite each other's news.
+- A member's row also names the group of the previous pass. A document that changes its key may
+  represent both its old and its new group for a while, and they must not overwrite each other's
+  news.
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ HOT = 64
 MESSAGES_MAX = 256
 WALK_MAX = 256
 VISITS_MAX = 16
-"""Members that are visited within the transaction that has something to tell them."""
+"""Members to visit within the transaction that has news for them."""
 
 changing: WeakValueDictionary[Group, aio.Transaction] = WeakValueDictionary()
-"""Who changes which group in this process just now. Only a hint: many at once would all but one
-be repeated, so the others leave messages."""
+"""The transaction in this process that is changing a group. Only a hint: of many at once, all but
+one would have to be retried, so the others leave messages."""
 
 
 class Groups:
     """Groups as one transaction sees and changes them.
 
-    First everything goes up, pass by pass, then down. Afterwards, `unserved` are representatives of
-    roots about which something is new, and `visited` are documents whose canonical URL may be.
+    First all news goes up, pass by pass, and then down. Afterwards, `unserved` has representatives
+    of roots with news, and `visited` has documents whose canonical URL may be new.
     """
 
     def __init__(self, tx: aio.Transaction) -> None:
@@ -74,17 +76,17 @@ class Groups:
     async def state(self, group: Group) -> State:
         if group not in self._states:
             found = State.decode(await self._tx.get(group.row(), tables.state))
-            # Meanwhile somebody else may have read it as well, and changed it.
+            # Another task of this transaction may have read and changed it meanwhile.
             self._stored.setdefault(group, found)
             self._states.setdefault(group, found)
         return self._states[group]
 
     def tell(self, group: Group, child: Child, member: Member) -> None:
-        """News of a member."""
+        """Sends a group the news of a member."""
         self._mail.setdefault(group, {})[child] = member
 
     def look_at(self, group: Group) -> None:
-        """It was notified: there are messages for it, or there is something to learn."""
+        """Handles a notified group: it has messages, or has something to learn."""
         self._mail.setdefault(group, {})
 
     async def settle(self) -> None:
@@ -99,7 +101,7 @@ class Groups:
     # ------------------------------------------------------------------ upwards
 
     async def _gather(self, group: Group, mail: Mapping[Child, Member]) -> None:
-        """Adds up what members have told."""
+        """Adds up the news of the members."""
         tx = self._tx
         other = changing.get(group)
         is_busy = other is not None and other is not tx and other.outcome is aio.Outcome.OPEN
@@ -107,9 +109,9 @@ class Groups:
             await self._leave(group, mail)
             return
         if not is_busy:
-            changing[group] = tx  # before anything is awaited: many may begin at once
+            changing[group] = tx  # set before any await, since many may begin at once
         known, stored = await asyncio.gather(self.state(group), self._messages(group))
-        # An older message of the same member may lie behind those that were read.
+        # An older message of the same member may come after those that were read.
         if mail and (known.documents >= HOT or len(stored) == MESSAGES_MAX):
             await self._leave(group, mail)
             return
@@ -125,7 +127,7 @@ class Groups:
             await self._elect(group, await self._add_up(group, known, news_by_child))
 
     async def _leave(self, group: Group, mail: Mapping[Child, Member]) -> None:
-        """Messages: nothing has to be known of the group for that."""
+        """Leaves messages, without reading anything of the group."""
         for child, news in mail.items():
             await self._tx.set(child.row(group, MESSAGE), tables.message, news)
         await self._tx.notify(group.row(), tables.state)
@@ -137,7 +139,7 @@ class Groups:
         return [row async for row in scan]
 
     async def _add_up(self, group: Group, known: State, news: Mapping[Child, Member]) -> State:
-        """With the number of documents that follows."""
+        """Returns the state with the new number of documents."""
         tx = self._tx
         rows = [child.row(group, MEMBER) for child in news]
         documents, cause = known.documents, known.cause
@@ -155,7 +157,7 @@ class Groups:
         return replace(known, documents=documents, cause=cause)
 
     async def _elect(self, group: Group, now: State) -> None:
-        """Finds the best member, and tells the next pass what is new."""
+        """Finds the best member, and sends news to the next pass."""
         before = self._states[group]
         best, keys = None, tuple[str, ...]()
         first = self._tx.scan(groups, prefix=(*group, MEMBER), columns=[tables.member], limit=1)
@@ -182,7 +184,7 @@ class Groups:
             return
         parent = now.parent(group)
         above = await self.state(parent) if parent else replace(now, canonical=now.best.url)
-        # One that knows none yet has not read its messages, and will visit this group once it has.
+        # If the group above knows none yet, it will visit this group once it has read its messages.
         if above.canonical is not None and above.canonical != now.canonical:
             cause = max(now.cause, above.cause)
             now = replace(now, canonical=above.canonical, cause=cause, cursor=group.row(MEMBER))
@@ -191,7 +193,7 @@ class Groups:
         self._states[group] = now
 
     async def _walk(self, group: Group, cursor: GroupRow) -> GroupRow | None:
-        """Visits some members; returns who is next."""
+        """Visits some members, and returns the next one."""
         scan = self._tx.scan(
             groups,
             start=cursor,
@@ -209,7 +211,7 @@ class Groups:
         return following
 
     async def _visit(self, group: Group, child: Child) -> None:
-        """Has a member learn the canonical URL: in this transaction, or soon."""
+        """Lets a member learn the canonical URL, in this transaction or soon after."""
         self._visits += 1
         is_soon = self._visits > VISITS_MAX
         if group.level == 0:

@@ -1,11 +1,11 @@
-"""A crawl out of nothing, with the duplicates that the paper counted.
+"""A synthetic crawl, with as many duplicates as the paper reports.
 
-Each of the three keys of a document is drawn from three quarters as many as there are documents.
-Clustered as `definition.py` says, that gives clusters of 3.3 documents on average, and 93 % of all
-documents have a duplicate: the paper's own figures.
+Each of the three keys of a document is drawn from a range three quarters the number of documents.
+Clustered by `definition.py`, that gives clusters of 3.3 documents on average, and 93 % of all
+documents have a duplicate, which are the paper's own figures.
 
-Everything is a function of the seed and of numbers, and uses nothing that Spark does not have as
-well: `spark_documents.crawled` makes the same documents there.
+Everything is a function of the seed and of numbers, and uses only what Spark has as well, so that
+`spark_documents.crawled` makes the same documents there.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from hashlib import md5
 from examples.webindex.documents import Document
 
 HEX_DIGITS = 15
-"""60 bits: a positive number in every language."""
+"""60 bits, which make a positive number in every language."""
 LINKS_PER_DOCUMENT = 3
 PAGES_PER_SITE = 20
 SPLITS_FROM = 1_000
-"""URLs that tell where all of them lie."""
+"""A sample of URLs, from which split points are chosen."""
 FILLER = "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor."
 
 
 @dataclass(frozen=True)
 class Crawl:
-    """So many documents, numbered from 0."""
+    """A number of documents, numbered from 0."""
 
     documents: int
     seed: int = 0
 
     @property
     def keys(self) -> int:
-        """From which the keys of documents are drawn."""
+        """The size of the range from which the keys of documents are drawn."""
         return max(1, self.documents * 3 // 4)
 
     @property
@@ -42,7 +42,7 @@ class Crawl:
         return max(1, self.documents // PAGES_PER_SITE)
 
     def document(self, number: int, edition: int = 0) -> Document:
-        """The same URL with another content in every edition."""
+        """The document at this URL, with other content in every edition."""
         drawn = f"{number}.{edition}"
         title, opening, ending = (self._draw(drawn, key, self.keys) for key in ("t", "o", "e"))
         targets = [
@@ -56,7 +56,7 @@ class Crawl:
         return f"http://site{self._draw(str(number), 's', self.sites)}.example/{number}"
 
     def splits(self, tablets: int) -> list[str]:
-        """Where to cut a table by URL into so many tablets of about the same size."""
+        """Where to split a table keyed by URL into this many tablets of about equal size."""
         step = max(1, self.documents // SPLITS_FROM)
         urls = sorted(self.url(number) for number in range(0, self.documents, step))
         return [urls[len(urls) * part // tablets] for part in range(1, tablets)]

@@ -1,10 +1,12 @@
-"""What the pipeline computes, from scratch and in memory: what all other ways agree with.
+"""Defines the result of the pipeline, computed from scratch and in memory.
+
+All other implementations must agree with this one.
 
 Clusters: three passes, one for each key. Documents with the same key in a pass have one
 representative, the one with the best URL, and only representatives take part in the next pass. A
 document's canonical page is the representative of the representative of its representative.
 
-Links: a link to any document of a cluster is a link to its canonical page; one to a URL that was
+Links: a link to any document of a cluster is a link to its canonical page. A link to a URL that was
 not crawled leads nowhere.
 """
 
@@ -17,20 +19,20 @@ from examples.webindex.documents import KEYS, Document, Page, is_better, parse
 
 
 class Inlink(NamedTuple):
-    """A link to a page, with the document that has it."""
+    """A link to a page, and the document that contains it."""
 
     source: str
     anchor: str
 
 
 class Served(NamedTuple):
-    """What is shown of a canonical page."""
+    """What is served of a canonical page."""
 
     title: str
     documents: int
-    """In its cluster."""
+    """The number of documents in its cluster."""
     inlinks: tuple[Inlink, ...]
-    """Sorted, each once."""
+    """Sorted, without duplicates."""
 
 
 def canonical_urls(pages: Mapping[str, Page]) -> dict[str, str]:

@@ -1,12 +1,12 @@
-"""Documents as they are crawled: a URL, and a text with links.
+"""Crawled documents: a URL, and a text with links.
 
     First paragraph: the title
 
     Further paragraphs, with links such as [the anchor](http://example.org/page) in them.
 
-Three keys tell duplicates: two documents with the same title, the same opening (the second
+Three keys identify duplicates: two documents with the same title, the same opening (the second
 paragraph) or the same ending (the last of at least three) are one page at two URLs. A document
-without such a paragraph has a key of its own.
+without such a paragraph has a unique key instead.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import NamedTuple
 PARAGRAPH_BREAK = r"\n{2,}"
 EDGE_SPACE = r"^[ \n]+|[ \n]+$"
 LINK = r"\[([^\[\]\n]*)\]\(([^() \t\r\n]+)\)"
-"""The same in Java, so that Spark finds the same."""
+"""Means the same in Java, so that Spark finds the same links."""
 KEYS = 3
 KEY_DIGITS = 16
 HEADING = "= "
-"""Begins the line with a document's URL, in a file of many."""
+"""In a file of many documents, begins the line with a document's URL."""
 
 
 class Document(NamedTuple):
-    """As it was fetched."""
+    """A document as fetched."""
 
     url: str
     body: str
 
 
 class Link(NamedTuple):
-    """To another document."""
+    """A link to another document."""
 
     target: str
     anchor: str
 
 
 class Page(NamedTuple):
-    """What is found in a document."""
+    """What was found in a document."""
 
     title: str
     keys: tuple[str, ...]
@@ -49,7 +49,7 @@ class Page(NamedTuple):
 
 
 def parse(document: Document) -> Page:
-    """Never fails: whatever was fetched is a document."""
+    """Parses a document. Never fails: any text is a document."""
     stripped = (re.sub(EDGE_SPACE, "", part) for part in re.split(PARAGRAPH_BREAK, document.body))
     paragraphs = [part for part in stripped if part]
     title = paragraphs[0] if paragraphs else ""
@@ -63,20 +63,20 @@ def parse(document: Document) -> Page:
 
 
 def _key(url: str, part: str | None) -> str:
-    """Of a paragraph, or of a document that lacks it."""
+    """The key of a paragraph, or of a document without that paragraph."""
     text = f"url {url}" if part is None else f"text {part}"
     return md5(text.encode(), usedforsecurity=False).hexdigest()[:KEY_DIGITS]
 
 
 def is_better(url: str, than: str) -> bool:
-    """Whether this one is shown of two URLs of a page: the shorter one, or else the lesser."""
+    """Whether this URL is preferred: the shorter one, or of equal length the smaller one."""
     return (len(url), url) < (len(than), than)
 
 
 def read_text(lines: Iterable[str]) -> Iterator[Document]:
-    """Documents of a text file: each begins with a line "= URL", and ends before its last newlines.
+    """Documents of a text file. Each begins with a line "= URL", and ends before its last newlines.
 
-    Raises `ValueError` for text before the first such line, or one without a URL.
+    Raises `ValueError` for text before the first such line, or for such a line without a URL.
     """
     url, body = "", list[str]()
     for number, line in enumerate(lines, 1):
@@ -85,7 +85,7 @@ def read_text(lines: Iterable[str]) -> Iterator[Document]:
                 yield Document(url, "".join(body).rstrip("\n"))
             url, body = line[len(HEADING) :].strip(), []
             if not url:
-                raise ValueError(f"line {number}: there is no URL behind {HEADING!r}")
+                raise ValueError(f"line {number}: there is no URL after {HEADING!r}")
         elif url:
             body.append(line)
         elif line.strip():

@@ -1,8 +1,8 @@
-"""What is shown of a page: the serving table.
+"""Writes the serving table.
 
-A URL is shown if it represents the root of its own keys' groups. That is looked up afresh whenever
-something is new about a root that it represents, or has represented, and the row is written, or
-if it was right, locked: whoever looks later decides, since it has seen more.
+A URL is served if it represents the root of the groups of its own keys. That is looked up again
+whenever there is news of a root that it represents or has represented. Then the row is written, or
+locked if it was right already, so that of two runs the later decides, which has seen more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from percolator import aio
 
 
 async def export(tx: aio.Transaction, url: str, groups: Groups) -> None:
-    """Brings its row up to date."""
+    """Brings the row of this URL up to date."""
     (row,), page = await asyncio.gather(tx.get_many(serving, [url]), parsed_page(tx, url))
     if page is not None:
         root = await groups.state(Group(ROOT, page.keys[ROOT]))

@@ -1,6 +1,6 @@
-"""A group of documents as it is stored: its members, messages about them, and what it knows.
+"""A stored group of documents: its members, messages about them, and its state.
 
-`clustering.py` says what groups are for, and changes them.
+`clustering.py` explains groups, and changes them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from examples.webindex.documents import KEYS
 from examples.webindex.tables import GROUP
 
 ROOT = KEYS - 1
-"""The last pass: its groups have nothing above them."""
+"""The last pass, whose groups have nothing above them."""
 
 
 class Group(NamedTuple):
-    """Of one pass."""
+    """A group of one pass."""
 
     level: int
     key: str
 
     def row(self, kind: int = GROUP, length: int = 0, url: str = "", child: str = "") -> GroupRow:
-        """Of the group, or of a member of it, or of a message to it."""
+        """The row key of the group, of one of its members, or of a message to it."""
         return (self.level, self.key, kind, length, url, child)
 
 
@@ -30,7 +30,7 @@ GroupRow = tuple[int, str, int, int, str, str]
 
 
 class Child(NamedTuple):
-    """A member: a document, and the key of the group that it represents, if it is not a leaf."""
+    """A member: a document and, unless it is a leaf, the key of the group that it represents."""
 
     url: str
     key: str = ""
@@ -40,11 +40,11 @@ class Child(NamedTuple):
 
 
 class Member(NamedTuple):
-    """What a group is told of a member."""
+    """What a group knows of a member."""
 
     keys: tuple[str, ...]
     documents: int
-    """Below it. With none, it is no member any more."""
+    """The number of documents below it. With none, it is no longer a member."""
     cause: int
 
     @classmethod
@@ -58,12 +58,12 @@ class State:
 
     best: Child | None = None
     keys: tuple[str, ...] = ()
-    """Of the best member."""
+    """The keys of the best member."""
     documents: int = 0
     cause: int = 0
     canonical: str | None = None
     cursor: GroupRow | None = None
-    """The member that is the next to learn of the canonical URL."""
+    """The next member to learn of the canonical URL."""
 
     def encode(self) -> list[Any]:
         return [self.best, self.keys, self.documents, self.cause, self.canonical, self.cursor]
@@ -83,7 +83,7 @@ class State:
         )
 
     def parent(self, group: Group) -> Group | None:
-        """Of the next pass, in which it is represented."""
+        """The group of the next pass that this group's representative belongs to."""
         if self.best is None or group.level == ROOT:
             return None
         return Group(group.level + 1, self.keys[group.level + 1])

@@ -1,10 +1,10 @@
-"""A large repository at once: all tables as observers would leave them, loaded in bulk.
+"""Bulk-loads a large repository: all tables, in the state in which observers would leave them.
 
     python -m examples.webindex.initial --documents 1000000
 
-Many times quicker than to crawl into empty tables. What is stored follows from
-`definition.py`, and a test compares it with what observers leave, cell by cell. The observers are
-registered by then, or later; they have nothing to do for what is loaded.
+This is many times faster than crawling into empty tables. The content follows from `definition.py`,
+and a test compares it with what observers leave, cell by cell. The observers may be registered
+before or after; they have nothing to do for what is loaded.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ PROGRESS_CELLS = 100 * CELLS_AT_ONCE
 
 
 class _Member(NamedTuple):
-    """Of a group: in their order, as its rows are, the best one comes first."""
+    """A member of a group. In sorted order, as in the group's rows, the best one comes first."""
 
     group: str
-    """Its key."""
+    """The key of the group."""
     length: int
-    """Of the URL."""
+    """The length of the URL."""
     child: Child
     documents: int
-    """Below it."""
+    """The number of documents below it."""
 
 
 class Repository:
-    """The cells of all tables, for the documents that there are. Kept in memory."""
+    """The cells of all tables for the given documents, kept in memory."""
 
     def __init__(self, documents: Iterable[Document], crawled: int) -> None:
-        """`crawled` is the timestamp that all documents bear, and the cause of all the rest."""
+        """`crawled` is the timestamp of all documents, and the cause of everything else."""
         self._crawled = crawled
         self._bodies: dict[str, str] = {}
         self._pages: dict[str, Page] = {}
@@ -61,7 +61,7 @@ class Repository:
         self._canonical = canonical_urls(self._pages)
 
     def tables(self) -> Iterator[tuple[Table[Any], Iterator[LoadedCell]]]:
-        """Each with its cells, in the order of their rows."""
+        """Each table with its cells, ordered by row."""
         yield tables.documents, self._documents()
         yield tables.pages, self._page_cells()
         yield tables.groups, self._groups()
@@ -152,7 +152,7 @@ def _row(key: object, *cells: tuple[Column[Any], Any]) -> Iterator[LoadedCell]:
 
 
 async def load(db: aio.Database, documents: Iterable[Document]) -> int:
-    """Into tables that are there and empty. Returns how many cells there are."""
+    """Loads into existing, empty tables. Returns the number of cells."""
     repository = Repository(documents, int(await db.timestamp()))
     loaded = 0
     for table, cells in repository.tables():
@@ -163,17 +163,17 @@ async def load(db: aio.Database, documents: Iterable[Document]) -> int:
                 await bulk.load(batch, timestamps)
                 loaded += len(batch)
                 if loaded % PROGRESS_CELLS < len(batch):
-                    _say(f"{table.name}: {loaded:,} cells of all tables are loaded")
+                    _say(f"{table.name}: {loaded:,} cells of all tables loaded")
         except BaseException:
             await bulk.abandon()
             raise
         await bulk.finish(timestamps)
-    _say(f"{loaded:,} cells are loaded")
+    _say(f"{loaded:,} cells loaded")
     return loaded
 
 
 async def _batches(cells: Iterator[LoadedCell]) -> AsyncIterator[list[LoadedCell]]:
-    """The next one is made while the last one is on its way."""
+    """Batches of cells. The next one is made while the previous one is being sent."""
 
     def make() -> list[LoadedCell]:
         return list(islice(cells, CELLS_AT_ONCE))
@@ -192,22 +192,24 @@ def _say(what: str) -> None:
 
 
 async def load_crawl(address: str | None, crawl: Crawl, tablets: int) -> None:
-    """Makes the tables that are missing."""
+    """Creates the missing tables, and loads the crawl."""
     async with aio.connect(address, description="an initial repository") as db:
         await tables.create_tables_async(db, crawl.splits(tablets))
         await load(db, crawl)
 
 
 def main(
-    documents: Annotated[int, typer.Option(help="So many synthetic ones.", min=1)] = 100_000,
-    seed: Annotated[int, typer.Option(help="Another crawl for each.")] = 0,
-    tablets: Annotated[int, typer.Option(help="Into which tables by URL are cut.", min=1)] = 4,
+    documents: Annotated[int, typer.Option(help="Number of synthetic documents.", min=1)] = 100_000,
+    seed: Annotated[int, typer.Option(help="Each seed gives another crawl.")] = 0,
+    tablets: Annotated[
+        int, typer.Option(help="Tablets of each table that is keyed by URL.", min=1)
+    ] = 4,
     address: Annotated[
         str | None, typer.Option(help="host:port of masters; PERCOLATOR_ADDRESS.")
     ] = None,
 ) -> None:
-    """Load a repository of documents, with everything that observers would make of it."""
-    # Millions of objects that all stay: looking for garbage among them takes minutes.
+    """Load a repository of documents, and everything that observers would compute from it."""
+    # Millions of objects stay alive; looking for garbage among them would take minutes.
     gc.disable()
     try:
         asyncio.run(load_crawl(address, Crawl(documents, seed), tablets))

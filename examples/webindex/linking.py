@@ -1,22 +1,24 @@
-"""Links turned round, and shown with the canonical page of whatever they lead to.
+"""Inverts links, and shows each with the canonical page of its target.
 
-A link is a row of `links`, found by its target. `shown` says among whose inlinks it is: those of
-its target's canonical URL, or nobody's, if the target was not crawled. So it has to move when that
-changes, and a page may have any number of links to it, and from it. Both are done in steps of at
-most `LINKS_MAX` links, and a page that has not finished notifies itself weakly:
+A link is a row of `links`, keyed by its target. `shown` names the page among whose inlinks it is
+shown: that of its target's canonical URL, or none if the target was not crawled. So the link must
+move when the canonical URL changes, and a page may have any number of links to it and from it. Both
+are handled in steps of at most `LINKS_MAX` links, and a page that has not finished weakly notifies
+itself:
 
-- from it: `linked` has the links that are rows, so what is missing or too many is known without
-  a look at the rows. A new row is shown only by the next step: see below.
-- to it: `moving` says how far they were moved to the present canonical URL. A new one begins anew.
+- links from it: `linked` has the links that are rows, so missing and superfluous links are known
+  without reading the rows. A new row is shown only by the next step; see below.
+- links to it: `moving` says how far they were moved to the current canonical URL. When that
+  changes, moving begins again.
 
-Why no link stays behind when its target's canonical URL changes while it is placed:
+Why no link stays behind if its target's canonical URL changes while the link is placed:
 
-- A link that the moving steps do not see was placed after they began, and is shown by a step that
-  begins still later, and reads the new canonical URL.
-- One that they see is moved, or if it is in place already, locked: a step from the other side that
-  read the older canonical URL is repeated.
-- A step writes the cell that says how far it is, or locks it. So steps of a page that run at
-  the same time come one after the other.
+- A link that the moving steps do not see was placed after they began. It is shown by a step that
+  begins even later, and reads the new canonical URL.
+- A link that they see is moved, or locked if it is in place already. So a step from the other side
+  that read the older canonical URL is retried.
+- A step writes the cell that records its progress, or locks it. So concurrent steps of a page come
+  one after another.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ LinkRow = tuple[str, str, str]
 async def place_links(
     tx: aio.Transaction, url: str, page: Parsed | None, *, may_show: bool
 ) -> None:
-    """A step towards the links that it has now. `may_show` only in a later run than they came."""
+    """A step towards the page's current links. `may_show` only in a later run than found them."""
     stored: dict[str, Any] = await tx.get(url, tables.linked, {"placed": [], "fresh": []})
     placed = {Link(*link) for link in stored["placed"]}
     fresh = {Link(*link) for link in stored["fresh"]}
@@ -95,7 +97,7 @@ async def _remove(tx: aio.Transaction, url: str, gone: Iterable[Link]) -> None:
 
 
 async def _show(tx: aio.Transaction, row: Row[Any], canonical: str, cause: int) -> bool:
-    """Among the inlinks of this page, or of none. Whether that is new."""
+    """Shows a link among the inlinks of this page, or of none. Returns whether that is new."""
     target, source, anchor_digest = row.key
     before = row[tables.shown]
     if before == canonical:
@@ -116,14 +118,14 @@ async def _show(tx: aio.Transaction, row: Row[Any], canonical: str, cause: int) 
 
 
 async def follow(tx: aio.Transaction, url: str, page: Parsed | None, groups: Groups) -> bool:
-    """Has a page learn its canonical URL. If that is new, its links are moved later.
+    """Lets a page learn its canonical URL. If that is new, links to it are moved by later runs.
 
-    A run must not move links at once: those that are placed meanwhile would be missed.
+    The same run must not move links: it would miss those that are placed meanwhile.
     """
     known = await tx.get(url, tables.canonical)
     learnt = None
     if page is not None:
-        # A group that knows none yet visits the page once it does.
+        # A group that does not know it yet visits the page once it does.
         learnt = (await groups.state(Group(0, page.keys[0]))).canonical or known
     if learnt == known:
         await tx.lock(url, tables.canonical)
@@ -138,7 +140,7 @@ async def follow(tx: aio.Transaction, url: str, page: Parsed | None, groups: Gro
 
 
 async def move_links(tx: aio.Transaction, url: str, groups: Groups, page: Parsed | None) -> None:
-    """A step towards the present canonical URL, which was committed before this run began."""
+    """A step towards the current canonical URL, which was committed before this run began."""
     moving = await tx.get(url, tables.moving)
     if moving is None:
         return

@@ -4,8 +4,8 @@
     python -m examples.webindex.load --documents 10000 --rate 50 --forever
     python -m examples.webindex.load --text crawl.txt
 
-It makes the tables and the observers known that are missing, so that workers may be started before
-or afterwards. Each document is a transaction of its own; many are under way at a time.
+It creates missing tables and registers missing observers, so workers may be started before or
+afterwards. Each document is written in its own transaction, many at the same time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from percolator import InvalidArgument, OutcomeUnknown, PercolatorError, aio
 IN_FLIGHT_MAX = 128
 PROGRESS_SECONDS = 2.0
 UPDATES_PER_DELETION = 9
-"""When changes never end and nobody said otherwise."""
+"""The default proportion with `--forever`."""
 
 Change = tuple[str, str | None]
-"""A URL, and its document's new text; None when the document is gone."""
+"""A URL and the new text of its document, or None to delete the document."""
 
 
 async def write(db: aio.Database, url: str, body: str | None) -> None:
-    """Commits a change, however often it takes.
+    """Commits a change, with as many attempts as it takes.
 
-    Perhaps it is committed, and then once more: observers find that nothing has changed. To ask
-    what became of it would be a call more that may not be answered.
+    It may be committed twice, which is harmless: observers find that nothing has changed. Asking
+    for the outcome instead would be one more call that may not be answered.
     """
     while True:
         try:
@@ -59,7 +59,7 @@ async def _write(tx: aio.Transaction, url: str, body: str | None) -> None:
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[Document]:
-    """Raises `ValueError` for a file that holds no documents, and says which."""
+    """Documents of several files. Raises `ValueError`, naming the file, if one is malformed."""
     for path in paths:
         with path.open(encoding="utf-8") as lines:
             try:
@@ -69,7 +69,7 @@ def read_files(paths: Iterable[Path]) -> Iterator[Document]:
 
 
 def changes(crawl: Crawl, updates: int, deletions: int, *, forever: bool) -> Iterator[Change]:
-    """Of documents by chance. A deleted one comes back when it is updated."""
+    """Changes of random documents. A deleted document comes back when it is updated."""
     chance = random.Random(crawl.seed)  # noqa: S311
     left, edition = [updates, deletions], 0
     while sum(left):
@@ -86,7 +86,7 @@ def _tell(progress: str) -> None:
 
 
 class Crawling:
-    """Writes changes as they come, at most so many each second, and says how far it is."""
+    """Writes changes as they come, at most `rate` per second, and reports progress."""
 
     def __init__(
         self, db: aio.Database, rate: float | None, *, progress: Callable[[str], None] = _tell
@@ -104,7 +104,7 @@ class Crawling:
 
         async def work() -> None:
             while True:
-                async with taking:  # the generator serves one at a time
+                async with taking:  # an async generator serves one caller at a time
                     change = await anext(paced, None)
                     if change is None:
                         return
@@ -126,7 +126,7 @@ class Crawling:
                 for _ in range(IN_FLIGHT_MAX):
                     group.create_task(work())
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the others are of the same kind
+            raise errors.exceptions[0] from None  # the others have the same cause
         finally:
             showing.cancel()
         self._say(0.0)
@@ -151,7 +151,7 @@ class Crawling:
 
 
 async def crawl_into(address: str | None, source: Iterator[Change], rate: float | None) -> int:
-    """Returns how many changes it has written."""
+    """Returns the number of changes written."""
     async with aio.connect(address, description="a crawl") as db:
         await tables.create_tables_async(db)
         await db.register_observers(observers)
@@ -162,22 +162,22 @@ async def crawl_into(address: str | None, source: Iterator[Change], rate: float 
 
 def main(
     documents: Annotated[
-        int, typer.Option(help="That many synthetic documents.", min=0, show_default=True)
+        int, typer.Option(help="Number of synthetic documents.", min=0, show_default=True)
     ] = 1_000,
     text: Annotated[
         list[Path] | None, typer.Option(help="A file of documents instead; may be repeated.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another crawl for each.")] = 0,
+    seed: Annotated[int, typer.Option(help="Each seed gives another crawl.")] = 0,
     rate: Annotated[
-        float | None, typer.Option(help="Changes per second; as many as possible if not given.")
+        float | None, typer.Option(help="Changes per second; by default as many as possible.")
     ] = None,
     updates: Annotated[
-        int, typer.Option(help="Afterwards, give so many documents new content.", min=0)
+        int, typer.Option(help="Afterwards, give this many documents new content.", min=0)
     ] = 0,
-    deletions: Annotated[int, typer.Option(help="And delete so many.", min=0)] = 0,
+    deletions: Annotated[int, typer.Option(help="And delete this many.", min=0)] = 0,
     forever: Annotated[
         bool,
-        typer.Option("--forever", help="Go on with updates and deletions in that proportion."),
+        typer.Option("--forever", help="Keep updating and deleting in that proportion."),
     ] = False,
     address: Annotated[
         str | None, typer.Option(help="host:port of masters or gateways; PERCOLATOR_ADDRESS.")
@@ -185,10 +185,10 @@ def main(
 ) -> None:
     """Crawl documents into a running cluster, and keep changing them."""
     if rate is not None and rate <= 0:
-        raise typer.BadParameter("has to be above 0", param_hint="--rate")
+        raise typer.BadParameter("must be above 0", param_hint="--rate")
     if (updates or deletions or forever) and (text or not documents):
         raise typer.BadParameter(
-            "only synthetic documents change", param_hint="--updates, --deletions, --forever"
+            "only synthetic documents can change", param_hint="--updates, --deletions, --forever"
         )
     if forever and not updates + deletions:
         updates, deletions = UPDATES_PER_DELETION, 1

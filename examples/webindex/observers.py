@@ -1,20 +1,20 @@
-"""The pipeline as observers: what `definition.py` says, kept up to date by small transactions.
+"""The pipeline as observers, which keep the result of `definition.py` up to date.
 
     percolator worker --observers examples.webindex.observers:observers
 
     documents.body --parse--> pages, groups (--tend--> groups)* --> serving
                                         --settle--> links --> inlinks
 
-- `parse` runs when a document was written or deleted. It tells the document's groups, and as long
-  as these are small, does all that follows: see `clustering.py`.
-- `tend` runs for a group that was notified: it has messages, or is to learn its canonical URL.
-- `settle` runs for a page that was notified: it is to learn its canonical URL, has links to place,
-  or there are links to it to move: see `linking.py`.
+- `parse` runs when a document is written or deleted. It sends news to the document's groups and, as
+  long as these are small, does everything that follows; see `clustering.py`.
+- `tend` runs when a group is notified: it has messages, or must learn its canonical URL.
+- `settle` runs when a page is notified: it must learn its canonical URL, has links to place, or has
+  links to it to move; see `linking.py`.
 
-The last two are weak: they look at what is there, and do a bounded part of what is left to do.
-The work for a changed document depends on its own links and on whose canonical URL it changes, and
-on nothing else. Whatever the order of the runs, and however many workers there are, the serving
-tables are those of `definition.served` once nothing is left to do.
+The last two are weak: they look at the current state, and do a bounded part of the remaining work.
+The work for a changed document depends only on its own links, and on the pages whose canonical URL
+it changes. Whatever the order of the runs, and however many workers there are, the serving tables
+are those of `definition.served` once no work is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from percolator import aio, observes
 
 @observes(tables.body)
 async def parse(tx: aio.Transaction, url: str) -> None:
-    """A document was written or deleted."""
+    """Runs when a document is written or deleted."""
     if len(url.encode()) > tables.URL_BYTES_MAX:
         raise ValueError(f"the URL has more than {tables.URL_BYTES_MAX} bytes: {url[:80]}…")
     before, (row,) = await asyncio.gather(
@@ -52,20 +52,20 @@ async def parse(tx: aio.Transaction, url: str) -> None:
     if now is not None and (before is None or now.keys != before.keys):
         groups.tell(Group(0, now.keys[0]), Child(url), Member(now.keys, 1, cause))
     groups.visited.add(url)
-    # Reads that need not wait for each other save round trips, here and elsewhere.
+    # Independent reads run concurrently to save round trips, here and elsewhere.
     await asyncio.gather(_finish(tx, groups), place_links(tx, url, now, may_show=False))
 
 
 @observes(tables.state, weak=True)
 async def tend(tx: aio.Transaction, row: GroupRow) -> None:
-    """A group was notified."""
+    """Runs when a group is notified."""
     groups = Groups(tx)
     groups.look_at(Group(row[0], row[1]))
     await _finish(tx, groups)
 
 
 async def _finish(tx: aio.Transaction, groups: Groups) -> None:
-    """Everything that is new about groups, and what is shown of it."""
+    """Handles all news of groups, and updates what is served of them."""
     await groups.settle()
 
     async def visit(url: str) -> None:
@@ -77,7 +77,7 @@ async def _finish(tx: aio.Transaction, groups: Groups) -> None:
 
 @observes(tables.canonical, weak=True)
 async def settle(tx: aio.Transaction, url: str) -> None:
-    """A page was notified."""
+    """Runs when a page is notified."""
     page = await parsed_page(tx, url)
     groups = Groups(tx)
     if not await follow(tx, url, page, groups):

@@ -1,4 +1,4 @@
-"""A page as it is stored: what was found in its document, and which version of that it was."""
+"""A stored page: what was found in its document, and in which version of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from percolator import aio
 
 
 class Parsed(NamedTuple):
-    """What is kept of a page."""
+    """What is stored of a page."""
 
     title: str
     keys: tuple[str, ...]
@@ -19,12 +19,12 @@ class Parsed(NamedTuple):
 
     @classmethod
     def of(cls, page: Page, cause: int) -> Parsed:
-        """No document has so long a URL that it would be refused: such links lead nowhere."""
+        """Leaves out links to URLs that are too long: no document has such a URL."""
         useful = (link for link in page.links if len(link.target.encode()) <= tables.URL_BYTES_MAX)
         return cls(page.title, page.keys, frozenset(useful), cause)
 
     def encode(self) -> dict[str, Any]:
-        """As the column `parsed` has it."""
+        """The value for the column `parsed`."""
         return {
             "title": self.title,
             "keys": self.keys,
@@ -39,6 +39,6 @@ class Parsed(NamedTuple):
 
 
 async def parsed_page(tx: aio.Transaction, url: str) -> Parsed | None:
-    """None if it is not crawled."""
+    """The page at this URL; None if it was not crawled."""
     stored = await tx.get(url, tables.parsed)
     return None if stored is None else Parsed.decode(stored)

@@ -1,4 +1,4 @@
-"""What the serving tables hold, to compare with `definition.served`."""
+"""Reads the serving tables, for comparison with `definition.served`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from percolator import Database, Row, aio
 def served_table(db: Database) -> dict[str, Served]:
     """Everything that is served, by canonical URL, at one snapshot.
 
-    Raises `ValueError` for inlinks of a page that is not served.
+    Raises `ValueError` if there are inlinks of a page that is not served.
     """
     with db.snapshot() as snapshot:
         return _put_together(snapshot.scan(tables.serving), snapshot.scan(tables.inlinks))
 
 
 async def served_table_async(db: aio.Database) -> dict[str, Served]:
-    """As `served_table`, for asyncio."""
+    """Like `served_table`, for asyncio."""
     async with db.snapshot() as snapshot:
         serving = [row async for row in snapshot.scan(tables.serving)]
         inlinks = [row async for row in snapshot.scan(tables.inlinks)]

@@ -1,4 +1,4 @@
-"""Documents as a DataFrame of url and body: of a cluster, of text files, or synthetic ones."""
+"""Documents as a DataFrame of url and body: from a cluster, from text files, or synthetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from examples.webindex.tables import DOCUMENTS_CATALOG
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
-    """Which cluster: as all programs find it."""
+    """Adds the option for the address of the cluster, with the default of all programs."""
     parser.add_argument(
         "--address",
         default=os.environ.get("PERCOLATOR_ADDRESS", "localhost:7100"),
@@ -23,13 +23,13 @@ def add_address(parser: argparse.ArgumentParser) -> None:
 
 
 def stored(spark: SparkSession, address: str, table: str = "documents") -> DataFrame:
-    """The documents of a cluster, at one snapshot: url and body."""
+    """The documents of a cluster at one snapshot, as url and body."""
     reader = spark.read.format("percolator").options(address=address, table=table)
     return reader.option("catalog", DOCUMENTS_CATALOG).load()
 
 
 def read_text(spark: SparkSession, path: str) -> DataFrame:
-    """Those of text files, as `documents.read_text` reads one."""
+    """The documents of text files, in the format of `documents.read_text`."""
     whole = spark.read.text(path, wholetext=True)
     parts = sql.split(sql.concat(sql.lit("\n"), "value"), f"\n{HEADING}")
     document = whole.select(sql.explode(sql.slice(parts, 2, 2**30)).alias("document"))
@@ -42,7 +42,7 @@ def read_text(spark: SparkSession, path: str) -> DataFrame:
 
 
 def crawled(spark: SparkSession, crawl: Crawl, edition: int = 0) -> DataFrame:
-    """The same documents as `crawl` makes one by one."""
+    """The same documents that `crawl` makes one by one."""
     number = sql.col("id").cast("string")
     drawn = sql.concat(number, sql.lit(f".{edition}"))
 

@@ -3,8 +3,8 @@
     python -m examples.webindex.spark_load --synthetic 100000 --bulk
     python -m examples.webindex.spark_load --text 'crawl/*.txt'
 
-With `--bulk`, into an empty table, and observers that are registered by then are notified of what
-was loaded. Otherwise documents are written in transactions.
+With `--bulk`, documents are loaded into an empty table, and observers that are registered by then
+are notified of them. Otherwise documents are written in transactions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from percolator.spark.bulk_loading import bulk_load
 
 
 def load(documents: DataFrame, address: str, table: str = "documents", *, bulk: bool) -> None:
-    """url and body of each document."""
+    """Writes the url and body of each document."""
     options: dict[str, Any] = {"address": address, "table": table, "catalog": DOCUMENTS_CATALOG}
     if bulk:
         bulk_load(documents, **options, notify="true", load_name="crawl")
@@ -36,12 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m examples.webindex.spark_load", description=__doc__
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--synthetic", type=int, metavar="N", help="that many documents")
+    source.add_argument("--synthetic", type=int, metavar="N", help="number of documents")
     source.add_argument("--text", metavar="PATH", help="text files; see documents.read_text")
     parser.add_argument("--seed", type=int, default=0)
     add_address(parser)
     parser.add_argument("--table", default="documents")
-    parser.add_argument("--bulk", action="store_true", help="the table is empty")
+    parser.add_argument(
+        "--bulk", action="store_true", help="load without transactions, into an empty table"
+    )
     given = parser.parse_args(arguments)
     spark = SparkSession.builder.appName("webindex-load").getOrCreate()
     if given.text is not None:

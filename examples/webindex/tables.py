@@ -1,14 +1,14 @@
 """The tables of the pipeline, for programs and for Spark.
 
-    documents   by URL: what was crawled; the only table that others write
+    documents   by URL: what was crawled; the only table written from outside
     pages       by URL: what was found in a document, and its canonical URL
     groups      by pass and key: which documents are one page (`clustering.py`)
-    links       by target, source and anchor: all links, turned round
+    links       by target, source and anchor: all links, inverted
     serving     by canonical URL: title and number of documents
     inlinks     by canonical URL, source, anchor and target: links to a page, whichever of its
                 documents they name
 
-The last two are what the pipeline is for; `served.py` reads them.
+The last two are the result of the pipeline; `served.py` reads them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 from percolator import Database, Table, aio, codecs
 
 URL_BYTES_MAX = 1_000
-"""Rows of links have two URLs and must not exceed what a row may have."""
+"""A row key of `links` contains two URLs, and must not exceed the limit for row keys."""
 
 documents = Table("documents")
 body = documents.column("body", codecs.text)
 crawled = documents.column("crawled", codecs.integer)
-"""A timestamp taken before this version was committed. Whoever writes a document may write it too,
-and when deleting one; but then always, or an old one stays. It is passed on to what the version
-changes, as `cause`."""
+"""A timestamp taken before this version was committed. It is optional; but a program that writes it
+must do so at every change and deletion, or an old timestamp stays. It is passed on as `cause` to
+everything that the version changes."""
 
 pages = Table("pages")
 parsed = pages.column("parsed", codecs.json)
-"""{"title", "keys", "links", "cause"}: see `parsed.Parsed`."""
+"""{"title", "keys", "links", "cause"}; see `parsed.Parsed`."""
 linked = pages.column("linked", codecs.json)
-"""{"placed", "fresh"}: the page's links that are in `links`, and those whose `shown` is due."""
+"""{"placed", "fresh"}: the page's links that are in `links`, and those yet to be shown."""
 canonical = pages.column("canonical", codecs.text)
 moving = pages.column("moving", codecs.json)
-"""How far the links to it have been moved to its canonical URL; absent when they all were."""
+"""How far the links to the page were moved to its canonical URL; absent once all were."""
 
 groups = Table(
     "groups",
@@ -45,9 +45,9 @@ groups = Table(
         codecs.ordered_integer,  # the pass
         codecs.text,  # the key
         codecs.ordered_integer,  # GROUP, MEMBER or MESSAGE
-        codecs.ordered_integer,  # the length of the URL: the best one is the first
+        codecs.ordered_integer,  # the length of the URL, so that the best one comes first
         codecs.text,  # the URL
-        codecs.text,  # the key in the pass before
+        codecs.text,  # the key in the previous pass
     ),
 )
 GROUP, MEMBER, MESSAGE = range(3)
@@ -56,24 +56,24 @@ member = groups.column("member", codecs.json)
 message = groups.column("message", codecs.json)
 
 links = Table("links", key=codecs.tuple_of(codecs.text, codecs.text, codecs.text))
-"""By target, source and digest of the anchor."""
+"""Keyed by target, source and digest of the anchor."""
 link_anchor = links.column("anchor", codecs.text)
 shown = links.column("shown", codecs.text)
-"""The canonical URL among whose inlinks it is; empty if it leads nowhere."""
+"""The canonical URL of the page among whose inlinks it is shown; empty if it leads nowhere."""
 
 serving = Table("serving")
 title = serving.column("title", codecs.text)
 size = serving.column("documents", codecs.integer)
 cause = serving.column("cause", codecs.integer)
-"""`crawled` of the latest document version that has had a part in it, or if that was not written,
-when the version was parsed. The row's own commit timestamp less this is the latency."""
+"""`crawled` of the latest document version that contributed to the row or, if that was not written,
+when the version was parsed. The row's own commit timestamp minus this is the latency."""
 
 inlinks = Table("inlinks", key=codecs.tuple_of(*[codecs.text] * 4))
-"""By canonical URL, source, digest of the anchor and digest of the target."""
+"""Keyed by canonical URL, source, digest of the anchor and digest of the target."""
 anchor = inlinks.column("anchor", codecs.text)
 inlink_cause = inlinks.column("cause", codecs.integer)
-"""As `cause`, of the source when it was linked, or when the link was moved, of what has changed the
-target's canonical page."""
+"""Like `cause`: of the source when it was linked or, once the link was moved, of the version that
+changed the target's canonical page."""
 
 ALL: tuple[Table[Any], ...] = (documents, pages, groups, links, serving, inlinks)
 
@@ -81,18 +81,18 @@ DIGEST_DIGITS = 16
 
 
 def digest(text: str) -> str:
-    """Stands in row keys for text of any length."""
+    """Represents text of any length in row keys."""
     return md5(text.encode(), usedforsecurity=False).hexdigest()[:DIGEST_DIGITS]
 
 
 def create_tables(db: Database, url_splits: Sequence[str] = ()) -> None:
-    """Those that do not exist yet. Tables by URL are cut into tablets at these."""
+    """Creates the missing tables. Tables keyed by URL are split at `url_splits`."""
     for table in ALL:
         db.create_table(table, _splits(table, url_splits), exist_ok=True)
 
 
 async def create_tables_async(db: aio.Database, url_splits: Sequence[str] = ()) -> None:
-    """As `create_tables`, for asyncio."""
+    """Like `create_tables`, for asyncio."""
     for table in ALL:
         await db.create_table(table, _splits(table, url_splits), exist_ok=True)
 

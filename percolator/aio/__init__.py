@@ -6,12 +6,33 @@
             await tx.set("bob", balance, left - 7)
 
 A database belongs to the event loop in which it was opened.
+
+Open `database.py` first, then `transaction.py`; `reading.py` contains what snapshots and
+transactions share. `engine.py` wires together what all transactions of a database use, and
+`connecting.py` finds the parts of a cluster. The rules of transactions are in
+`percolator.protocol`, not here.
 """
 
+from percolator.aio.changes import Changes
 from percolator.aio.connecting import connect
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
+from percolator.aio.share import Share
+from percolator.aio.shared import SharedTransaction
 from percolator.aio.snapshot import Snapshot
+from percolator.aio.tickets import Receipt, Ticket
 from percolator.aio.transaction import Outcome, Transaction
 
-__all__ = ["Database", "Outcome", "Pin", "Snapshot", "Transaction", "connect"]
+__all__ = [
+    "Changes",
+    "Database",
+    "Outcome",
+    "Pin",
+    "Receipt",
+    "Share",
+    "SharedTransaction",
+    "Snapshot",
+    "Ticket",
+    "Transaction",
+    "connect",
+]

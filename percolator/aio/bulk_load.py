@@ -1,16 +1,16 @@
-"""Loading many rows into an empty range without transactions (percolator/tablet/bulk_load.py).
+"""Loads many rows into an empty range without transactions (percolator/tablet/bulk_load.py).
 
     begin     closes the range on all of its tablets, and only then takes the commit timestamp
-    resume    goes on with a run whose process is no more, and with all that it has loaded
-    load      puts rows, from as many processes as there are; again, if need be
+    resume    continues a run whose process has ended, with everything that it has loaded
+    load      puts rows, from any number of processes; may be repeated
     finish    notes on all tablets that the load is complete (`complete`), then opens them one by
               one (`open`)
     abandon   deletes what was loaded, and opens the range; or finishes a load that was complete
-    undo      the same, of one run: what another one has taken over is left to it
+    undo      the same for one run: what another run has taken over is left alone
 
-A load that was noted as complete on one tablet is complete: whoever comes across it later opens the
-rest. One that was not can only be cleared. So whatever is interrupted where, a load ends as a whole
-or not at all.
+A load that is noted as complete on one tablet is complete: any run that finds it later opens the
+rest. A load that is not noted as complete can only be cleared. So wherever it is interrupted, a
+load takes effect completely or not at all.
 """
 
 from __future__ import annotations
@@ -22,72 +22,72 @@ from typing import NamedTuple
 from percolator import codecs
 from percolator.aio.database import Database
 from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, UsageError
+from percolator.routing.tablet_walk import TabletWalk
 from percolator.schema import Table
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
-from percolator.wire.tablet_walk import TabletWalk
 
 PATIENCE_SECONDS = 60.0
 CALL_SECONDS = 10.0
 REQUEST_ROWS_MAX = 8_192
 REQUEST_BYTES_MAX = 1 << 20
 ATTEMPTS_MAX = 1_000
-"""At beginning: each settles a lock, or clears what another run has left."""
+"""The most attempts to begin: each resolves a lock, or clears what another run has left."""
 
 _RAISE, _CLEAR = wire.FenceRequest.ACTION_RAISE, wire.FenceRequest.ACTION_CLEAR
 _FINISH, _LIFT = wire.FenceRequest.ACTION_FINISH, wire.FenceRequest.ACTION_LIFT
 _LOOK = wire.FenceRequest.ACTION_LOOK
 
 LoadedCell = tuple[bytes, bytes, bytes]
-"""Row, column and value."""
+"""A row, a column and a value."""
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What all processes of one load have to know. Made of plain values: it is pickled."""
+    """What all processes of one load must know. It has only plain values, since it is pickled."""
 
     table: str
     name: str
     start: bytes
     end: bytes
-    """Rows from start (included) to end (excluded; empty: to the last row)."""
+    """The rows from start (inclusive) to end (exclusive); an empty end means to the last row."""
     notify: bool
-    """Whether observers are notified of what is loaded."""
+    """Whether observers are notified of the loaded cells."""
 
 
 class LoadComplete(UsageError):
-    """A load that was to be begun, or gone on with, turned out to be complete: it is open now."""
+    """A load that was to be begun or resumed turned out to be complete; it is now open."""
 
 
 class NotEmpty(UsageError):
-    """There are rows where rows were to be loaded."""
+    """The range that rows are to be loaded into is not empty."""
 
     def __init__(self, table: str, obstacle: cells_pb2.Cell) -> None:
         super().__init__(
             f"table {table!r} is not empty where rows are to be loaded: there is row "
-            f"{obstacle.row!r}, or it was deleted lately"
+            f"{obstacle.row!r}, or it was deleted recently"
         )
         self.commit_timestamp = obstacle.timestamp
-        """Of the first of them, its newest version."""
+        """The commit timestamp of the newest version of the first cell found."""
 
 
 class LoadTimestamps(NamedTuple):
-    """Of everything that one run loads."""
+    """The timestamps of everything that one run loads."""
 
     start: int
-    """Also names the run: a later one takes over."""
+    """The start timestamp, which also identifies the run: a later run takes over."""
     commit: int
 
 
 @dataclass
 class _Found:
-    """What was met where the fence was to be raised."""
+    """What was found where the fence was to be raised."""
 
     complete: wire.LoadFence | None = None
-    """A fence of the load that is complete."""
+    """A fence of this load that says that it is complete."""
     obstacle: cells_pb2.Cell | None = None
-    """Of somebody else: there, nothing is closed."""
+    """A cell of another writer; its tablet was not closed."""
     remains: bool = False
     """An earlier run has left rows."""
 
@@ -98,19 +98,19 @@ class BulkLoad:
     def __init__(self, database: Database, plan: LoadPlan) -> None:
         self._database = database
         self._plan = plan
-        self._engine = database.engine
+        self._engine = database.internal.engine
         self._walk = TabletWalk(self._engine.world, self._engine.tablets, PATIENCE_SECONDS)
         self._table_id = 0
 
     # ------------------------------------------------------------------ beginning
 
     async def begin(self) -> LoadTimestamps:
-        """Takes a load of the same name over, if one was left behind.
+        """Closes the range, and takes over an unfinished load of the same name, if there is one.
 
-        Raises `NotEmpty`, and `LoadComplete` when that load is complete.
+        Raises `NotEmpty`, and `LoadComplete` if that load is complete.
         """
         await self._know_table()
-        table, timestamps = self._plan.table, self._engine.around.timestamps
+        table, timestamps = self._plan.table, self._engine.env.timestamps
         for _ in range(ATTEMPTS_MAX):
             run = await timestamps.get()
             found = await self._raise(run)
@@ -121,19 +121,21 @@ class BulkLoad:
                 await self._open_again(run)
                 if found.obstacle.space != cells_pb2.SPACE_LOCK:
                     raise NotEmpty(table, found.obstacle)
-                await self._settle(found.obstacle)
+                await self._resolve(found.obstacle)
             elif found.remains:
-                # And then another run: a copy of this request may come late, and would delete
-                # what this one had loaded meanwhile.
+                # Then try again as another run: a delayed copy of this request would delete what
+                # this run had loaded by then.
                 await self._each(_CLEAR, run)
             else:
                 return LoadTimestamps(run, await timestamps.get())
-        raise UsageError(f"others keep locking, or loading, rows of table {table!r}")
+        raise UsageError(
+            f"cannot begin the load: others keep locking or loading rows of table {table!r}"
+        )
 
     async def resume(self, timestamps: LoadTimestamps) -> bool:
-        """Whether the range is still closed for this run, so that what it has loaded is there.
+        """Whether the range is still closed for this run, and so holds all that it has loaded.
 
-        Not so when another run has taken over, or cleared it. Raises `LoadComplete`.
+        False if another run has taken over or cleared it. Raises `LoadComplete`.
         """
         await self._know_table()
         complete: wire.LoadFence | None = None
@@ -156,10 +158,10 @@ class BulkLoad:
         return True
 
     def _was_complete(self) -> LoadComplete:
-        return LoadComplete(f"the load {self._plan.name!r} was complete, and is open now")
+        return LoadComplete(f"the load {self._plan.name!r} was already complete, and is now open")
 
     async def _raise(self, run: int) -> _Found:
-        """Takes the range over, as far as it is closed, and closes the rest."""
+        """Takes over the part of the range that is closed, and closes the rest."""
         found = _Found()
 
         def look(response: wire.FenceResponse) -> None:
@@ -175,12 +177,12 @@ class BulkLoad:
         return found
 
     async def _open_again(self, run: int) -> None:
-        """Nothing of the load is left after that."""
+        """Opens the range. Nothing of the load is left afterwards."""
         await self._each(_CLEAR, run, missing_ok=True)
         await self._each(_LIFT, run, missing_ok=True)
 
-    async def _settle(self, lock: cells_pb2.Cell) -> None:
-        """Reading a row settles the locks in it that are left behind."""
+    async def _resolve(self, lock: cells_pb2.Cell) -> None:
+        """Reads the row, which resolves locks that were left behind in it."""
         table = Table(self._plan.table, key=codecs.raw)
         async with self._database.snapshot() as snapshot:
             await snapshot.get_many(table, [lock.row])
@@ -188,7 +190,7 @@ class BulkLoad:
     # ------------------------------------------------------------------ loading
 
     async def load(self, cells: Sequence[LoadedCell], timestamps: LoadTimestamps) -> None:
-        """Puts cells that are in the order of their rows, each address once."""
+        """Puts cells, which must be in row order, with each address at most once."""
         await self._know_table()
         done = 0
 
@@ -217,7 +219,7 @@ class BulkLoad:
         )
         if plan.notify:
             deadline = self._engine.now() + CALL_SECONDS
-            schema = await self._engine.around.schema(self._table_id, deadline)
+            schema = await self._engine.env.schema(self._table_id, deadline)
             request.target.schema_version = schema.version
             for column in sorted(set(columns)):
                 observers = schema.observers.get(column, ())
@@ -233,39 +235,39 @@ class BulkLoad:
     # ------------------------------------------------------------------ the end
 
     async def finish(self, timestamps: LoadTimestamps) -> None:
-        """Everything is loaded: from here on the load is complete, whatever happens."""
+        """Call this when everything is loaded. Then the load is complete, whatever happens."""
         await self.complete(timestamps)
         await self.open(timestamps)
 
     async def complete(self, timestamps: LoadTimestamps) -> None:
-        """Notes that everything is loaded. Nobody sees it yet."""
+        """Notes that everything is loaded. Readers do not see it yet."""
         await self._know_table()
         await self._each(_FINISH, timestamps.start, commit=timestamps.commit)
 
     async def open(self, timestamps: LoadTimestamps) -> None:
-        """Of what is complete. Where it is open already, nothing happens."""
+        """Opens a complete load. Does nothing where it is already open."""
         await self._know_table()
         await self._each(_LIFT, timestamps.start, missing_ok=True)
 
     async def _open(self, run: int, complete: wire.LoadFence) -> None:
-        """The rest of finishing, of a load that another run has left, open in some places already.
+        """Finishes a load that another run has left, which may already be open in some places.
 
-        `run` has taken over those tablets that did not know yet that it is complete.
+        `run` has taken over the tablets that did not know yet that it is complete.
         """
         await self._each(_FINISH, run, commit=complete.commit_timestamp, missing_ok=True)
         await self._each(_LIFT, run, missing_ok=True)
         await self._each(_LIFT, complete.run, missing_ok=True)
 
     async def abandon(self) -> bool:
-        """Returns whether the load was complete after all; then its rows are there."""
+        """Clears the load. Returns whether it was complete after all; then its rows stay."""
         await self._know_table()
-        return await self._abandon(await self._engine.around.timestamps.get())
+        return await self._abandon(await self._engine.env.timestamps.get())
 
     async def undo(self, timestamps: LoadTimestamps) -> bool:
-        """Whether the range was still closed for this run. Raises `LoadComplete`.
+        """Clears one run. Returns whether the range was still closed for it. Raises `LoadComplete`.
 
-        Its processes may be loading yet, so the range is taken over before it is cleared: under
-        the run's second timestamp, which any other run that has taken over by now is above.
+        Its processes may still be loading, so the range is taken over before it is cleared. That
+        uses the run's commit timestamp: any other run that has taken over by now has a higher one.
         """
         return await self.resume(timestamps) and not await self._abandon(timestamps.commit)
 
@@ -293,7 +295,10 @@ class BulkLoad:
         missing_ok: bool = False,
         look: Callable[[wire.FenceResponse], None] | None = None,
     ) -> None:
-        """`missing_ok`: a tablet without a fence of this run has nothing to do."""
+        """Sends an action to each tablet of the range.
+
+        With `missing_ok`, a tablet without a fence of this run is skipped.
+        """
         plan = self._plan
         fence = wire.LoadFence(
             name=plan.name,
@@ -325,7 +330,7 @@ class BulkLoad:
 
 
 def _stop(cells: Sequence[LoadedCell], start: int, end_row: bytes) -> int:
-    """Behind the last cell of the next request to the tablet that ends at this row."""
+    """The index after the last cell of the next request to the tablet that ends at this row."""
     size = 0
     for index in range(start, min(len(cells), start + REQUEST_ROWS_MAX)):
         row, column, value = cells[index]

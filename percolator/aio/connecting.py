@@ -1,4 +1,4 @@
-"""Finding the parts of a cluster, and connecting to them."""
+"""Finds the servers of a cluster, and connects to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from percolator.aio.engine import Engine, OpenStarts
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable
 from percolator.limits import Limits
-from percolator.retries import RetryPolicy
+from percolator.retries import RetryPolicy, require_policy
 from percolator.v1.cluster_pb2 import (
     SERVICE_KIND_LOCK_SERVICE,
     SERVICE_KIND_MASTER,
@@ -31,15 +31,15 @@ from percolator.wire.tls import Tls
 from percolator.world import MachineClock, World, machine_random
 
 _WATCH_SECONDS = 5.0
-"""How often the cluster is asked who its parts are."""
+"""How often a master is asked for the cluster's servers."""
 _TROUBLE_SECONDS = 0.5
-"""How often while one of them does not answer."""
+"""How often while one of these does not answer."""
 _MASTER_SECONDS = 1.0
-"""How long a master is waited for, before the next one is asked."""
+"""How long to wait for a master before asking the next one."""
 LOCK_SECONDS = 10.0
-"""How long an advisory lock outlives its last extension; with its session, it ends at once."""
+"""How long an advisory lock outlives its last extension. It ends with its session, at once."""
 _NO_ORACLE_SECONDS = 0.1
-"""How often it is asked while it has no oracle."""
+"""How often the cluster is asked while it has no oracle."""
 
 
 def connect(
@@ -52,17 +52,20 @@ def connect(
     tls: Tls | None = None,
     token: str | None = None,
 ) -> Connecting:
-    """Connects to a cluster, by the `host:port` of any master or gateway (or several, with commas).
+    """Connects to a cluster by the `host:port` of any master or gateway (or several, with commas).
 
-    Without an address, PERCOLATOR_ADDRESS says it, or else it is localhost:7100. `description` is
-    what others see of this process, such as who holds a lock. `tls` and `token` say who it is to a
-    cluster that asks; without them, PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE,
-    PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE do.
+    The default address is $PERCOLATOR_ADDRESS, or localhost:7100. `description` tells others what
+    this process is, for instance when it holds a lock. `tls` and `token` identify it to a cluster
+    that requires them; the defaults come from PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE,
+    PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE.
 
     >>> async with percolator.aio.connect("localhost:7100") as db: ...
     >>> db = await percolator.aio.connect("localhost:7100")
     """
     require_seconds(timeout)
+    require_policy(retry)
+    if limits is not None and not isinstance(limits, Limits):
+        raise InvalidArgument("limits", f"expected Limits, got {type(limits).__name__}")
     if address is not None and not isinstance(address, str):
         raise InvalidArgument("address", f"expected a str, got {type(address).__name__}")
     addresses = default_addresses() if address is None else parse_addresses(address)
@@ -88,7 +91,7 @@ def connect(
 
 
 class Connecting:
-    """Either awaited, or entered as a block at whose end the database is closed."""
+    """Can be awaited, or entered as a block, at whose end the database is closed."""
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, Database]]) -> None:
         self._start = start
@@ -120,12 +123,16 @@ async def connect_to(
     description: str = "",
     timeout_seconds: float = 10.0,
 ) -> Database:
-    """As `connect`, in any world: a simulated one, too. The database closes the network."""
+    """As `connect`, but in any world, such as a simulated one. The database closes the network."""
     cluster = await _described(world, addresses, timeout_seconds)
     world = routed_world(world, addresses, cluster)
     parts = ClusterParts(world, addresses, cluster)
     timestamps = TimestampSource(
-        world, parts.oracles, timeout_seconds=limits.call_seconds, on_trouble=parts.ask_soon
+        world,
+        parts.oracles,
+        timeout_seconds=limits.call_seconds,
+        on_trouble=parts.ask_soon,
+        owner="database",
     )
     open_starts = OpenStarts()
     sessions = Sessions(
@@ -154,7 +161,7 @@ async def connect_to(
 async def _described(
     world: World, addresses: Sequence[str], timeout_seconds: float
 ) -> DescribeResponse:
-    """The cluster, once it has an oracle: a standby master learns of the servers a little later."""
+    """The cluster, once it has an oracle: a standby master learns of servers only after a while."""
     clock = world.clock
     deadline = clock.monotonic_seconds() + timeout_seconds
     while True:
@@ -168,7 +175,7 @@ async def _described(
 
 
 class ClusterParts:
-    """Who the parts of the cluster are. The lists change in place as the cluster does."""
+    """The servers of the cluster. The lists are updated in place when it changes."""
 
     def __init__(self, world: World, addresses: Sequence[str], cluster: DescribeResponse) -> None:
         self._world = world
@@ -188,11 +195,11 @@ class ClusterParts:
         self.lock_services[:] = addresses_of(cluster, SERVICE_KIND_LOCK_SERVICE)
 
     def ask_soon(self) -> None:
-        """One of the parts does not answer: there may be another one in its place."""
+        """Called when a server does not answer: another may have taken its place."""
         self._trouble.set()
 
     async def watch(self) -> None:
-        """Asks again and again, as long as the client lives."""
+        """Asks a master regularly, for as long as the client lives."""
         while True:
             await self._world.clock.sleep(_TROUBLE_SECONDS)
             with suppress(TimeoutError):
@@ -203,14 +210,14 @@ class ClusterParts:
             try:
                 cluster = await describe(self._world.network, self.masters, seconds)
             except PercolatorError:
-                # What is known stays: nobody needs a master as long as the others are there.
+                # Keep what is known: while the other servers are there, no master is needed.
                 continue
             if cluster.cluster_id == self._cluster_id:
                 self._learn(cluster)
 
 
 class _Cancelled:
-    """A task that ends with the client."""
+    """A task that is cancelled when the client is closed."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task

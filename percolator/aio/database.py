@@ -1,25 +1,40 @@
-"""A cluster, as a program sees it: tables, transactions, snapshots."""
+"""A cluster as a program sees it: tables, transactions, snapshots."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from percolator.aio.bulk import BulkWriter
+from percolator.aio.changes import Changes
 from percolator.aio.engine import Engine
-from percolator.aio.observing import new_worker, observers_client
-from percolator.aio.pin import PIN_TTL_SECONDS, Pin
+from percolator.aio.internals import DatabaseInternals
+from percolator.aio.observing import new_worker, worker_context
+from percolator.aio.outcomes import settled
+from percolator.aio.pin import Pin
+from percolator.aio.set_many import BulkWriter
+from percolator.aio.share import Share
+from percolator.aio.shared import SharedTransaction
 from percolator.aio.snapshot import Snapshot
+from percolator.aio.tickets import Ticket
 from percolator.aio.transaction import Outcome, Transaction
 from percolator.arguments import (
     awaited,
     listed,
-    require_seconds,
+    listed_tables,
+    require_bool,
+    require_no_internal_name,
     require_table,
     retention_milliseconds,
 )
@@ -28,27 +43,28 @@ from percolator.errors import (
     OutcomeUnknown,
     PercolatorError,
     UsageError,
+    not_picklable,
 )
-from percolator.observers.backfilling import backfill
+from percolator.hashed_keys import SplitPoint
 from percolator.observers.definition import Observer, checked
-from percolator.observers.registration import register
+from percolator.observers.registry.backfilling import backfill
+from percolator.observers.registry.registration import register
 from percolator.observers.waiting import Quiet, wait_until_quiet
 from percolator.observers.worker import Worker, WorkerLimits
-from percolator.protocol import aftermath
-from percolator.protocol.records import KIND_LOCK_ONLY
-from percolator.protocol.write_steps import WriteSteps
-from percolator.retries import Attempts, RetryPolicy
-from percolator.schema import Table
+from percolator.retries import RetryPolicy
+from percolator.schema import Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import TableOptions
 
 R = TypeVar("R")
 K = TypeVar("K")
+T = TypeVar("T")
+D = TypeVar("D")
 
 DRAIN_SECONDS = 10.0
 
 SPLITS_MAX = 100_000
-"""As many tablets as a cluster has at most, unless its master is told otherwise."""
+"""The most tablets that a cluster has, unless its master is configured differently."""
 
 
 class Database:
@@ -61,95 +77,195 @@ class Database:
 
     def __init__(self, engine: Engine, retry: RetryPolicy) -> None:
         self._engine = engine
-        self._retry = retry
+        self.internal = DatabaseInternals(engine, retry)
+        """For other parts of the library: programs do not need it, and it may change any time."""
         self._workers: WeakKeyDictionary[Worker, None] = WeakKeyDictionary()
 
-    @property
-    def engine(self) -> Engine:
-        """What it stands on: for parts of the library that need more than programs do."""
-        return self._engine
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable()
 
     # ------------------------------------------------------------------ tables
 
     async def create_table(
         self,
         table: Table[K],
-        splits: Sequence[K] = (),
+        splits: Sequence[K | SplitPoint] = (),
         *,
         exist_ok: bool = False,
         retention: timedelta | None = None,
+        change_feed: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Creates a table, cut into tablets at the row keys in `splits`.
+        """Creates a table, split into tablets at the row keys in `splits`.
 
-        `retention` is how long old versions are kept; the cluster's default if not given.
+        `retention` is how long old versions are kept; by default, as long as the cluster says. With
+        a `change_feed`, `changes` can follow the table. With `exist_ok`, a table that exists stays
+        as it is. It is refused if it lacks the `change_feed`, since what was committed so far would
+        be missing, or if a `retention` is given and it has another one.
         """
-        deadline = self._deadline(timeout)
+        deadline = self.internal.deadline(timeout)
         require_table(table)
-        rows = [table.key.encode(key) for key in listed(splits, "splits", SPLITS_MAX)]
+        require_no_internal_name(table.name)
+        require_bool(exist_ok, "exist_ok")
+        require_bool(change_feed, "change_feed")
+        rows = [
+            key.row if isinstance(key, SplitPoint) else encoded_key(table, key, field="split")
+            for key in listed(splits, "splits", SPLITS_MAX)
+        ]
         if len(rows) > SPLITS_MAX:
             raise InvalidArgument("splits", f"expected at most {SPLITS_MAX}")
         if any(not row for row in rows) or any(
             first >= second for first, second in itertools.pairwise(rows)
         ):
             raise InvalidArgument("splits", "expected ascending row keys, none of them empty")
-        options = TableOptions()
+        options = TableOptions(change_feed=change_feed)
         if retention is not None:
             options.retention_milliseconds = retention_milliseconds(retention)
-        await self._engine.catalog.create(
-            table.name, rows, options, exist_ok=exist_ok, deadline=deadline
-        )
+        try:
+            await self._engine.catalog.create(
+                table.name, rows, options, exist_ok=exist_ok, deadline=deadline
+            )
+        except InvalidArgument as error:
+            if error.field == "options.change_feed":
+                reason = (
+                    f"table {table.name!r} exists without one: switch it on with set_change_feed"
+                )
+                raise InvalidArgument("change_feed", reason, where=error.where) from error
+            if error.field == "options.retention_milliseconds":
+                raise InvalidArgument("retention", error.reason, where=error.where) from error
+            raise
+
+    async def create_tables(
+        self,
+        tables: Iterable[Table[Any]],
+        *,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Creates several tables, one after another; after an error, the rest is missing.
+
+        `create_table` has the choices that a single table has. The time-out is for all of them.
+
+        >>> await db.create_tables([accounts, orders], exist_ok=True)
+        """
+        deadline = self.internal.deadline(timeout)
+        for table in listed_tables(tables):
+            left = max(deadline - self._engine.now(), 0.001)
+            await self.create_table(table, exist_ok=exist_ok, timeout=left)
 
     async def tables(self, *, timeout: float | None = None) -> list[str]:
         """The names of all tables, sorted."""
-        found = await self._engine.catalog.tables(self._deadline(timeout))
+        found = await self._engine.catalog.tables(self.internal.deadline(timeout))
         return sorted(info.name for info in found)
 
     async def drop_table(
         self, table: Table[Any], *, missing_ok: bool = False, timeout: float | None = None
     ) -> None:
         """Deletes a table with everything in it."""
-        deadline = self._deadline(timeout)
+        deadline = self.internal.deadline(timeout)
         require_table(table)
+        require_no_internal_name(table.name)
+        require_bool(missing_ok, "missing_ok")
         await self._engine.catalog.delete(table.name, missing_ok=missing_ok, deadline=deadline)
+
+    # ------------------------------------------------------------------ changes
+
+    async def set_change_feed(
+        self, table: Table[Any], *, on: bool, timeout: float | None = None
+    ) -> None:
+        """Gives an existing table a change feed, or takes it away.
+
+        Once this returns, all commits are in the feed. Those before may not be, and `changes`
+        refuses to begin below them.
+        """
+        deadline = self.internal.deadline(timeout)
+        require_table(table)
+        require_bool(on, "on")
+        await self._engine.catalog.set_change_feed(table.name, on=on, deadline=deadline)
+
+    def changes(
+        self,
+        table: Table[K],
+        *,
+        after: Timestamp | datetime | None = None,
+        until: Timestamp | datetime | None = None,
+        before: bool = False,
+        timeout: float | None = None,
+    ) -> Changes[K]:
+        """The changes of a table with a change feed, in the order of their commits.
+
+        They begin above `after`, by default at this call, and end at `until`; without it they never
+        end. The changes of a commit follow each other, and the last one says so. `before` also asks
+        for what the cells were before. The time-out applies to each answer of the cluster. What
+        only the cluster knows is checked on entering the block, or with the first change.
+        A moment older than the history or the feed is refused (`SnapshotTooOld`).
+
+        History is kept until the block ends, or the changes do.
+
+        >>> async with db.changes(accounts, after=position) as changes:
+        ...     async for change in changes:
+        ...         print(change.key, change.column, change.kind)
+        """
+        return Changes(self.internal.following(table, after, until, before=before, timeout=timeout))
+
+    async def newest_change(
+        self, table: Table[Any], *, after: Timestamp | datetime, timeout: float | None = None
+    ) -> Timestamp | None:
+        """The commit timestamp of the newest change above `after`, or None if nothing has changed.
+
+        Nothing at or below it will change any more. This is cheap: no changes are read. Changes
+        that are held up by a transaction under way or a bulk load are not counted.
+        """
+        following = self.internal.following(table, after, None, before=False, timeout=timeout)
+        return await following.newest()
 
     # ------------------------------------------------------------------ transactions
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """One attempt at a transaction; leaving its block commits.
+        """One attempt at a transaction. Its first read fixes the moment that it shows, not entering
+        its block. Leaving the block commits.
 
-        The time-out is that of each call in it, and of its commit.
+        The time-out applies to each call in it, and to its commit.
 
         >>> async with db.transaction() as tx:
         ...     await tx.set("bob", balance, 10)
         """
         self._engine.require_usable()
-        if timeout is not None:
-            require_seconds(timeout)
-        return Transaction(self._engine, timeout)
-
-    def new_transaction(self, timeout: float | None) -> Transaction:
-        """As `transaction`, for whoever is not in the event loop itself."""
-        self._check_timeout(timeout)
-        return Transaction(self._engine, timeout)
+        return self.internal.transaction(timeout)
 
     def snapshot(
         self, at: Timestamp | datetime | None = None, *, timeout: float | None = None
     ) -> Snapshot:
-        """Reads only, at one timestamp: now, or in the past as far as history is kept.
+        """Reads at one timestamp: that of its first read, not of entering its block; or one of the
+        past, as far back as history is kept.
+
+        A datetime shows what was committed before its millisecond.
 
         >>> async with db.snapshot(at=yesterday) as snapshot:
         ...     print(await snapshot.get("bob", balance))
         """
         self._engine.require_usable()
-        if timeout is not None:
-            require_seconds(timeout)
-        return Snapshot(self._engine, at, timeout)
+        return self.internal.snapshot(at, timeout)
 
-    def new_snapshot(self, at: Timestamp | datetime | None, timeout: float | None) -> Snapshot:
-        """As `snapshot`, for whoever is not in the event loop itself."""
-        self._check_timeout(timeout)
-        return Snapshot(self._engine, at, timeout)
+    @overload
+    async def get(
+        self, row: object, column: Readable[T], *, timeout: float | None = None
+    ) -> T | None: ...
+    @overload
+    async def get(
+        self, row: object, column: Readable[T], default: D, *, timeout: float | None = None
+    ) -> T | D: ...
+    async def get(
+        self, row: object, column: Readable[T], default: Any = None, *, timeout: float | None = None
+    ) -> Any:
+        """The value of one cell now, or `default` if it has none.
+
+        Two calls may show different moments: to read several cells together, use a `snapshot`.
+
+        >>> await db.get("bob", balance, default=0)
+        """
+        async with self.snapshot(timeout=timeout) as snapshot:
+            return await snapshot.get(row, column, default)
 
     def pin(
         self,
@@ -157,32 +273,20 @@ class Database:
         *,
         tables: Sequence[Table[Any]] = (),
         description: str = "",
-        ttl: float = PIN_TTL_SECONDS,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> Pin:
-        """Keeps history from a moment on, for as long as its block lasts, or this process lives.
+        """Keeps history from a moment on, until its block ends, or this process dies.
 
-        A moment is refused that is older than the history of one of the `tables`, or of any table
-        if none are named. In other tables, whose history does not go back so far, nothing is
-        collected meanwhile. `ttl` is how many seconds it outlives this process.
+        A moment older than the history of one of the `tables` is refused; if none are named, of any
+        table. In other tables whose history does not go back that far, nothing more is collected
+        meanwhile. `ttl` is how many seconds the pin outlives this process: 60, or the most that the
+        lock service allows, if it is not given.
 
         >>> async with db.pin(at=yesterday) as pin: ...
         """
         self._engine.require_usable()
-        return self.new_pin(at, tables, description, ttl, timeout)
-
-    def new_pin(
-        self,
-        at: Timestamp | datetime | None,
-        tables: Sequence[Table[Any]],
-        description: str,
-        ttl: float,
-        timeout: float | None,
-    ) -> Pin:
-        """As `pin`, for whoever is not in the event loop itself."""
-        self._check_timeout(timeout)
-        seconds = timeout or self._engine.limits.call_seconds
-        return Pin(self._engine, at, tables, description or "a pin", ttl, seconds)
+        return self.internal.pin(at, tables, description, ttl, timeout)
 
     async def run(
         self,
@@ -191,33 +295,65 @@ class Database:
         retry: RetryPolicy | None = None,
         keywords: Mapping[str, Any] | None = None,
     ) -> R:
-        """Runs `function(transaction, *arguments)` in a transaction, again after conflicts.
+        """Runs `function(transaction, *arguments)` in a transaction, and again after conflicts.
 
-        What `@transactional` does with a function called with a database.
+        `@transactional` does this when its function is called with a database.
         """
-        attempts = self.attempts(retry)
+        attempts = self.internal.attempts(retry, function)
         retries = 0
-        while True:
-            transaction = self.attempt(attempts, retries)
-            try:
-                async with transaction:
-                    return await awaited(function(transaction, *arguments, **(keywords or {})))
-            except PercolatorError as error:
-                if not await attempts.again(error):
-                    raise
-            retries = transaction.statistics.retries + 1
+        try:
+            while True:
+                transaction = self.internal.attempt(attempts, retries)
+                try:
+                    with attempts.inside():
+                        async with transaction:
+                            return await awaited(
+                                function(transaction, *arguments, **(keywords or {}))
+                            )
+                except PercolatorError as error:
+                    if not await attempts.again(error):
+                        final = attempts.exhausted(error)
+                        if final is None:
+                            raise
+                        raise final from error
+                retries = transaction.statistics.retries + 1
+        finally:
+            attempts.end()
 
-    def attempts(self, retry: RetryPolicy | None) -> Attempts:
-        """How often `run` tries."""
-        world = self._engine.world
-        return Attempts(retry or self._retry, world.clock, world.random)
+    def shared_transaction(
+        self,
+        *,
+        unchanged_since: Timestamp | datetime | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> SharedTransaction:
+        """A transaction that many processes write, and this one decides.
 
-    def attempt(self, attempts: Attempts, retries: int) -> Transaction:
-        """The transaction of the next attempt."""
-        seconds = min(attempts.seconds_left(), self._engine.limits.call_seconds)
-        transaction = Transaction(self._engine, seconds)
-        transaction.statistics.retries = retries
-        return transaction
+        With `unchanged_since`, the timestamp of the snapshot that the writes were computed from, it
+        conflicts with every commit since then to the cells that it writes; without it, only with
+        those while a cell is being locked. `ttl` is how many seconds what was written outlives a
+        driver that has died; readers wait for none of it. The time-out applies to each call.
+
+        >>> async with db.shared_transaction() as whole:
+        ...     await whole.commit([await write(whole.ticket, n) for n in range(10)])
+        """
+        return self.internal.shared_transaction(unchanged_since, ttl, timeout)
+
+    def share(
+        self, ticket: Ticket, *, task: str, generation: int = 0, timeout: float | None = None
+    ) -> Share:
+        """One attempt at one task of a shared transaction, in any process.
+
+        A later attempt at the same task replaces an earlier one. `generation` counts how often all
+        tasks have been run from the beginning, if a task may then have other rows. A cell may be
+        written once in a shared transaction. The time-out applies to each call. A later attempt
+        waits 10 s more before it replaces one that has finished.
+
+        >>> async with db.share(ticket, task="7") as share:
+        ...     await share.set("bob", balance, 10)
+        ...     receipt = await share.finish()
+        """
+        return self.internal.share(ticket, task, generation, timeout)
 
     async def set_many(
         self,
@@ -227,44 +363,38 @@ class Database:
         in_flight_max: int = 512,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Writes many rows, each in a small transaction of its own, many at a time.
+        """Writes many rows, each in its own small transaction, many at a time.
 
-        Much faster than one after the other, and not atomic: after an error, some rows are written
-        and others not. Setting them again does no harm. `progress` is called with the number of
-        rows written so far. Returns that number.
+        This is much faster than one after another, but not atomic: after an error, some rows are
+        written and others are not. Setting them again does no harm. `progress` is called with the
+        number of rows written so far. Returns that number.
 
         >>> await db.set_many((name, {balance: 10}) for name in names)
         """
-        self._deadline(None)
+        self.internal.deadline(None)
         return await BulkWriter(self, in_flight_max, progress).write(rows)
 
     async def resolve(self, error: OutcomeUnknown, *, timeout: float | None = None) -> Outcome:
-        """Finds out what became of a transaction whose commit was not answered.
+        """Finds out whether a transaction committed whose commit was not answered.
 
-        Any process may ask, also one that only received the error. A transaction that has not
-        committed by now never will.
+        Any process may ask, even one that only received the error. If the transaction has not
+        committed by now, this makes sure that it never will. Once it is older than the history of
+        the table, the answer is gone: `OutcomeLost`.
         """
-        deadline = self._deadline(timeout)
+        deadline = self.internal.deadline(timeout)
         if not isinstance(error, OutcomeUnknown):
             raise UsageError(f"expected an OutcomeUnknown, got {type(error).__name__}")
         if error.primary is None or not error.start_timestamp:
-            raise UsageError("the error does not say whose outcome is unknown")
-        write = WriteSteps(error.start_timestamp, {error.primary: (KIND_LOCK_ONLY, b"")}, b"", 0)
-        try:
-            commit = await aftermath.mark_primary(self._engine.around, write, deadline)
-        except PercolatorError as problem:
-            raise OutcomeUnknown(
-                f"still unknown: {problem}",
-                start_timestamp=error.start_timestamp,
-                primary=error.primary,
-            ) from problem
+            raise UsageError("the error does not name the transaction whose outcome is unknown")
+        env = self._engine.env
+        commit = await settled(env, error.start_timestamp, error.primary, deadline)
         return Outcome.COMMITTED if commit else Outcome.ABORTED
 
     async def timestamp(self, *, timeout: float | None = None) -> Timestamp:
-        """A fresh timestamp: everything committed until now lies below it."""
-        deadline = self._deadline(timeout)
+        """A fresh timestamp, above everything committed so far."""
+        deadline = self.internal.deadline(timeout)
         left = deadline - self._engine.now()
-        return Timestamp(await self._engine.around.timestamps.get(timeout_seconds=left))
+        return Timestamp(await self._engine.env.timestamps.get(timeout_seconds=left))
 
     # ------------------------------------------------------------------ observers
 
@@ -275,9 +405,9 @@ class Database:
         limits: WorkerLimits | None = None,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> Worker:
-        """A worker that runs these observers, from the beginning of its block to its end.
+        """A worker that runs these observers for the duration of its block.
 
-        At the end, what runs has `drain_seconds` to finish. Nothing is lost if it does not.
+        At its end, runs in progress have `drain_seconds` to finish. Nothing is lost if they do not.
 
         >>> async with db.run_observers([index]):
         ...     await asyncio.Event().wait()
@@ -288,42 +418,45 @@ class Database:
         return worker
 
     async def register_observers(self, observers: Sequence[Observer]) -> None:
-        """Makes observers known: from its return on, every commit notifies them.
+        """Registers observers: once this returns, every commit notifies them.
 
-        A worker does this when it starts. What is there already is left as it is; another observer
-        of the same name is refused.
+        A worker does this when it starts. Observers that are already registered stay as they are; a
+        different observer with the same name is refused.
         """
-        self._deadline(None)
-        await register(observers_client(self._engine), checked(observers))
+        self.internal.deadline(None)
+        await register(worker_context(self._engine), checked(observers))
 
     async def wait_for_observers(self, *, timeout: float | None = None) -> Quiet:
         """Returns when no observer of any table has anything left to do.
 
-        Without a time-out, it waits as long as that takes. Observers that are paused are not waited
-        for, nor is what was put aside as a dead letter: the answer tells of both.
+        Without a time-out, it waits indefinitely. It waits neither for paused observers nor for
+        changes put aside as dead letters; the result reports both.
         """
-        self._deadline(timeout)
-        return await wait_until_quiet(observers_client(self._engine), timeout)
+        self.internal.deadline(timeout)
+        return await wait_until_quiet(worker_context(self._engine), timeout)
 
     async def backfill(self, observer: Observer, *, again: bool = False) -> int:
-        """Notifies the observer of all cells that were written before it was registered.
+        """Notifies an observer of all cells that were written before it was registered.
 
-        It does not run again for what it has answered already, unless `again`. Returns how many
-        cells there were. It has to be registered, by a worker or by `register_observers`.
+        It does not run again for cells that it has handled, unless `again` is true. Returns the
+        number of cells. A worker or `register_observers` must have registered the observer.
 
         >>> await db.backfill(index)
         """
-        self._deadline(None)
-        client = observers_client(self._engine)
-        done = await backfill(client, observer.table.name, observer.name, again=again)
+        self.internal.deadline(None)
+        require_bool(again, "again")
+        context = worker_context(self._engine)
+        done = await backfill(context, observer.table.name, observer.name, again=again)
         return done.cells
 
     # ------------------------------------------------------------------ the end
 
     async def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Finishes what goes on in the background, and disconnects. Closing twice is harmless."""
+        """Finishes background work, and disconnects. Closing twice is harmless."""
         if asyncio.get_running_loop() is not self._engine.loop:
-            raise UsageError("a database is closed in the event loop in which it was connected")
+            raise UsageError(
+                "a database must be closed in the event loop in which it was connected"
+            )
         for worker in list(self._workers):
             await worker.stop(drain_seconds=drain_seconds)
         await self._engine.close(drain_seconds)
@@ -339,14 +472,3 @@ class Database:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def _deadline(self, timeout: float | None) -> float:
-        self._engine.require_usable()
-        self._check_timeout(timeout)
-        return self._engine.now() + (timeout or self._engine.limits.call_seconds)
-
-    def _check_timeout(self, timeout: float | None) -> None:
-        if self._engine.closed:
-            raise UsageError("the database is closed")
-        if timeout is not None:
-            require_seconds(timeout)

@@ -9,35 +9,36 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
-from percolator.errors import TabletLocation, UsageError
+from percolator.errors import SchemaError, TabletLocation, UsageError
 from percolator.limits import Limits
-from percolator.protocol.background import Background
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.environment import Environment, Owners
 from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.surroundings import Owners, Surroundings
+from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
-from percolator.schema import Table
+from percolator.routing.catalog import Catalog, TableInfo
+from percolator.routing.deleted_tables import DeletedTables
+from percolator.routing.router import Router
+from percolator.routing.tablet_map import TabletMap
+from percolator.schema import INTERNAL_TABLES, Table
 from percolator.wire.advisory_locks import AdvisoryLocks
-from percolator.wire.catalog import Catalog, TableInfo
-from percolator.wire.deleted_tables import DeletedTables
-from percolator.wire.router import Router
-from percolator.wire.tablet_map import TabletMap
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import Clock, World
 
 _log = logging.getLogger("percolator.transactions")
 
-SLOW_LINES_PER_SECOND_MAX = 10
+SLOW_LINE_SECONDS = 60.0
+"""The least time between two lines about slow transactions."""
 
 
 class Closes(Protocol):
-    """Something with an end."""
+    """Something that can be closed."""
 
     async def close(self) -> None: ...
 
 
 class OpenStarts:
-    """The start timestamps of what is open. History from the oldest one on has to be kept."""
+    """The start timestamps of open transactions and snapshots. The oldest limits collection."""
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}
@@ -49,35 +50,37 @@ class OpenStarts:
         self._starts.pop(id(owner), None)
 
     def oldest(self) -> int:
-        """0 when nothing is open."""
-        # A copy, since other threads may end their transactions at this moment.
+        """The oldest start timestamp; 0 if nothing is open."""
+        # A copy, since other threads may end their transactions at the same time.
         return min(list(self._starts.values()), default=0)
 
 
 class SlowLog:
-    """One line per slow transaction, but not a thousand a second when everything is slow."""
+    """Logs slow transactions: one line a minute, which counts those that were left out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._second = 0
-        self._lines = 0
+        self._next_line_seconds = 0.0
         self._left_out = 0
 
     def note(self, text: str, *arguments: object) -> None:
-        second = int(self._clock.monotonic_seconds())
-        if second != self._second:
-            if self._left_out:
-                _log.warning("%d more slow transactions were not logged", self._left_out)
-            self._second, self._lines, self._left_out = second, 0, 0
-        self._lines += 1
-        if self._lines > SLOW_LINES_PER_SECOND_MAX:
+        now = self._clock.monotonic_seconds()
+        if now < self._next_line_seconds:
             self._left_out += 1
-        else:
-            _log.warning(text, *arguments)
+            return
+        self._next_line_seconds = now + SLOW_LINE_SECONDS
+        before, self._left_out = self._left_out, 0
+        _log.warning(f"{text}%s", *arguments, f"; {before} more before it" if before else "")
+
+    def close(self) -> None:
+        """Says how many were left out since the last line."""
+        if self._left_out:
+            _log.warning("%d more slow transactions were not logged", self._left_out)
+            self._left_out = 0
 
 
 class Engine:
-    """One client. Belongs to one event loop."""
+    """One client, which belongs to one event loop."""
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Engine:
         open_starts: OpenStarts,
         closing: list[Closes],
     ) -> None:
-        """`closing` is closed at the end, in this order, after everything of the engine's own."""
+        """`closing` is closed in this order, after everything that the engine itself has made."""
         self.world = world
         self.limits = limits
         self.loop = asyncio.get_running_loop()
@@ -103,20 +106,21 @@ class Engine:
         self.locks = locks
         self.timestamps = timestamps
         self.open_starts = open_starts
-        self.around = Surroundings(
+        self.env = Environment(
             cells=self.router,
             timestamps=timestamps,
             owners=owners,
             schemas=self.catalog,
+            table_names=self.catalog.name_of,
             clock=world.clock,
             random=world.random,
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
-            background=Background(limits.background_tasks_max),
             deleted_tables=self._deleted_tables,
         )
-        self.cleanup = Cleanup(self.around)
-        self.heartbeats = Heartbeats(self.around)
+        self.cleanup = Cleanup(self.env)
+        self.heartbeats = Heartbeats(self.env)
+        self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
         self.closed = False
         self._all_is_closed = asyncio.Event()
@@ -131,30 +135,43 @@ class Engine:
             raise UsageError("the database is closed")
         try:
             in_own_loop = asyncio.get_running_loop() is self.loop
-        except RuntimeError:  # none runs in this thread
+        except RuntimeError:  # no loop runs in this thread
             in_own_loop = False
         if not in_own_loop:
             raise UsageError("a database belongs to the event loop in which it was connected")
 
     async def table(self, table: Table[Any], deadline: float) -> TableInfo:
-        return await self.catalog.table(table.name, deadline)
+        try:
+            return await self.catalog.table(table.name, deadline)
+        except SchemaError as error:
+            if table.name in INTERNAL_TABLES:  # a program can do nothing about it
+                raise
+            raise SchemaError(
+                f"{error.message}: create it with db.create_table, or with "
+                f"`percolator tables create {table.name}`",
+                table=table.name,
+                where=error.where,
+            ) from None
 
     async def close(self, drain_seconds: float) -> None:
-        """Lets background work end, for at most so long, and then gives up everything.
+        """Waits up to `drain_seconds` for background work to end, and then stops everything.
 
-        Whoever closes it again waits for the first: what he does next may rely on the end.
+        A second call waits for the first, so that its caller can also rely on everything being
+        closed.
         """
         if self.closed:
             await self._all_is_closed.wait()
             return
         self.closed = True
         # An interrupt in the middle must not leave the rest open: a session that is renewed for
-        # ever tells others to wait for the locks of a client that nobody can use any more.
+        # ever makes others wait for the locks of a client that can no longer be used.
         async with AsyncExitStack() as ending:
             ending.callback(self._all_is_closed.set)
             for one in reversed(self._closing):
                 ending.push_async_callback(one.close)
             ending.push_async_callback(self._deleted_tables.close)
             ending.push_async_callback(self.router.close)
+            ending.push_async_callback(self.beats.close)
             ending.callback(self.heartbeats.close)
-            await self.around.background.drain(drain_seconds)
+            ending.callback(self.slow_log.close)
+            await self.env.background.drain(drain_seconds)

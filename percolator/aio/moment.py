@@ -1,4 +1,4 @@
-"""The timestamp that a snapshot or a transaction reads at: from its first use to an end."""
+"""The timestamp at which a snapshot or a transaction reads, and the tables that it then sees."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ from asyncio import get_running_loop
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
-from percolator.protocol.surroundings import Statistics
+from percolator.protocol.environment import Statistics
+from percolator.routing.catalog import TableInfo
 from percolator.timestamps import Timestamp
 
 
 class Moment:
-    """One instant of the store, which holds back history from its first use to its end."""
+    """One instant of the store. From its first use to its end, it keeps history from collection."""
 
+    _kind = "transaction"
     _start = 0
     _starting: asyncio.Future[int] | None = None
-    """The question for the timestamp, which all who read meanwhile share."""
+    """The request for the timestamp, shared by all reads that need it meanwhile."""
     _at: Timestamp | None = None
-    """Where a snapshot of the past reads."""
+    """The timestamp of a snapshot of the past."""
     _ended = ""
-    """How it ended, or is about to; empty while it is open."""
-    _over = False
-    """Nothing of it is going on any more, so it must hold back no history."""
+    """Why it may not be used any more, for errors, such as "is closed"; empty while it is open. A
+    commit in progress sets it, too."""
+    _finished = False
+    """Nothing of it is in progress any more, so it must no longer hold back collection."""
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine
-        self._around = engine.around
+        self._env = engine.env
         self._timeout_seconds = timeout_seconds or engine.limits.call_seconds
+        self._bound_tables: dict[str, TableInfo] = {}
+        """The tables used so far. A name keeps its meaning to the end: after the table was dropped
+        and created again, the transaction would read nothing and write into the new one."""
         self.statistics = Statistics()
-        """What it has cost so far: round trips, retries, locks waited for and whose."""
+        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
 
     async def timestamp(self) -> Timestamp:
-        """The timestamp at which it reads; fetched now, if nothing was read yet."""
-        return Timestamp(self._start or await self._begin(self._deadline(None)))
+        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
+        deadline = self._deadline(None)
+        return Timestamp(self._start or await self._begin(deadline))
 
     async def _begin(self, deadline: float) -> int:
-        """Never before the first use: what was committed until then is to be seen."""
+        """Fetches the timestamp. Never before the first use, so that all earlier commits show."""
         if self._at is not None:
             return await self._begin_in_the_past(self._at, deadline)
         while True:
@@ -54,39 +61,60 @@ class Moment:
                 task = asyncio.current_task()
                 if task is None or task.cancelling() or not starting.cancelled():
                     raise
-                continue  # it was another reader of this transaction that gave up, not this one
+                continue  # another reader of this transaction was cancelled, not this one
             except PercolatorError:
                 self._starting = None
                 raise
             if not self._start:
                 self._set_start(start)
+            self._require_older_tables()
             return self._start
 
     async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
         self.statistics.round_trips += 1
         left = max(deadline - self._engine.now(), 0.001)
-        now = await self._around.timestamps.get(timeout_seconds=left)
+        now = await self._env.timestamps.get(timeout_seconds=left)
         if at > now:
-            # What is committed below it later would appear in a snapshot that was read already.
+            # Later commits below it would appear in a snapshot that was already read.
             raise InvalidArgument(
-                "at", f"{at} lies in the future: the oracle is at {Timestamp(now).describe()}"
+                "at", f"{at} is in the future: the oracle is at {Timestamp(now).describe()}"
             )
         self._set_start(at)
+        self._require_older_tables()
         return at
 
     def _set_start(self, start: int) -> None:
-        if self._over:  # since the timestamp was asked for: nobody would take it out again
+        if self._finished:  # while the timestamp was fetched: nothing would remove it again
             self.require_not_ended()
         self._start = start
         self._starting = None
         self._engine.open_starts.add(self, start)
 
+    # ------------------------------------------------------------------ tables
+
+    def _bound(self, name: str) -> TableInfo | None:
+        """The table that has this name here; None if a master has to be asked."""
+        info = self._bound_tables.get(name) or self._engine.catalog.known(name)
+        return None if info is None else self._bind(info)
+
+    def _bind(self, info: TableInfo) -> TableInfo:
+        """Gives the name its meaning, if it has none yet. Raises `SchemaError` if the table is
+        younger than the snapshot."""
+        if info.created_at > self._start > 0:
+            info.require_older_than(self._start)
+        return self._bound_tables.setdefault(info.name, info)
+
+    def _require_older_tables(self) -> None:
+        """Called once the timestamp is known: tables may have been used before."""
+        for info in self._bound_tables.values():
+            info.require_older_than(self._start)
+
     # ------------------------------------------------------------------ checks
 
     def _deadline(self, timeout: float | None) -> float:
-        """Of a call that begins now. Also the place where every call is checked."""
+        """The deadline of a call that begins now. Also checks the call, as every call must be."""
         if self._ended or self._engine.closed or get_running_loop() is not self._engine.loop:
-            self._require_open()  # says what is wrong
+            self._require_open()  # raises the error that says what is wrong
         if timeout is None:
             return self._engine.now() + self._timeout_seconds
         require_seconds(timeout)
@@ -99,12 +127,12 @@ class Moment:
 
     @property
     def ended(self) -> bool:
-        """Whether its end was reached, or begun."""
+        """Whether it has ended, or begun to end."""
         return bool(self._ended)
 
     def require_not_ended(self) -> None:
-        """Raises `UsageError` after the end, its own or the database's. In any thread."""
+        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
         if self._engine.closed:
             raise UsageError("the database is closed")
         if self._ended:
-            raise UsageError(f"it is {self._ended}: begin another one")
+            raise UsageError(f"this {self._kind} {self._ended}; begin a new one")

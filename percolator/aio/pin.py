@@ -1,9 +1,9 @@
-"""A pin: what was readable at a timestamp stays readable, for as long as its holder lives.
+"""A pin: what is readable at a timestamp stays readable, for as long as the pin's holder lives.
 
-It is a session that names a timestamp. The master looks at the sessions after it has written down
-how far history may be collected, and the maker of a pin looks there after its session is known: in
-whatever order the two happen, one of them sees the other. A pin that would come too late is let go
-of again, and refused.
+A pin is a session that names a timestamp. The master looks at the sessions after it has written
+down how far history may be collected, and the pin's creator looks at that after its session is
+known: in whichever order this happens, one of them sees the other. If a pin comes too late, it is
+released and refused.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from percolator.aio.engine import Engine
-from percolator.aio.snapshot import as_timestamp
-from percolator.arguments import require_seconds, require_table
+from percolator.arguments import as_timestamp, require_seconds, require_table
 from percolator.errors import (
     InvalidArgument,
     SchemaError,
@@ -32,12 +31,12 @@ from percolator.wire.sessions import Sessions
 _log = logging.getLogger("percolator.history")
 
 PIN_TTL_SECONDS = 60.0
-"""The longest that lock services allow, unless they are set to less: so long a pin outlives a
-holder that has died, and a lock service that is away."""
+"""How long a pin outlives its holder, or an outage of the lock service, unless the lock service is
+configured to allow less."""
 
 
 class Pin:
-    """Holds history, from the beginning of its block to its end.
+    """Keeps history for the duration of its block.
 
     >>> async with db.pin(at=yesterday) as pin:
     ...     async with db.snapshot(at=pin.at) as snapshot: ...
@@ -49,16 +48,17 @@ class Pin:
         at: Timestamp | datetime | None,
         tables: Sequence[Table[Any]],
         description: str,
-        ttl_seconds: float,
+        ttl_seconds: float | None,
         timeout_seconds: float,
     ) -> None:
         self._engine = engine
-        self._wanted = None if at is None else as_timestamp(at)
+        self._wanted = None if at is None else as_timestamp(at, "at")
         for table in tables:
             require_table(table)
         self._tables = {table.name for table in tables}
         self._description = description
-        require_seconds(ttl_seconds)
+        if ttl_seconds is not None:
+            require_seconds(ttl_seconds, "ttl")
         self._ttl_seconds = ttl_seconds
         self._timeout_seconds = timeout_seconds
         self._at: Timestamp | None = None
@@ -68,14 +68,14 @@ class Pin:
 
     @property
     def at(self) -> Timestamp:
-        """From here on nothing is collected."""
+        """The timestamp that is pinned: everything readable there stays readable."""
         if self._at is None:
-            raise UsageError("the pin has not been set yet: it is inside of its block")
+            raise UsageError("the pin has not been set yet: enter its block, or await set()")
         return self._at
 
     @property
     def session_id(self) -> bytes:
-        """Of its session, as the lock service lists it. Raises `SessionExpired`, as `check`."""
+        """The session's id, as the lock service lists it. Raises `SessionExpired`, as `check`."""
         self.check()
         found = None if self._session is None else self._session.session_id
         if found is None:
@@ -86,41 +86,48 @@ class Pin:
 
     @property
     def is_lost(self) -> bool:
-        """Whether somebody has released it, or it was not renewed in time."""
+        """Whether it was released by someone else, or not renewed in time."""
         return self._lost
 
     def check(self) -> None:
-        """Raises `SessionExpired` once somebody has released it, or it was not renewed in time.
+        """Raises `SessionExpired` if it was released by someone else, or not renewed in time.
 
-        What is read afterwards may be gone; if it is, that is said there, by `SnapshotTooOld`.
+        After that, history may be gone; if so, reads raise `SnapshotTooOld`.
         """
         if self._lost:
             raise SessionExpired(
-                f"the pin at {self.at.describe()} has been released, or was lost",
+                f"the pin at {self.at.describe()} was released or lost",
                 session_id=self._lost_session,
             )
 
     async def set(self) -> Pin:
-        """Returns when it holds. Raises `InvalidArgument` for the future, `SnapshotTooOld` for what
-        may be gone, `SchemaError` for a table that is not there, and what keeps the lock service or
-        the master from answering."""
+        """Returns when the pin holds.
+
+        Raises `InvalidArgument` for a moment in the future, `SnapshotTooOld` for one whose history
+        may be gone, `SchemaError` for an unknown table, and the error of a lock service or master
+        that does not answer.
+        """
         engine = self._engine
         engine.require_usable()
         if self._session is not None:
-            raise UsageError("the pin is set already")
+            raise UsageError("the pin is already set")
         deadline = engine.now() + self._timeout_seconds
-        now = Timestamp(await engine.around.timestamps.get(timeout_seconds=self._timeout_seconds))
+        now = Timestamp(await engine.env.timestamps.get(timeout_seconds=self._timeout_seconds))
         at = now if self._wanted is None else self._wanted
         if at > now:
             raise InvalidArgument(
-                "at", f"{at.describe()} lies in the future: the oracle is at {now.describe()}"
+                "at", f"{at.describe()} is in the future: the oracle is at {now.describe()}"
             )
-        owners = engine.around.owners
+        owners = engine.env.owners
         if not isinstance(owners, Sessions):
-            raise UsageError("this client has no sessions: it cannot hold history")
+            raise UsageError("this client has no sessions, so it cannot pin history")
         self._at = at
         self._session = owners.pin(
-            at, self._description, ttl_seconds=self._ttl_seconds, on_lost=self._on_lost
+            at,
+            self._description,
+            ttl_seconds=self._ttl_seconds or PIN_TTL_SECONDS,
+            ttl_may_be_shorter=self._ttl_seconds is None,
+            on_lost=self._on_lost,
         )
         try:
             await self._require_session(self._session)
@@ -132,7 +139,7 @@ class Pin:
         return self
 
     async def close(self) -> None:
-        """Lets go of history. Twice is harmless."""
+        """Releases the pin. Closing twice is harmless."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -146,7 +153,8 @@ class Pin:
         raise error
 
     async def _require_still_there(self, at: Timestamp, deadline: float) -> None:
-        """Our session is known by now: what has not been given up by now, will not be."""
+        """Checks that history is still there. Call this once the session is known: whatever is not
+        given up by then will be kept."""
         described = await self._engine.catalog.describe_collection(deadline)
         unknown = sorted(self._tables - {table.table for table in described.tables})
         if unknown:

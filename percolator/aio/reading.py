@@ -1,8 +1,8 @@
-"""What snapshots and transactions read: cells, rows and ranges, all at their timestamp."""
+"""The reads of snapshots and transactions: cells, rows and ranges, all at their timestamp."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar, overload
 
@@ -10,7 +10,9 @@ from percolator import codecs
 from percolator.aio.moment import Moment
 from percolator.arguments import (
     listed,
+    listed_cells,
     listed_columns,
+    require_bool,
     require_table,
     require_whole,
 )
@@ -21,13 +23,22 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol.read import read_past_locks, read_rows
-from percolator.protocol.scan import own_value, scan_pages
+from percolator.protocol.scan import FoundRow, own_value, scan_pages
 from percolator.protocol.write_set import WriteSet
-from percolator.schema import Column, Readable, Row, Table
+from percolator.routing.catalog import TableInfo
+from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult
+from percolator.routing.pending_cell import CellAnswer
+from percolator.schema import (
+    Column,
+    Readable,
+    Row,
+    Table,
+    decoded_key,
+    decoded_value,
+    encoded_key,
+    encoded_prefix,
+)
 from percolator.v1.tabletserver_pb2 import RowRead
-from percolator.wire.catalog import TableInfo
-from percolator.wire.cell_read import CellAnswer
-from percolator.wire.questions import FoundCell, RangeQuestion, RowAnswer, RowQuestion
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -37,16 +48,16 @@ Columns = Sequence[Column[Any]]
 
 
 class Reading(Moment):
-    """Reads at one timestamp, which is fetched with the first of them."""
+    """Reads at one timestamp, which is fetched with the first read."""
 
     _own: WriteSet | None = None
-    """What a transaction has written itself, laid over what it reads."""
+    """The transaction's own writes, overlaid on what it reads."""
     _remembered: dict[CellAddress, FoundCell | None] | None = None
-    """Cells as they are at its timestamp, which therefore need not be read."""
+    """Cells that are known as of its timestamp, and so need not be read."""
 
     @property
     def _cells_max(self) -> int:
-        """How many cells may be read at once."""
+        """The most cells that may be read at once."""
         return self._engine.limits.get_many_cells_max
 
     # ------------------------------------------------------------------ reads
@@ -62,18 +73,18 @@ class Reading(Moment):
     async def get(
         self, row: object, column: Readable[T], default: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """The value of one cell, or `default` when it has none.
+        """The value of one cell, or `default` if it has none.
 
         >>> await tx.get("bob", balance, default=0)
         """
         deadline = self._deadline(timeout)
-        address = self.known_address(row, column) or await self._address(row, column, deadline)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
         if self._own is not None and self._own.cells:
             written = own_value(self._own, address)
             if written is not None:
                 value = written.value
-                return default if value is None else column.codec.decode(value)
-        start = self._start or await self._begin(deadline)
+                return default if value is None else decoded_value(column, row, value)
+        start = self._start or await self._begin_at(address, deadline)
         table_id, row_bytes, name = address
         found: CellAnswer
         if self._remembered is not None and address in self._remembered:
@@ -81,29 +92,33 @@ class Reading(Moment):
         else:
             self.statistics.round_trips += 1
             found = await self._engine.router.read_cell(table_id, row_bytes, name, start, deadline)
-        if isinstance(found, RowAnswer):
+        if isinstance(found, RowResult):
             found = await self._past_locks(address, found, start, deadline)
         if found is None or found.value is None:
             return default
-        return column.codec.decode(found.value)
+        return decoded_value(column, row, found.value)
 
-    def remember(self, address: CellAddress, found: FoundCell | None) -> None:
-        """Keeps what was read at its timestamp by other means."""
+    def _begin_at(self, address: CellAddress, deadline: float) -> Awaitable[int]:
+        """Fetches the timestamp, in order to read this cell."""
+        return self._begin(deadline)
+
+    def _remember(self, address: CellAddress, found: FoundCell | None) -> None:
+        """Keeps a cell that was read at this timestamp by other means."""
         if self._remembered is None:
             self._remembered = {}
         self._remembered[address] = found
 
     async def _past_locks(
-        self, address: CellAddress, answer: RowAnswer, start: int, deadline: float
+        self, address: CellAddress, answer: RowResult, start: int, deadline: float
     ) -> FoundCell | None:
-        """Settles the lock on a cell, and reads it again."""
+        """Resolves the lock on a cell, and reads the cell again."""
         table_id, row, name = address
-        question = RowQuestion(table_id, RowRead(row=row, columns=(name,), timestamp=start))
+        request = RowRequest(table_id, RowRead(row=row, columns=(name,), timestamp=start))
         answers = [answer]
         await read_past_locks(
-            self._around,
+            self._env,
             self._engine.cleanup,
-            (question,),
+            (request,),
             answers,
             start,
             deadline,
@@ -111,6 +126,15 @@ class Reading(Moment):
         )
         return answers[0].found.get(name)
 
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
+    ) -> list[T | None]: ...
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
+    ) -> list[Any]: ...
+    @overload
     async def get_many(
         self,
         table: Table[K],
@@ -118,23 +142,84 @@ class Reading(Moment):
         columns: Columns | None = None,
         *,
         timeout: float | None = None,
-    ) -> list[Row[K]]:
-        """Many rows of a table in one round trip: one `Row` for each that was asked for, in order.
+    ) -> list[Row[K]]: ...
+    async def get_many(
+        self,
+        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
+        rows: Iterable[Any] | None = None,
+        columns: Columns | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
 
-        Without `columns`, all columns. A row that does not exist is empty, and false.
+        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
+        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
+        instead, of any tables, it returns their values, in the same order; None if there is none.
 
         >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
+        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
         """
+        if isinstance(table, Table):
+            return await self._get_rows(table, rows, columns, timeout)
+        if rows is not None or columns is not None:
+            require_table(table)  # raises
+        return await self._get_cells(table, timeout)
+
+    async def _get_cells(
+        self, cells: Iterable[tuple[object, Readable[Any]]], timeout: float | None
+    ) -> list[Any]:
+        deadline = self._deadline(timeout)
+        pairs = listed_cells(cells, self._cells_max)
+        found: dict[CellAddress, bytes | None] = {}
+        addresses: list[CellAddress] = []
+        wanted: dict[tuple[int, bytes], dict[bytes, None]] = {}
+        for row, column in pairs:
+            address = self._known_address(row, column) or await self._address(row, column, deadline)
+            addresses.append(address)
+            written = None if self._own is None else own_value(self._own, address)
+            if written is None:
+                wanted.setdefault(address[:2], {})[address.column] = None
+            else:
+                found[address] = written.value
+        if wanted:
+            start = self._start or await self._begin(deadline)
+            requests = [
+                RowRequest(table_id, RowRead(row=row, columns=names, timestamp=start))
+                for (table_id, row), names in wanted.items()
+            ]
+            engine = self._engine
+            answers = await read_rows(
+                engine.env, engine.cleanup, requests, start, deadline, self.statistics
+            )
+            for (table_id, row), answer in zip(wanted, answers, strict=True):
+                for name, cell in answer.found.items():
+                    found[CellAddress(table_id, row, name)] = cell.value
+        return [
+            None if (value := found.get(address)) is None else decoded_value(column, row, value)
+            for address, (row, column) in zip(addresses, pairs, strict=True)
+        ]
+
+    async def _get_rows(
+        self,
+        table: Table[K],
+        rows: Iterable[K] | None,
+        columns: Columns | None,
+        timeout: float | None,
+    ) -> list[Row[K]]:
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
+        columns = None if columns is None else listed_columns(columns)
         names = self._names(table, columns)
         keys = listed(rows, "rows", self._cells_max)
         if len(keys) * max(len(names or ()), 1) > self._cells_max:
             raise InvalidArgument("rows", f"more than {self._cells_max} cells at once")
         encoded = [self._row(table, key) for key in keys]
+        if names is not None and not names:
+            return [Row(table, key, {}, columns) for key in keys]
         start = self._start or await self._begin(deadline)
-        questions = [
-            RowQuestion(
+        requests = [
+            RowRequest(
                 info.table_id,
                 RowRead(row=row, columns=names or (), all_columns=names is None, timestamp=start),
             )
@@ -142,7 +227,7 @@ class Reading(Moment):
         ]
         engine = self._engine
         answers = await read_rows(
-            engine.around, engine.cleanup, questions, start, deadline, self.statistics
+            engine.env, engine.cleanup, requests, start, deadline, self.statistics
         )
         found = []
         for key, row, answer in zip(keys, encoded, answers, strict=True):
@@ -153,8 +238,31 @@ class Reading(Moment):
             }
             if self._own is not None and self._own.cells:
                 self._lay_over(info.table_id, row, names, cells)
-            found.append(Row(table, key, cells))
+            found.append(Row(table, key, cells, columns))
         return found
+
+    async def _versions(
+        self, cells: Iterable[CellAddress], deadline: float
+    ) -> dict[CellAddress, FoundCell]:
+        columns: dict[tuple[int, bytes], list[bytes]] = {}
+        for table_id, row, column in cells:
+            columns.setdefault((table_id, row), []).append(column)
+        start = self._start or await self._begin(deadline)
+        requests = [
+            RowRequest(
+                table_id, RowRead(row=row, columns=names, timestamp=start, report_deletes=True)
+            )
+            for (table_id, row), names in columns.items()
+        ]
+        answers = await read_rows(
+            self._env, self._engine.cleanup, requests, start, deadline, self.statistics
+        )
+        self._require_open()
+        return {
+            CellAddress(table_id, row, column): cell
+            for (table_id, row), answer in zip(columns, answers, strict=True)
+            for column, cell in answer.found.items()
+        }
 
     def scan(
         self,
@@ -168,9 +276,10 @@ class Reading(Moment):
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[Row[K]]:
-        """The rows of a range in order (or against it), those from `start` to before `end`.
+        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
 
-        The time-out is that of each page. Rows without a value in `columns` are left out.
+        With a `prefix`, only rows whose keys begin with it: `start` says where to go on in them.
+        The time-out applies to each page. Rows without a value in `columns` are left out.
 
         >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])
@@ -201,7 +310,7 @@ class Reading(Moment):
         async with aclosing(pages):
             async for page in pages:
                 for row in page:
-                    # What came along must not outlive what it was read in.
+                    # Rows that arrived with this page must not be used after the end.
                     self.require_not_ended()
                     yield row
 
@@ -217,19 +326,42 @@ class Reading(Moment):
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[list[Row[K]], None]:
-        """As `scan`, in the pages in which the rows arrive."""
+        """As `scan`, but yields the pages in which the rows arrive."""
+        columns = None if columns is None else listed_columns(columns)
+        pages = self._found_pages(
+            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                yield [_row(table, key, cells, columns) for key, cells in page]
+
+    async def _found_pages(
+        self,
+        table: Table[K],
+        start: K | None,
+        end: K | None,
+        prefix: K | None,
+        columns: Columns | None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        """As `scan_pages`, but yields stored rows and cells."""
         deadline = self._deadline(timeout)
         if limit is not None:
             require_whole(limit, "limit", least=0)
-        if not isinstance(reverse, bool):
-            raise InvalidArgument("reverse", f"expected a bool, got {type(reverse).__name__}")
+        require_bool(reverse, "reverse")
         require_table(table)
         first, last = self._range(table, start, end, prefix)
         names = self._names(table, columns)
+        if names is not None and not names:
+            # Rows without a value in them are left out, so there would never be any.
+            raise InvalidArgument("columns", "is empty; omit it to read all columns")
         info = await self._info(table, deadline)
         if limit == 0 or (last and first >= last):
             return
-        question = RangeQuestion(
+        request = RangeRequest(
             info.table_id,
             first,
             last,
@@ -240,15 +372,12 @@ class Reading(Moment):
         )
         seconds = timeout or self._timeout_seconds
         left = limit
-        decode = table.key.decode
         engine = self._engine
-        pages = scan_pages(
-            engine.around, engine.cleanup, question, self._own, seconds, self.statistics
-        )
+        pages = scan_pages(engine.env, engine.cleanup, request, self._own, seconds, self.statistics)
         async with aclosing(pages):
             async for page in pages:
                 self._require_open()
-                rows = [_row(table, decode(key), cells) for key, cells in page[:left]]
+                rows = page[:left]
                 if rows:
                     yield rows
                 if left is not None:
@@ -256,29 +385,29 @@ class Reading(Moment):
                     if left <= 0:
                         return
 
-    # ------------------------------------------------------------------ what was asked for
+    # ------------------------------------------------------------------ arguments
 
-    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
+    def _known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
         """The cell's address, if its table was used before."""
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")
         table = column.table
-        info = self._engine.catalog.known(table.name)
+        info = self._bound(table.name)
         if info is None:
             return None
-        return CellAddress(info.table_id, self._row(table, row), column.name)
+        return CellAddress(info.table_id, self._row(table, row, column), column.name)
 
     async def _address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
         table = column.table
         info = await self._info(table, deadline)
-        return CellAddress(info.table_id, self._row(table, row), column.name)
+        return CellAddress(info.table_id, self._row(table, row, column), column.name)
 
     async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
         require_table(table)
-        return await self._engine.table(table, deadline)
+        return self._bound(table.name) or self._bind(await self._engine.table(table, deadline))
 
-    def _row(self, table: Table[Any], key: object) -> bytes:
-        row: bytes = table.key.encode(key)
+    def _row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
+        row = encoded_key(table, key, column=column)
         if len(row) > self._engine.limits.row_bytes_max:
             raise InvalidArgument(
                 "row", f"has {len(row)} bytes, at most {self._engine.limits.row_bytes_max}"
@@ -289,30 +418,26 @@ class Reading(Moment):
     def _names(table: Table[Any], columns: Columns | None) -> list[bytes] | None:
         if columns is None:
             return None
-        wanted = listed_columns(columns)
-        if not wanted:
-            raise InvalidArgument("columns", "is empty; leave it out for all columns")
-        for column in wanted:
+        for column in columns:
             if column.table.name != table.name:
                 raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
-        return [column.name for column in wanted]
+        return [column.name for column in columns]
 
     @staticmethod
     def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
+        first = b"" if start is None else encoded_key(table, start, field="start")
+        last = b"" if end is None else _end(encoded_key(table, end, field="end"))
         if prefix is not None:
-            if start is not None or end is not None:
-                raise InvalidArgument("prefix", "cannot be given together with start or end")
-            begin = table.key.encode_prefix(prefix)
-            return begin, codecs.after_prefix(begin)
-        return (
-            b"" if start is None else table.key.encode(start),
-            b"" if end is None else _end(table.key.encode(end)),
-        )
+            begin = encoded_prefix(table, prefix)
+            after = codecs.after_prefix(begin)
+            first = max(first, begin)
+            last = min(last, after) if last and after else last or after
+        return first, last
 
     def _lay_over(
         self, table_id: int, row: bytes, names: list[bytes] | None, cells: dict[bytes, bytes]
     ) -> None:
-        """The transaction's own writes to one row."""
+        """Overlays the transaction's own writes to one row on what was read."""
         own = self._own
         if own is None:
             return
@@ -331,12 +456,13 @@ class Reading(Moment):
 Range = tuple[bytes, bytes]
 
 
-def _row(table: Table[K], key: K, cells: dict[bytes, Any]) -> Row[K]:
-    return Row(table, key, {column: found.value for column, found in cells.items()})
+def _row(table: Table[K], row: bytes, cells: dict[bytes, Any], columns: Columns | None) -> Row[K]:
+    values = {column: found.value for column, found in cells.items()}
+    return Row(table, decoded_key(table, row), values, columns)
 
 
 def _end(row: bytes) -> bytes:
-    """As the end of a range, no bytes mean "to the last row": nothing lies before the first."""
+    """Refuses an empty row as the end of a range: it would mean "to the last row"."""
     if not row:
-        raise InvalidArgument("end", "nothing lies before the empty row")
+        raise InvalidArgument("end", "is empty, and no row is before the empty row")
     return row

@@ -1,4 +1,4 @@
-"""A snapshot: reads only, at one timestamp, of the present or of the past."""
+"""A snapshot: reads at one timestamp, of the present or of the past."""
 
 from __future__ import annotations
 
@@ -10,25 +10,30 @@ from typing import Any
 
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
-from percolator.errors import InvalidArgument, UsageError
-from percolator.protocol.scan import settled_cells
+from percolator.arguments import as_timestamp
+from percolator.protocol.read import read_rows
+from percolator.protocol.scan import resolved_page
+from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.schema import Table
 from percolator.timestamps import Timestamp
-from percolator.wire.questions import CellPage, RangeQuestion
+from percolator.v1.tabletserver_pb2 import RowRead
 
 
 class Snapshot(Reading):
-    """Shows the store as it was at its timestamp, however much is written meanwhile.
+    """Shows the store as it was at one timestamp, whatever is written meanwhile: that of its first
+    read, or the one it was given. Entering the block reads nothing; `timestamp` counts as a read.
 
     >>> async with db.snapshot() as snapshot:
     ...     print(await snapshot.get("bob", balance))
     """
 
+    _kind = "snapshot"
+
     def __init__(
         self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
     ) -> None:
         super().__init__(engine, timeout_seconds)
-        self._at = None if at is None else as_timestamp(at)
+        self._at = None if at is None else as_timestamp(at, "at")
 
     async def scan_cells(
         self,
@@ -39,32 +44,68 @@ class Snapshot(Reading):
         columns: Sequence[bytes] | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[CellPage, None]:
-        """The cells of a range of rows as they are stored, for whoever moves many of them.
+        """Yields the cells of a range of rows as stored bytes, for code that moves many of them.
 
-        An empty `end` means to the last row. The time-out is that of each page.
+        An empty `end` means to the last row. The time-out applies to each page.
         """
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
-        begun = self._start or await self._begin(deadline)
+        read_at = self._start or await self._begin(deadline)
         names = None if columns is None else tuple(columns)
-        question = RangeQuestion(info.table_id, start, end, names, begun)
+        request = RangeRequest(info.table_id, start, end, names, read_at)
         seconds = timeout or self._timeout_seconds
         engine = self._engine
-        async with aclosing(engine.router.scan_cells(question, seconds)) as pages:
+        async with aclosing(engine.router.scan_cells(request, seconds)) as pages:
             async for page in pages:
                 self._require_open()
                 self.statistics.round_trips += 1
-                yield await settled_cells(
-                    engine.around, engine.cleanup, question, page, seconds, self.statistics
+                yield await resolved_page(
+                    engine.env, engine.cleanup, request, page, seconds, self.statistics
                 )
 
+    async def get_cells(
+        self,
+        table: Table[Any],
+        rows: Sequence[bytes],
+        *,
+        columns: Sequence[bytes] | None = None,
+        timeout: float | None = None,
+    ) -> CellPage:
+        """As `scan_cells`, but for these rows only, in one round trip."""
+        deadline = self._deadline(timeout)
+        info = await self._info(table, deadline)
+        read_at = self._start or await self._begin(deadline)
+        requests = [
+            RowRequest(
+                info.table_id,
+                RowRead(
+                    row=row, columns=columns or (), all_columns=columns is None, timestamp=read_at
+                ),
+            )
+            for row in rows
+        ]
+        engine = self._engine
+        answers = await read_rows(
+            engine.env, engine.cleanup, requests, read_at, deadline, self.statistics
+        )
+        self._require_open()
+        page = CellPage([], [], [], [], [], [], b"", b"")
+        for row, answer in zip(rows, answers, strict=True):
+            for column, cell in answer.found.items():
+                if cell.value is not None:
+                    page.rows.append(row)
+                    page.columns.append(column)
+                    page.commit_timestamps.append(cell.commit_timestamp)
+                    page.values.append(cell.value)
+        return page
+
     async def close(self) -> None:
-        """Lets go of history: from now on it may be collected."""
+        """Ends the snapshot: from now on, the history that it needed may be collected."""
         self._end()
 
     def _end(self) -> None:
-        self._ended = "closed"
-        self._over = True
+        self._ended = "is closed"
+        self._finished = True
         if self._start:
             self._engine.open_starts.discard(self)
 
@@ -83,18 +124,3 @@ class Snapshot(Reading):
     def __del__(self) -> None:
         if self._start and not self._ended:
             self._engine.open_starts.discard(self)
-
-
-def as_timestamp(at: object) -> Timestamp:
-    """A moment of the past, as programs name it.
-
-    A datetime is the first timestamp of its millisecond: what was committed in that millisecond is
-    not seen, and what was committed before it is.
-    """
-    if isinstance(at, datetime):
-        return Timestamp.from_datetime(at)
-    if isinstance(at, int) and not isinstance(at, bool):
-        if at == 0:
-            raise InvalidArgument("at", "0 is before every commit: there is nothing to see")
-        return Timestamp(at)
-    raise UsageError(f"at: expected a Timestamp or a datetime, got {type(at).__name__}")

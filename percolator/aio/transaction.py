@@ -1,14 +1,17 @@
-"""A transaction: reads at its start, writes that appear all at once, or not at all."""
+"""A transaction: reads at its start timestamp, and writes that appear all at once or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+import warnings
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from percolator.aio.engine import Engine
-from percolator.aio.reading import Reading
+from percolator.aio.outcomes import settled
+from percolator.aio.row_writes import RowWrites
 from percolator.arguments import require_seconds
 from percolator.errors import (
     CellAddress,
@@ -20,17 +23,21 @@ from percolator.errors import (
 )
 from percolator.protocol import steps
 from percolator.protocol.commit import Commit
+from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
-from percolator.schema import Column
+from percolator.retries import Attempts
+from percolator.routing.catalog import NO_OBSERVERS, TableInfo
+from percolator.routing.cells import CellMutation, FoundCell
+from percolator.schema import Column, Readable, Table
 from percolator.timestamps import Timestamp
-from percolator.wire.questions import Step
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
 class Outcome(Enum):
-    """What has become of a transaction."""
+    """The outcome of a transaction."""
 
     OPEN = "open"
     COMMITTED = "committed"
@@ -39,12 +46,21 @@ class Outcome(Enum):
     """Its commit was sent and not answered: `resolve` finds out."""
 
 
-class Transaction(Reading):
-    """Reads and writes that appear to happen at one instant.
+_ENDINGS = {
+    Outcome.COMMITTED: "has committed",
+    Outcome.ABORTED: "was rolled back",
+    Outcome.UNKNOWN: "has an unknown outcome",
+}
+_COMMITTING = "is being committed"
 
-    Writes are kept in the program until `commit`; leaving the block commits, an exception rolls
-    back. It is one attempt: a `ConflictError` leaves the block. Use `@transactional` for functions
-    that are run again.
+
+class Transaction(RowWrites):
+    """Reads from one snapshot, and writes that take effect all at once.
+
+    Its first read fixes the moment that it shows, not entering the block; `timestamp` counts as a
+    read. Writes stay in the program until `commit`; of several to a cell, the last one counts.
+    Leaving the block commits; an exception rolls back. This is one attempt: a `ConflictError`
+    leaves the block. Use `@transactional` for functions that are run again.
 
     >>> async with db.transaction() as tx:
     ...     left = await tx.get("bob", balance, default=0)
@@ -52,7 +68,7 @@ class Transaction(Reading):
     """
 
     joins_transactions = True
-    """A `@transactional` function called with it joins it."""
+    """A `@transactional` function that is called with this transaction joins it."""
 
     outcome = Outcome.OPEN
     commit_timestamp: Timestamp | None = None
@@ -60,101 +76,105 @@ class Transaction(Reading):
     _weak: set[CellAddress] | None = None
     _commit: Commit | None = None
     _alone = True
-    """Nobody else commits this transaction."""
+    """No other process can commit this transaction."""
+    _two_phases = False
+    """Do not try to commit in one round."""
 
-    def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
+    def __init__(
+        self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
+    ) -> None:
+        """`attempts`: it is one of these, and the last one if it commits."""
         super().__init__(engine, timeout_seconds)
-        self.writes = self._own = WriteSet(engine.limits)
+        self._attempts = attempts
+        self._writes = self._own = WriteSet(engine.limits)
         self._begun_seconds = self._started_seconds = engine.now()
 
     @property
     def start_timestamp(self) -> Timestamp | None:
-        """The snapshot that it reads; None before the first read."""
+        """The timestamp of the snapshot that it reads; None before the first read."""
         return Timestamp(self._start) if self._start else None
 
     def _set_start(self, start: int) -> None:
         super()._set_start(start)
         self._started_seconds = self._engine.now()
 
-    def resume(self, start: int, started_seconds: float) -> None:
-        """Before anything else: goes on with a transaction that was begun elsewhere.
-
-        For a gateway, whose caller keeps the start timestamp. `started_seconds` is when that was
-        handed out, on this machine's monotonic clock: locks live from then on.
-        """
+    def _resume(self, start: int, started_seconds: float) -> None:
         self._set_start(start)
         self._started_seconds = started_seconds
         self._alone = False
 
+    @property
+    def internal(self) -> TransactionInternals:
+        """For other parts of the library: programs do not need it, and it may change any time."""
+        return TransactionInternals(self)
+
     # ------------------------------------------------------------------ writes
 
-    async def set(self, row: object, column: Column[T], value: T) -> None:
-        """Writes a value. A value of no bytes is a value."""
+    @overload
+    async def set(self, row: object, column: Mapping[Column[Any], Any]) -> None: ...
+    @overload
+    async def set(self, row: object, column: Column[T], value: T) -> None: ...
+    async def set(self, row: object, column: Any, value: Any = ...) -> None:
+        """Writes a value, or all values of a mapping from columns. An empty value is one, too."""
+        if value is ...:
+            return await self._set_row(row, column)
         deadline = self._deadline(None)
-        address = self.known_address(row, column) or await self._address(row, column, deadline)
-        self.put(address, column, value)
-
-    def put(self, address: CellAddress, column: Column[T], value: T) -> None:
-        """As `set`, of a cell whose table is known. May be called in any one thread."""
-        data = column.codec.encode(value)
-        if len(data) > self._engine.limits.value_bytes_max:
-            raise InvalidArgument(
-                "value",
-                f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}",
-            )
-        self.writes.put(address, data)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        self._put(address, row, column, value)
 
     async def delete(self, row: object, column: Column[Any]) -> None:
-        """Removes the cell, if it is there."""
+        """Deletes the cell, if it exists."""
         deadline = self._deadline(None)
-        address = self.known_address(row, column) or await self._address(row, column, deadline)
-        self.writes.delete(address)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        self._writes.delete(address)
 
     async def lock(self, row: object, column: Column[Any]) -> None:
         """Conflicts with every other writer of the cell, without changing it.
 
-        Snapshots allow *write skew*: two transactions that each read what the other one writes both
-        commit. Locking what was read, and what the decision rests on, rules it out.
+        Snapshots allow *write skew*: two transactions that each read what the other writes may both
+        commit. Locking the cells that a decision is based on rules it out.
         """
         deadline = self._deadline(None)
-        address = self.known_address(row, column) or await self._address(row, column, deadline)
-        self.writes.lock(address)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        self._writes.lock(address)
 
     async def notify(self, row: object, column: Column[Any]) -> None:
-        """Asks the column's weak observers to look at the row, once this is committed."""
+        """Notifies the column's weak observers of the row, once this transaction has committed."""
         deadline = self._deadline(None)
-        address = self.known_address(row, column) or await self._address(row, column, deadline)
-        schema = await self._engine.around.schema(address.table_id, deadline)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        schema = await self._engine.env.schema(address.table_id, deadline)
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
-        self.notify_cell(address)
+        self._notify_cell(address)
 
-    def notify_cell(self, address: CellAddress) -> None:
-        """As `notify`, of a column that is known to have a weak observer."""
+    def _notify_cell(self, address: CellAddress) -> None:
         if self._weak is None:
             self._weak = set()
         if len(self._weak) >= self._engine.limits.transaction_cells_max:
-            raise InvalidArgument("notify", "more notifications than a transaction may have cells")
+            raise InvalidArgument(
+                "notify", f"more than {self._engine.limits.transaction_cells_max}"
+            )
         self._weak.add(address)
 
     # ------------------------------------------------------------------ the end
 
     async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
-        """Makes all writes visible at once; returns when that is durable.
+        """Makes all writes visible at once. Returns when they are durable.
 
-        Returns the commit timestamp, or None when there was nothing to write: then nothing is sent.
-        Raises `ConflictError` when another transaction was first, and `OutcomeUnknown` when it
-        cannot tell.
+        Returns the commit timestamp, or None if there was nothing to write: then nothing is sent.
+        Raises `ConflictError` if another transaction was first, and `OutcomeUnknown` if it cannot
+        find out whether it committed.
         """
         deadline = self._deadline(timeout)
-        if not self.writes.cells and not self._weak:
+        if not self._writes.cells and not self._weak:
             self._end(Outcome.COMMITTED)
             return None
-        self._ended = "being committed"
+        self._ended = _COMMITTING
         try:
             if not self._start:
                 await self._begin(deadline)
-            if self.writes.cells:
+            self._require_older_tables()
+            if self._writes.cells:
                 self._commit = self._prepare_commit()
                 commit = await self._commit.run(deadline)
             else:
@@ -163,25 +183,27 @@ class Transaction(Reading):
             self._end(Outcome.UNKNOWN)
             raise
         except BaseException:
-            # Whoever is cancelled in the middle does not learn it here; `resolve` may.
+            # If cancelled in the middle, the outcome is not known here; `resolve` can find out.
             sent = self._commit is not None and self._commit.may_be_committed
             self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
             raise
         self.commit_timestamp = Timestamp(commit)
         self._end(Outcome.COMMITTED)
+        if self._attempts is not None:
+            self._attempts.end()  # at once, rather than when the caller's thread has woken up
         return self.commit_timestamp
 
     def _prepare_commit(self) -> Commit:
         engine = self._engine
-        around = engine.around
+        env = engine.env
         write = WriteSteps(
             self._start,
-            self.writes.cells,
-            around.owners.session_id or b"",
-            around.limits.value_inline_bytes_max,
+            self._writes.cells,
+            env.owners.session_id or b"",
+            env.limits.value_inline_bytes_max,
         )
         return Commit(
-            around,
+            env,
             engine.cleanup,
             engine.heartbeats,
             write,
@@ -189,55 +211,63 @@ class Transaction(Reading):
             started_seconds=self._started_seconds,
             statistics=self.statistics,
             alone=self._alone,
+            two_phases=self._two_phases,
         )
 
     async def _only_notify(self, deadline: float) -> int:
-        """No write, no lock, nothing to decide: only notifications at a fresh timestamp."""
-        around = self._engine.around
+        """Writes only notifications, at a fresh timestamp: no locks, and nothing to decide."""
+        env = self._engine.env
         left = max(deadline - self._engine.now(), 0.001)
-        now = await around.timestamps.get(timeout_seconds=left)
-        questions = []
+        now = await env.timestamps.get(timeout_seconds=left)
+        requests = []
         for table_id, row, column in sorted(self._weak or ()):
-            schema = await around.schema(table_id, deadline)
+            schema = await env.schema(table_id, deadline)
             observers = schema.weak_observers.get(column, ())
-            questions.append(Step(table_id, steps.notify(row, column, now, observers)))
+            requests.append(CellMutation(table_id, steps.notify(row, column, now, observers)))
         self.statistics.round_trips += 2
-        for answer in await around.cells.mutate(questions, deadline):
+        for answer in await env.cells.mutate(requests, deadline):
             if isinstance(answer, PercolatorError):
                 raise answer
         return now
 
     def rollback(self) -> None:
-        """Forgets the writes. Nothing of them has left the program."""
-        if self._ended == "being committed":
-            raise UsageError("it is being committed")
+        """Discards the writes. None of them has left the program. Refused after a commit, whose
+        outcome it could not change."""
+        if self._ended and self.outcome is not Outcome.ABORTED:
+            raise UsageError(f"this transaction {self._ended}, so it cannot be rolled back")
         if not self._ended:
             self._end(Outcome.ABORTED)
 
     async def resolve(self, *, timeout: float | None = None) -> Outcome:
-        """After `OutcomeUnknown`: finds out, by sending the very same commit again.
+        """Finds out the outcome after `OutcomeUnknown`, by sending exactly the same commit again.
 
-        Returns COMMITTED or ABORTED; raises `OutcomeUnknown` when still nobody answers.
+        Returns COMMITTED or ABORTED; raises `OutcomeUnknown` if there is still no answer, and
+        `OutcomeLost` if there can never be one any more.
         """
         self._engine.require_usable()
         if timeout is not None:
             require_seconds(timeout)
         if self.outcome is not Outcome.UNKNOWN or self._commit is None:
             return self.outcome
-        seconds = timeout or self._timeout_seconds
+        deadline = self._engine.now() + (timeout or self._timeout_seconds)
         try:
-            commit = await self._commit.settle(self._engine.now() + seconds)
+            commit = await self._commit.settle(deadline)
         except ConflictError:
-            self.outcome = Outcome.ABORTED
-        else:
+            commit = 0
+        except OutcomeUnknown as unknown:
+            if unknown.primary is None or self._engine.now() >= deadline:
+                raise
+            # The same commit cannot be sent again, perhaps because it has become too old.
+            commit = await settled(self._env, self._start, unknown.primary, deadline)
+        if commit:
             self.commit_timestamp = Timestamp(commit)
-            self.outcome = Outcome.COMMITTED
+        self.outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
         return self.outcome
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._ended = outcome.value
-        self._over = True
+        self._ended = _ENDINGS[outcome]
+        self._finished = True
         self._engine.open_starts.discard(self)
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:
@@ -246,7 +276,7 @@ class Transaction(Reading):
                 outcome.value,
                 seconds,
                 self._start,
-                len(self.writes.cells),
+                len(self._writes.cells),
                 self.statistics,
             )
 
@@ -260,7 +290,7 @@ class Transaction(Reading):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Coroutine[None, None, object]:
-        """No coroutine of its own: it would be one more to wake up with every answer."""
+        """Not a coroutine itself: that would be one more to wake with every answer."""
         if kind is None and not self._ended:
             return self.commit()
         return self._leave()
@@ -270,6 +300,81 @@ class Transaction(Reading):
             self.rollback()
 
     def __del__(self) -> None:
-        """Dropped without an end: a rollback, for nothing has left the program."""
+        """A transaction dropped without an end is rolled back: nothing has left the program."""
+        # `_own` is None if it was refused when it was made.
+        if not self._ended and self._own is not None and self._own.cells:
+            warnings.warn(
+                f"the writes of a dropped transaction are lost (cells: {len(self._own.cells)}): "
+                "leave its block, or call commit() or rollback()",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
         if self._start and not self._ended:
             self._engine.open_starts.discard(self)
+
+
+class TransactionInternals:
+    """What the rest of the library needs from a transaction.
+
+    It is a view that is made for each use: if the transaction kept it, there would be a reference
+    cycle for the garbage collector to find.
+    """
+
+    __slots__ = ("_transaction", "writes")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self.writes = transaction._writes
+
+    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
+        """The cell's address, if its table was used before. Works in any thread."""
+        return self._transaction._known_address(row, column)
+
+    def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
+        """As `set`, for a cell whose table is known. Works in any one thread at a time."""
+        self._transaction._put(address, row, column, value)
+
+    def updating(self) -> asyncio.Lock:
+        """To be held from a read to the write that depends on it: calls may be gathered."""
+        return self._transaction._updating()
+
+    async def write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> None:
+        """As `set` and `delete` of each of them, or nothing if one is refused."""
+        await self._transaction._write_together(puts, deletes)
+
+    def notify_cell(self, address: CellAddress) -> None:
+        """As `notify`, for a column that is known to have a weak observer."""
+        self._transaction._notify_cell(address)
+
+    def found_pages(
+        self, table: Table[K], start: K, end: K, columns: Sequence[Column[Any]]
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        """Scans rows as they are stored, with the commit timestamps of their cells."""
+        return self._transaction._found_pages(table, start, end, None, columns)
+
+    def bind(self, table: str, table_id: int) -> None:
+        """Fixes which table the name means in this transaction, before it is used."""
+        self._transaction._bind(TableInfo(table_id, table, NO_OBSERVERS))
+
+    def remember(self, address: CellAddress, found: FoundCell | None) -> None:
+        """Keeps a cell as it is at the transaction's timestamp, so that it need not be read."""
+        self._transaction._remember(address, found)
+
+    async def versions(
+        self, cells: Iterable[CellAddress], deadline: float
+    ) -> dict[CellAddress, FoundCell]:
+        """The newest versions of these cells at its timestamp, deletions among them."""
+        return await self._transaction._versions(cells, deadline)
+
+    def resume(self, start: int, started_seconds: float) -> None:
+        """Continues a transaction that was begun elsewhere. Call it before anything else.
+
+        A gateway calls this, because its client keeps the start timestamp. `started_seconds` is
+        when that was handed out, by this machine's monotonic clock: locks live from then on.
+        """
+        self._transaction._resume(start, started_seconds)

@@ -1,8 +1,8 @@
-"""The Parquet file of a part: cells in the order of row and column, in pieces of bounded size.
+"""The Parquet file of a part: cells ordered by row and column, in pieces of bounded size.
 
-A piece is a row group. It is limited in bytes as well as in cells: values may have megabytes, and
-both who writes and who reads holds a piece in memory, of several files at a time. Values are stored
-plainly, not by dictionary, so that a row group says how much memory it needs.
+A piece is a row group. It is limited in bytes as well as in cells: values may be megabytes long,
+and both the writer and the reader hold a piece in memory, for several files at a time. Values are
+stored without a dictionary, so that a row group's size shows how much memory it needs.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import pyarrow.parquet as pq
 
 from percolator.aio.bulk_load import LoadedCell
 from percolator.backup.layout import DamagedExport, Part
-from percolator.wire.questions import CellPage
+from percolator.routing.cells import CellPage
 
 SCHEMA = pa.schema(
     [
         pa.field("row", pa.binary(), nullable=False),
         pa.field("column", pa.binary(), nullable=False),
         pa.field("value", pa.binary(), nullable=False),
-        # Signed: Spark has no other integers of eight bytes, and none is as large as that.
+        # Signed, because Spark has no unsigned 64-bit integers. No timestamp is too large for it.
         pa.field("commit_timestamp", pa.int64(), nullable=False),
     ]
 )
 PIECE_CELLS = 65_536
 PIECE_BYTES = 16 << 20
 READ_CELLS = 16_384
-"""At most, what is read at a time."""
+"""The most cells that are read at a time."""
 
 
 class Piece:
-    """Pages of a scan, until they are enough for a row group."""
+    """Collects pages of a scan until there are enough for a row group."""
 
     def __init__(self) -> None:
         self._pages: list[CellPage] = []
@@ -51,7 +51,7 @@ class Piece:
         return self.cells >= PIECE_CELLS or self._bytes >= PIECE_BYTES
 
     def batch(self) -> pa.RecordBatch:
-        """No object for each cell is made."""
+        """The pages as an Arrow batch, made without an object for each cell."""
         lists = ("rows", "columns", "values", "commit_timestamps")
         arrays = [
             pa.array([entry for page in self._pages for entry in getattr(page, name)], field.type)
@@ -61,12 +61,15 @@ class Piece:
 
 
 def writer(path: Path) -> pq.ParquetWriter:
-    """Each batch that is written becomes a row group."""
+    """A writer for the file of a part. Each batch written becomes a row group."""
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["row", "column"])
 
 
 def cells_of(directory: Path, part: Part) -> Iterator[list[LoadedCell]]:
-    """Raises `DamagedExport` unless they are as many as were written, in order."""
+    """Yields the cells of a part, in batches.
+
+    Raises `DamagedExport` unless there are as many as were written, in order.
+    """
     path = directory / part.file
     found = 0
     last: LoadedCell | None = None
@@ -100,7 +103,7 @@ def _read(file: pq.ParquetFile) -> Iterator[list[LoadedCell]]:
 
 
 def _follow(last: LoadedCell | None, cells: Sequence[LoadedCell]) -> bool:
-    """Whether their addresses ascend, each there once."""
+    """Whether the addresses of the cells strictly ascend, from `last` on."""
     all_of_them = cells if last is None else [last, *cells]
     return all(
         one[0] < other[0] or (one[0] == other[0] and one[1] < other[1])

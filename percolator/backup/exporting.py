@@ -1,9 +1,9 @@
 """Exports tables, as they are at one timestamp, while the cluster is in use.
 
 A pin keeps that timestamp readable until the end. Each part is read page by page, as parallel
-lists, which become Arrow batches with no object for each cell; encoding and writing them happens in
-other threads. An export that was interrupted is gone on with at its own timestamp, as long as
-history goes back so far: parts that are done are checked, not made again.
+lists, which become Arrow batches without an object for each cell; other threads encode and write
+them. An interrupted export is resumed at its own timestamp, as long as history reaches back that
+far: finished parts are checked, not exported again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ import pyarrow as pa
 
 from percolator import codecs
 from percolator.aio.database import Database
-from percolator.aio.pin import PIN_TTL_SECONDS, Pin
-from percolator.aio.snapshot import as_timestamp
+from percolator.aio.pin import Pin
+from percolator.arguments import as_timestamp
 from percolator.backup import layout
 from percolator.backup.cells_file import Piece, writer
 from percolator.backup.layout import Export, ExportedObserver, ExportedTable, Part
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.schema import Table
+from percolator.schema import INTERNAL_PREFIX, Table
 from percolator.timestamps import Timestamp
 
 PARTS_AT_A_TIME = 4
 COLUMNS_NOTED_MAX = 1_000
-"""Of each part: a table may have as many columns as cells."""
-SYSTEM_PREFIX = "percolator."
-"""Tables of the product itself: they are about one cluster, and are left out."""
+"""The most column names recorded for a part: a table may have as many columns as cells."""
 _PAGE_SECONDS = 60.0
 
 Progress = Callable[[int, int, int], None]
-"""Cells done, parts done, parts in all."""
+"""Called with the number of cells done, of parts done, and of all parts."""
 
 
 async def export(
@@ -49,15 +47,15 @@ async def export(
     at: Timestamp | datetime | None = None,
     tables: Sequence[str] = (),
     progress: Progress = lambda _cells, _done, _all: None,
-    pin_ttl_seconds: float = PIN_TTL_SECONDS,
+    pin_ttl_seconds: float | None = None,
 ) -> Export:
-    """Returns when it is whole. Without `tables`, all of them; without `at`, as they are now.
+    """Exports tables (all, if none are named) as they are at `at`, or now. Returns once complete.
 
-    Raises `InvalidArgument` for a directory with something else in it, `SnapshotTooOld`.
+    Raises `InvalidArgument` if the directory contains something else, and `SnapshotTooOld`.
     """
-    wanted = None if at is None else as_timestamp(at)
+    wanted = None if at is None else as_timestamp(at, "at")
     _check_directory(directory)
-    # Two processes would write over each other's files.
+    # Otherwise, two processes would overwrite each other's files.
     with layout.locked(directory, "exporting to"):
         return await _export(database, directory, wanted, tables, progress, pin_ttl_seconds)
 
@@ -68,19 +66,19 @@ async def _export(
     wanted: Timestamp | None,
     tables: Sequence[str],
     progress: Progress,
-    pin_ttl_seconds: float,
+    pin_ttl_seconds: float | None,
 ) -> Export:
     planned = _interrupted(directory, wanted, tables)
     if planned is not None:
         wanted = Timestamp(planned.at)
     names = await _names(database, tables) if planned is None else [t.name for t in planned.tables]
     kept = [Table(name, key=codecs.raw) for name in names]
-    # In ASCII and cut: the lock service takes no longer text, nor names that are no text.
+    # In ASCII and truncated: the lock service refuses longer text, and names that are not text.
     what = f"export to {ascii(directory.name)[:100]}"
     pin = database.pin(wanted, tables=kept, description=what, ttl=pin_ttl_seconds)
     async with pin:
         if planned is None:
-            planned = await _plan(database, pin.at, names)
+            planned = await _plan(database, pin.at, names, named=bool(tables))
             layout.write_export(directory / layout.PLAN, planned)
         else:
             await _require_same_tables(database, planned)
@@ -95,16 +93,16 @@ async def _export(
 
 def _check_directory(directory: Path) -> None:
     if (directory / layout.MANIFEST).exists():
-        raise InvalidArgument("directory", f"there is a whole export in {directory} already")
+        raise InvalidArgument("directory", f"{directory} already contains a complete export")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise InvalidArgument("directory", f"{directory} cannot be used: {error}") from error
-    # A plan that was not finished is nothing yet.
+    # A partly written plan does not count.
     if layout.PLAN not in names and names - {layout.unfinished(Path(layout.PLAN)).name}:
         raise InvalidArgument(
-            "directory", f"{directory} is neither empty nor an export that was interrupted"
+            "directory", f"{directory} is neither empty nor an interrupted export"
         )
 
 
@@ -115,13 +113,13 @@ def _interrupted(directory: Path, at: Timestamp | None, tables: Sequence[str]) -
     if at is not None and at != planned.at:
         raise InvalidArgument(
             "at",
-            f"the export in {directory} was begun at {Timestamp(planned.at).describe()}: go on "
-            "with that, or take another directory",
+            f"the export in {directory} was started at {Timestamp(planned.at).describe()}: resume "
+            "it without this, or use another directory",
         )
     names = [table.name for table in planned.tables]
     if tables and sorted(tables) != sorted(names):
         raise InvalidArgument(
-            "tables", f"the export in {directory} was begun of {', '.join(names)}"
+            "tables", f"the export in {directory} was started with {', '.join(names)}"
         )
     return planned
 
@@ -131,14 +129,21 @@ async def _names(database: Database, tables: Sequence[str]) -> list[str]:
     unknown = sorted(set(tables) - set(known))
     if unknown:
         raise SchemaError(f"there is no table {unknown[0]!r}", table=unknown[0])
-    return sorted(set(tables)) or [one for one in known if not one.startswith(SYSTEM_PREFIX)]
+    # Percolator's own tables describe one cluster, and are not exported.
+    return sorted(set(tables)) or [one for one in known if not one.startswith(INTERNAL_PREFIX)]
 
 
-async def _plan(database: Database, at: int, names: Sequence[str]) -> Export:
-    catalog, found = database.engine.catalog, []
+async def _plan(database: Database, at: int, names: Sequence[str], *, named: bool) -> Export:
+    """All tables that existed at that timestamp. Raises `SchemaError` if one that the caller has
+    `named` did not."""
+    catalog, found = database.internal.engine.catalog, []
     for name in names:
-        deadline = database.engine.now() + _PAGE_SECONDS
+        deadline = database.internal.engine.now() + _PAGE_SECONDS
         table = await catalog.describe(name, deadline)
+        if named:
+            (await catalog.table(name, deadline)).require_older_than(at)
+        elif table.created_at > at:
+            continue
         tablets = await catalog.all_tablets(table.table_id, deadline)
         observers = tuple(
             ExportedObserver(
@@ -159,19 +164,20 @@ async def _plan(database: Database, at: int, names: Sequence[str]) -> Export:
                 options.split_bytes,
                 observers,
                 parts,
+                options.change_feed,
             )
         )
     return Export(at, tuple(found))
 
 
 async def _require_same_tables(database: Database, planned: Export) -> None:
-    """A table that was dropped and made again is another one: of its past, nothing is there."""
+    """Raises `SchemaError` if a table was dropped and created again: its past is then gone."""
     for table in planned.tables:
-        deadline = database.engine.now() + _PAGE_SECONDS
-        found = await database.engine.catalog.describe(table.name, deadline)
+        deadline = database.internal.engine.now() + _PAGE_SECONDS
+        found = await database.internal.engine.catalog.describe(table.name, deadline)
         if found.table_id != table.table_id:
             raise SchemaError(
-                f"table {table.name!r} was deleted and made again since the export was begun",
+                f"table {table.name!r} was deleted and created again since the export started",
                 table=table.name,
             )
 
@@ -180,7 +186,7 @@ async def _require_same_tables(database: Database, planned: Export) -> None:
 
 
 class _Exporting:
-    """One run: some parts at a time."""
+    """One run of an export, a few parts at a time."""
 
     def __init__(
         self, database: Database, directory: Path, planned: Export, pin: Pin, progress: Progress
@@ -207,7 +213,7 @@ class _Exporting:
     async def _one(self, limit: asyncio.Semaphore, table: str, planned: Part) -> None:
         async with limit:
             part = None
-            # What is damaged is made again.
+            # A damaged part is exported again.
             with contextlib.suppress(layout.DamagedExport):
                 part = await asyncio.to_thread(layout.read_part, self._directory, planned)
             if part is None:
@@ -222,12 +228,13 @@ class _Exporting:
         path = self._directory / planned.file
         columns: set[bytes] = set()
         cells = 0
-        # One thread for the file: whoever gives up, while it is written, closes it after that.
+        # One thread for the file, so that a cancelled export closes it only after the write in
+        # progress.
         with layout.durable(path) as unfinished, ThreadPoolExecutor(1) as thread:
             in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
             file = writer(unfinished)
             try:
-                # Else the scan would stay open for as long as somebody looks at the failure.
+                # Otherwise the scan would stay open for as long as the exception's traceback lives.
                 async with aclosing(self._batches(table, planned)) as batches:
                     async for batch in batches:
                         await in_turn(file.write_batch, batch)
@@ -235,7 +242,7 @@ class _Exporting:
                             columns.update(batch.column("column").unique().to_pylist())
                         cells += len(batch)
             finally:
-                # Also for whoever gives up a second time.
+                # Shielded: even a second cancellation must not prevent closing.
                 await asyncio.shield(in_turn(file.close))
         return replace(
             planned,
@@ -246,7 +253,7 @@ class _Exporting:
         )
 
     async def _batches(self, table: str, planned: Part) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Each becomes a row group."""
+        """Yields batches of the part's cells. Each becomes a row group."""
         start, end = bytes.fromhex(planned.start), bytes.fromhex(planned.end)
         piece = Piece()
         async with self._database.snapshot(self._pin.at) as snapshot:

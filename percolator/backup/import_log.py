@@ -1,14 +1,14 @@
-"""How far an import has come, beside what is imported: import.log in the directory of the export.
+"""How far an import has come: import.log, in the directory of the export.
 
-Lines of JSON, each behind its CRC-32, each durable before the import goes on:
+It has lines of JSON, each after its CRC-32, and each durable before the import continues:
 
     begun   a table is closed, and its load has these timestamps
-    part    all cells of a file are loaded by that run
+    part    that run has loaded all cells of a file
 
-Only the last line that a process was writing can be broken. Whether what is noted is still true is
-for the tablets to say: they know whose load they are closed for, and a run that was taken over or
-cleared is refused. So a log that is lost, damaged, or of an import into another cluster costs
-nothing but loading again.
+Only the line that a process was writing last can be broken. Whether an entry is still true is
+decided by the tablets: they know whose load they are closed for, and refuse a run that was taken
+over or cleared. So if the log is lost, damaged, or belongs to an import into another cluster, the
+only cost is that everything is loaded again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger("percolator.backup")
 
 @dataclass
 class TableLog:
-    """What is noted of one table."""
+    """What the log says about one table."""
 
     timestamps: LoadTimestamps
     parts: set[str] = field(default_factory=set)
 
 
 class ImportLog:
-    """As it was found, and what is added to it."""
+    """The entries that were found, and those that this import adds."""
 
     def __init__(self, path: Path, file: IO[bytes] | None) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class ImportLog:
             self._read(file)
 
     def begun(self, table: str, timestamps: LoadTimestamps) -> None:
-        """Whatever was noted of the table before is over."""
+        """Notes a new load of the table, which replaces all earlier entries about it."""
         self._note(
             {"begun": table, "start": int(timestamps.start), "commit": int(timestamps.commit)}
         )
@@ -59,7 +59,7 @@ class ImportLog:
         self._note({"part": file, "table": table})
 
     def remove(self) -> None:
-        """Nothing is left to be gone on with."""
+        """Deletes the log: nothing is left to resume."""
         self.tables.clear()
         if self._file is not None:
             self._path.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class ImportLog:
             self._take(json.loads(text))
             whole += len(line)
         if whole < len(content):
-            # What is added now must not follow half a line.
+            # New entries must not follow half a line.
             file.truncate(whole)
 
     def _take(self, entry: dict[str, Any]) -> None:
@@ -97,18 +97,18 @@ class ImportLog:
 
 @contextmanager
 def open_log(directory: Path) -> Iterator[ImportLog]:
-    """Raises `UsageError` when another process is importing from there."""
+    """Opens the log. Raises `UsageError` if another process is importing from this directory."""
     path = directory / NAME
     try:
         file = path.open("a+b")
     except OSError as error:
         _log.warning(
-            "how far the import has come cannot be noted, and it cannot be gone on with when it is "
+            "the import's progress cannot be written down, so it cannot be resumed if it is "
             "interrupted: %s",
             error,
         )
         yield ImportLog(path, None)
         return
-    with file, layout.locked(path, "importing, as it notes in"):
+    with file, layout.locked(path, "importing, according to"):
         file.seek(0)
         yield ImportLog(path, file)

@@ -1,8 +1,8 @@
-"""Makes tables of an export again, whole or not at all.
+"""Imports the tables of an export, completely or not at all.
 
-All files are checked before anything is touched. Rows are loaded behind a fence (bulk load), which
-no reader sees through; the tables are opened when all of them are there. An import that was
-interrupted leaves its tables closed: the same import goes on where it was, `--abandon` opens them,
+All files are checked before anything is changed. Rows are loaded behind a fence (bulk load), which
+hides them from every reader; the tables are opened when all rows are loaded. An interrupted import
+leaves its tables closed: the same import resumes where it stopped, and `--abandon` opens them,
 empty.
 """
 
@@ -28,11 +28,11 @@ _CALL_SECONDS = 60.0
 _log = logging.getLogger("percolator.backup")
 
 Progress = Callable[[int, int], None]
-"""Cells done, cells in all."""
+"""Called with the number of cells done, and of all cells."""
 
 
 def verify(directory: Path, progress: Progress = lambda _done, _all: None) -> Export:
-    """Looks at every byte of an export. Raises `DamagedExport`, naming the file."""
+    """Checks every byte of an export. Raises `DamagedExport`, naming the file."""
     export = layout.read_manifest(directory)
     layout.check_names(directory, export)
     done = 0
@@ -53,7 +53,7 @@ async def import_tables(
     tables: Sequence[str] = (),
     progress: Progress = lambda _done, _all: None,
 ) -> Export:
-    """Returns when all tables are there. Raises `UsageError` for one that is not empty."""
+    """Returns when all tables are imported. Raises `UsageError` if one is not empty."""
     export = await _checked(directory, tables)
     with open_log(directory) as log:
         await _Importing(database, directory, export, log, progress).run()
@@ -61,7 +61,10 @@ async def import_tables(
 
 
 async def abandon(database: Database, directory: Path, *, tables: Sequence[str] = ()) -> list[str]:
-    """Opens what an interrupted import has left closed. Returns the tables that were whole."""
+    """Opens the tables that an interrupted import left closed.
+
+    Returns the names of those that had been imported completely; the others are empty.
+    """
     export = chosen(layout.read_manifest(directory), tables)
     known = set(await database.tables())
     whole = []
@@ -89,7 +92,7 @@ async def _checked(directory: Path, tables: Sequence[str]) -> Export:
 
 
 def chosen(export: Export, tables: Sequence[str]) -> Export:
-    """Only these tables of it."""
+    """The export reduced to these tables; all of it if none are named."""
     names = {table.name for table in export.tables}
     for name in tables:
         if name not in names:
@@ -100,16 +103,16 @@ def chosen(export: Export, tables: Sequence[str]) -> Export:
 
 @dataclass
 class _Load:
-    """Of one table."""
+    """The load of one table."""
 
     table: ExportedTable
     load: BulkLoad
     timestamps: LoadTimestamps | None = None
-    """None until it is closed, and when it turned out to be open already, and whole."""
+    """None until the table is closed, and if it turned out to be open already, and complete."""
 
 
 class _Importing:
-    """One run of an import, which may go on with one before it."""
+    """One run of an import, which may resume an earlier one."""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class _Importing:
         try:
             for one in self._loads:
                 await self._make(one.table)
-                # Before it begins: that may fail when some tablets are closed already.
+                # Noted before the load begins, which may fail after it has closed some tablets.
                 touched.append(one)
                 await self._close(one)
             for one in self._loads:
@@ -145,24 +148,29 @@ class _Importing:
                 await self._undo(touched)
             elif touched:
                 _log.warning(
-                    "the import was interrupted: its tables stay closed until the same import has "
-                    "gone on to its end, or is abandoned"
+                    "the import was interrupted: its tables stay closed until the same import is "
+                    "resumed and completes, or is abandoned"
                 )
             raise
         await self._open_all()
 
     async def _make(self, table: ExportedTable) -> None:
-        """The table, with its splits; one that is there already keeps its own."""
-        deadline = self._database.engine.now() + _CALL_SECONDS
-        options = TableOptions(
-            retention_milliseconds=table.retention_milliseconds, split_bytes=table.split_bytes
-        )
-        await self._database.engine.catalog.create(
+        """Creates the table with its splits and options. A table that exists already keeps its own,
+        but has to have a change feed if the exported one has."""
+        engine = self._database.internal.engine
+        deadline = engine.now() + _CALL_SECONDS
+        options = TableOptions(change_feed=table.change_feed)
+        try:
+            await engine.catalog.describe(table.name, deadline)
+        except SchemaError:
+            options.retention_milliseconds = table.retention_milliseconds
+            options.split_bytes = table.split_bytes
+        await engine.catalog.create(
             table.name, table.splits, options, exist_ok=True, deadline=deadline
         )
 
     async def _close(self, one: _Load) -> None:
-        """Goes on with what an earlier run has loaded, if it is all still there."""
+        """Closes the table. Resumes an earlier run if everything that it loaded is still there."""
         name, noted = one.table.name, self._log.tables.get(one.table.name)
         try:
             if noted is not None and await one.load.resume(noted.timestamps):
@@ -172,7 +180,7 @@ class _Importing:
         except LoadComplete:
             return
         except NotEmpty as error:
-            # By that run itself: nobody is shown a row of it before all of them are there.
+            # That run itself has filled it: readers see none of its rows before all are loaded.
             if noted is not None and error.commit_timestamp == noted.timestamps.commit:
                 return
             raise
@@ -206,7 +214,7 @@ class _Importing:
         self._progress(self._cells, self._cells_in_all)
 
     async def _undo(self, touched: Sequence[_Load]) -> None:
-        """Nothing is seen of it. Tables that were made stay, empty."""
+        """Opens the tables, with nothing imported. Tables that were created stay, empty."""
         for one in touched:
             try:
                 await one.load.abandon()
@@ -215,7 +223,10 @@ class _Importing:
         self._log.remove()
 
     async def _open_all(self) -> None:
-        """None before all are complete: from there on, the next run finds what is left to open."""
+        """Opens no table before all are complete.
+
+        From then on, if this run is interrupted, the next one finds what is left to open.
+        """
         for one in self._loads:
             if one.timestamps is not None:
                 await one.load.complete(one.timestamps)
@@ -228,15 +239,17 @@ class _Importing:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether it would stop the next try, too: then nothing is left closed for that. Not so when
-    another import of the same export has taken over: it is at work."""
+    """Whether the next attempt would fail, too: then no table is left closed for it.
+
+    False if another import of the same export has taken over, because that one is at work.
+    """
     if isinstance(error, InvalidArgument):
         return error.field != "run"
     return isinstance(error, DamagedExport | SchemaError | UsageError)
 
 
 async def _register(database: Database, table: ExportedTable) -> None:
-    """Last: until then nothing notifies them, and what was imported never does."""
+    """Registers the table's observers. This comes last: imported cells must not notify them."""
     if not table.observers:
         return
     observers = [
@@ -248,26 +261,31 @@ async def _register(database: Database, table: ExportedTable) -> None:
         )
         for one in table.observers
     ]
-    catalog = database.engine.catalog
+    catalog = database.internal.engine.catalog
     added = ChangeObserversRequest(table=table.name, add=observers)
-    await catalog.change_observers(added, database.engine.now() + _CALL_SECONDS)
+    await catalog.change_observers(added, database.internal.engine.now() + _CALL_SECONDS)
     paused = [one.name for one in table.observers if one.paused]
     if paused:
         pausing = ChangeObserversRequest(table=table.name, pause=paused)
-        await catalog.change_observers(pausing, database.engine.now() + _CALL_SECONDS)
+        await catalog.change_observers(pausing, database.internal.engine.now() + _CALL_SECONDS)
 
 
 def _load_plan(export: Export, table: ExportedTable) -> LoadPlan:
-    """Of the same name whenever it is tried: a later run takes over from the one before."""
+    """The plan has the same name for every run, so that a later run takes over from an earlier."""
     return LoadPlan(table.name, f"import-{export.at}", start=b"", end=b"", notify=False)
 
 
 def _check_ranges(directory: Path, table: ExportedTable) -> None:
-    """That the parts are the whole table: each begins where the one before it ends."""
+    """Checks that the parts cover the whole table: each begins where the previous one ends."""
     begin = ""
     for part in table.parts:
         if part.start != begin:
-            raise DamagedExport(f"{directory / layout.MANIFEST}: {part.file} does not follow")
+            raise DamagedExport(
+                f"{directory / layout.MANIFEST}: {part.file} does not begin where the part before "
+                "it ends"
+            )
         begin = part.end
     if begin or not table.parts:
-        raise DamagedExport(f"{directory / layout.MANIFEST}: the last part of {table.name} lacks")
+        raise DamagedExport(
+            f"{directory / layout.MANIFEST}: the last part of {table.name} is missing"
+        )

@@ -1,13 +1,14 @@
-"""What lies in the directory of an export.
+"""The files in the directory of an export.
 
-    plan.json                    what is to be exported, at which timestamp: written first
+    plan.json                    what to export, and at which timestamp: written first
     <table>/part-00000.parquet   one tablet's cells: row, column, value, commit_timestamp
-    <table>/part-00000.json      the part's figures and checksum: it is done
-    manifest.json                everything of the above, with a checksum of its own: written last
+    <table>/part-00000.json      the part's sizes and checksum: says that it is done
+    manifest.json                all of the above, with its own checksum: written last
     import.log                   how far an import from here has come (import_log.py)
 
-A directory with a manifest is an export; one with a plan alone was interrupted, and can be gone on
-with. Each file is written under another name, made durable, and renamed: none is half there.
+A directory with a manifest is a complete export; one with only a plan was interrupted, and can be
+resumed. Each file is written under another name, made durable, and renamed, so none is ever partly
+there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -31,30 +35,36 @@ PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
 
 
+T = TypeVar("T", bound="DataclassInstance")
+
+_KINDS: dict[str, type] = {"int": int, "str": str, "bool": bool}
+"""The types of single values in a record, as they are written in its class."""
+
+
 class DamagedExport(PercolatorError):
-    """A file of an export is missing, or is not what was written."""
+    """A file of an export is missing, or differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The cells of a range of rows: one tablet's, when the export began."""
+    """The cells of a range of rows: those of one tablet, when the export began."""
 
     file: str
-    """Below the export's directory."""
+    """The path of the file, relative to the export's directory."""
     start: str
     end: str
-    """Rows in hexadecimal; an empty end means to the last row."""
+    """The row to end before; like `start` in hexadecimal. Empty: up to the last row."""
     cells: int = 0
     bytes: int = 0
-    """Of the file."""
+    """The size of the file."""
     sha256: str = ""
     columns: tuple[str, ...] = ()
-    """Names that occur, in hexadecimal; of very many only some."""
+    """Names of the columns that occur, in hexadecimal; only some if there are very many."""
 
 
 @dataclass(frozen=True)
 class ExportedObserver:
-    """As the table knows it."""
+    """An observer, as it is registered with its table."""
 
     name: str
     columns: tuple[str, ...]
@@ -64,19 +74,20 @@ class ExportedObserver:
 
 @dataclass(frozen=True)
 class ExportedTable:
-    """One table: how to make it, and its cells."""
+    """One table: how to create it, and its cells."""
 
     name: str
     table_id: int
-    """In its cluster: another table of this name has another one."""
+    """The table's id in its cluster. A later table of this name has another id."""
     retention_milliseconds: int
     split_bytes: int
     observers: tuple[ExportedObserver, ...]
     parts: tuple[Part, ...]
+    change_feed: bool = False
 
     @property
     def splits(self) -> list[bytes]:
-        """Where its tablets begin, but for the first."""
+        """The first rows of its tablets, except the first tablet."""
         return [bytes.fromhex(part.start) for part in self.parts[1:]]
 
     @property
@@ -86,10 +97,10 @@ class ExportedTable:
 
 @dataclass(frozen=True)
 class Export:
-    """All of it."""
+    """A whole export: its tables, and the timestamp at which they are exported."""
 
     at: int
-    """The timestamp: what was committed up to then."""
+    """The timestamp. The export contains what was committed up to then."""
     tables: tuple[ExportedTable, ...]
 
     @property
@@ -101,7 +112,7 @@ class Export:
         return [part for table in self.tables for part in table.parts]
 
     def with_parts(self, done: Mapping[str, Part]) -> Export:
-        """With these, by their files, instead of those that are only planned."""
+        """The export with these finished parts, by file, in place of those that are planned."""
         return replace(
             self,
             tables=tuple(
@@ -112,13 +123,13 @@ class Export:
 
 
 def file_of(table: str, number: int) -> str:
-    """The name of a part, for any name of a table."""
+    """The path of a part's file, whatever characters the table's name contains."""
     return f"{quote(table, safe='').replace('.', '%2E')}/part-{number:05}.parquet"
 
 
 @contextmanager
 def locked(path: Path, doing: str) -> Iterator[None]:
-    """Raises `UsageError` when another process has it, be it a file or a directory."""
+    """Locks a file or directory. Raises `UsageError` if another process has locked it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         try:
@@ -134,15 +145,15 @@ def locked(path: Path, doing: str) -> Iterator[None]:
 
 
 def unfinished(path: Path) -> Path:
-    """Under this name a file is written."""
+    """The name under which a file is written before it is renamed."""
     return path.with_name(path.name + ".partial")
 
 
 @contextmanager
 def durable(path: Path) -> Iterator[Path]:
-    """Where to write; what is there at the end of the block is at `path`, durable and whole.
+    """Yields a path to write to. At the end of the block, that file is durable and at `path`.
 
-    Raises `InvalidArgument` for what the file system refuses, as when it is full.
+    Raises `InvalidArgument` if the file system refuses, for instance because it is full.
     """
     partial = unfinished(path)
     try:
@@ -157,7 +168,7 @@ def durable(path: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes its names durable."""
+    """Makes the names of the files in a directory durable."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -166,24 +177,29 @@ def sync_directory(path: Path) -> None:
 
 
 def write_record(path: Path, content: dict[str, Any]) -> None:
-    """JSON, with a checksum in it."""
+    """Writes JSON that contains its own checksum."""
     with durable(path) as partial:
         text = json.dumps(content | {"checksum": _checksum(content)}, indent=1)
         partial.write_text(text + "\n")
 
 
 def write_export(path: Path, export: Export) -> None:
-    """A plan or a manifest."""
-    write_record(path, {"format": FORMAT} | asdict(export))
+    """Writes a plan or a manifest."""
+    content = {"format": FORMAT} | asdict(export)
+    for table in content["tables"]:
+        if not table["change_feed"]:
+            # Releases that know no feeds can read the export of a table without one.
+            del table["change_feed"]
+    write_record(path, content)
 
 
 def write_part(directory: Path, part: Part) -> None:
-    """That it is done."""
+    """Writes the record that says that a part is done."""
     write_record((directory / part.file).with_suffix(".json"), asdict(part))
 
 
 def sha256_of(path: Path) -> str:
-    """Of the file's bytes."""
+    """The hash of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -199,36 +215,38 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Raises `DamagedExport`, naming the file."""
+    """Reads a record. Raises `DamagedExport`, naming the file, if it is not as it was written."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise DamagedExport(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        # Also RecursionError: of thousands of nested lists.
         raise DamagedExport(f"{path} cannot be read: {error}") from error
     checksum = content.pop("checksum", "") if isinstance(content, dict) else ""
-    # Lists and tuples are the same in JSON, and so is the checksum of what was read.
+    # The tuples that were written come back as lists. In JSON they are the same, so the checksums
+    # are equal.
     if not checksum or checksum != _checksum(content):
-        raise DamagedExport(f"{path} is damaged: its checksum is another one")
+        raise DamagedExport(f"{path} is damaged: its checksum differs")
     found: dict[str, Any] = content
     return found
 
 
 def read_export(path: Path) -> Export:
-    """A plan or a manifest."""
+    """Reads a plan or a manifest."""
     content = read_record(path)
     if content.get("format") != FORMAT:
         raise InvalidArgument(
             "directory", f"{path} is of format {content.get('format')}; this release reads {FORMAT}"
         )
     try:
-        return Export(content["at"], tuple(map(_table, content["tables"])))
+        return _typed(Export(content["at"], tuple(map(_table, content["tables"]))))
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedExport(f"{path} has not what an export has: {error!r}") from error
+        raise DamagedExport(f"{path} is not the record of an export: {error!r}") from error
 
 
 def read_manifest(directory: Path) -> Export:
-    """Of a whole export. Raises `DamagedExport`, `InvalidArgument` for one that is not finished."""
+    """Reads the manifest. Raises `DamagedExport`, or `InvalidArgument` if there is none yet."""
     if not (directory / MANIFEST).exists():
         if (directory / PLAN).exists():
             raise InvalidArgument(
@@ -239,18 +257,23 @@ def read_manifest(directory: Path) -> Export:
 
 
 def read_part(directory: Path, planned: Part) -> Part | None:
-    """What was done of it before; None when that is to be done again."""
+    """The part as an earlier run has finished it; None if it has not."""
     record = (directory / planned.file).with_suffix(".json")
     if not record.exists():
         return None
-    part = _part(read_record(record))
+    try:
+        part = _part(read_record(record))
+    except (KeyError, TypeError) as error:
+        raise DamagedExport(f"{record} is not the record of a part: {error!r}") from error
     check_part(directory, part)
     return part
 
 
 def check_names(directory: Path, export: Export) -> None:
-    """Raises `DamagedExport` for a Parquet file that is not of the export: whoever reads all files
-    of a directory, as Spark does, would take it for a part."""
+    """Raises `DamagedExport` if there is a Parquet file that does not belong to the export.
+
+    A program that reads all files of a directory, as Spark does, would take it for a part.
+    """
     known = {directory / part.file for part in export.parts}
     for path in sorted(directory.rglob("*.parquet")):
         if path not in known:
@@ -258,14 +281,14 @@ def check_names(directory: Path, export: Export) -> None:
 
 
 def check_part(directory: Path, part: Part) -> None:
-    """Raises `DamagedExport` unless the file is byte by byte what was written."""
+    """Raises `DamagedExport` unless the file is byte for byte what was written."""
     path = directory / PurePosixPath(part.file)
     try:
         size = path.stat().st_size
         if size != part.bytes:
             raise DamagedExport(f"{path} has {size} bytes instead of {part.bytes}")
         if sha256_of(path) != part.sha256:
-            raise DamagedExport(f"{path} is damaged: its checksum is another one")
+            raise DamagedExport(f"{path} is damaged: its checksum differs")
     except FileNotFoundError:
         raise DamagedExport(f"{path} is missing") from None
     except OSError as error:
@@ -274,16 +297,26 @@ def check_part(directory: Path, part: Part) -> None:
 
 def _table(content: dict[str, Any]) -> ExportedTable:
     observers = tuple(
-        ExportedObserver(**(one | {"columns": tuple(one["columns"])}))
+        _typed(ExportedObserver(**(one | {"columns": tuple(one["columns"])})))
         for one in content["observers"]
     )
     parts = tuple(map(_part, content["parts"]))
     for number, part in enumerate(parts):
-        # Nothing outside of the directory is an export's.
+        # A manifest must not name files outside of its directory.
         if part.file != file_of(content["name"], number):
             raise ValueError(part.file)
-    return ExportedTable(**(content | {"observers": observers, "parts": parts}))
+    return _typed(ExportedTable(**(content | {"observers": observers, "parts": parts})))
 
 
 def _part(content: dict[str, Any]) -> Part:
-    return Part(**(content | {"columns": tuple(content["columns"])}))
+    return _typed(Part(**(content | {"columns": tuple(content["columns"])})))
+
+
+def _typed(record: T) -> T:
+    """Raises `TypeError` unless numbers, texts and truth values are what they are declared as. Else
+    the wrong one would be met somewhere in the middle of an import."""
+    for field in fields(record):
+        kind, value = _KINDS.get(str(field.type)), getattr(record, field.name)
+        if kind is not None and type(value) is not kind:
+            raise TypeError(f"{field.name} is {value!r}")
+    return record

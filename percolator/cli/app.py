@@ -13,9 +13,11 @@ import typer
 from percolator.cli import (
     backup,
     cells,
+    changes,
     dead_letters,
     gc,
     history,
+    index,
     locks,
     notifications,
     observers,
@@ -31,18 +33,20 @@ from percolator.cli import (
     worker,
 )
 from percolator.cli.connection import make_connection
+from percolator.cli.group import Commands
 
 _JSON = "--json"
 
 app = typer.Typer(
     name="percolator",
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    # Of what goes wrong unexpectedly: local variables hold tokens, and what users have stored.
+    # Local variables hold tokens and users' data: a traceback must not show them.
     pretty_exceptions_show_locals=False,
     help="Transactions and observers over a cluster of tablet servers.",
-    epilog="Exit codes: 0 done; 1 the cluster refused or did not answer; 2 the command was wrong; "
-    "3 `status --check` found something wrong.",
+    epilog="Exit codes: 0 success; 1 the cluster refused or did not answer; 2 the command was "
+    "wrong; 3 `status --check` found something wrong.",
 )
 
 
@@ -67,7 +71,7 @@ def options(
         float, typer.Option(help="Seconds to wait for an answer.", min=0.001, max=3600)
     ] = 10.0,
     as_json: Annotated[
-        bool, typer.Option(_JSON, help="Print JSON, for programs; may stand anywhere.")
+        bool, typer.Option(_JSON, help="Print JSON, for programs. May be given anywhere.")
     ] = False,
     _version: Annotated[
         bool,
@@ -84,6 +88,7 @@ app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")
 app.add_typer(servers.app, name="servers")
 app.add_typer(observers.app, name="observers")
+app.add_typer(index.app, name="index")
 app.command("notifications")(notifications.notifications)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("wait")(wait.wait)
@@ -92,6 +97,7 @@ app.command("get")(cells.get)
 app.command("set")(cells.set_cells)
 app.command("delete")(cells.delete)
 app.command("scan")(cells.scan)
+app.command("changes")(changes.changes)
 app.command("locks")(locks.locks)
 app.add_typer(tokens.app, name="tokens")
 app.command("export")(backup.export)
@@ -109,7 +115,10 @@ def main() -> None:
 
 
 def json_first(arguments: Sequence[str]) -> list[str]:
-    """`percolator status --json` is what people write; behind `--` stands what is not ours."""
+    """Moves `--json` to the front, since people write `percolator status --json`.
+
+    Arguments after `--` belong to another command and stay where they are.
+    """
     options = list(takewhile(lambda one: one != "--", arguments))
     others = [one for one in options if one != _JSON]
     asked = [_JSON] if len(others) < len(options) else []

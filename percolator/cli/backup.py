@@ -1,4 +1,4 @@
-"""`percolator export` and `percolator import`: copies of tables as Parquet files, and back."""
+"""`percolator export` and `percolator import`: tables to Parquet files, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from percolator.aio.pin import PIN_TTL_SECONDS
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import PercolatorError, UsageError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from percolator.backup.layout import Export
 
 Tables = Annotated[
-    list[str] | None, typer.Option("--table", help="Only this one; repeatable [default: all].")
+    list[str] | None, typer.Option("--table", help="Only this table; repeatable [default: all].")
 ]
 
 
@@ -30,14 +29,19 @@ def export(
     at: At = "",
     table: Tables = None,
     pin_ttl: Annotated[
-        float, typer.Option(help="Seconds that its pin outlives this process.", min=0.1, max=3600)
-    ] = PIN_TTL_SECONDS,
+        float | None,
+        typer.Option(
+            help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
+            min=0.1,
+            max=3600,
+        ),
+    ] = None,
 ) -> None:
-    """Copy tables into a directory, as they are at one moment; or verify such a copy.
+    """Copy tables into a directory, or verify such a copy.
 
-    The cluster goes on meanwhile. An export that was interrupted is gone on with by the same
-    command. The files are Parquet: other programs read them, too. A directory that is called
-    "verify" is written ./verify.
+    The copy shows all tables as they are at one moment. The cluster stays in use meanwhile. If an
+    export is interrupted, run the same command to resume it. The files are Parquet, so other
+    programs can read them, too. For a directory named "verify", write ./verify.
     """
     here = connection(context)
     _require_arrow()
@@ -45,7 +49,7 @@ def export(
 
     if len(arguments) == 2 and arguments[0] == "verify":
         if at or table:
-            fail(UsageError("verify looks at all of an export: it takes no other options"))
+            fail(UsageError("verify checks a whole export: it takes neither --at nor --table"))
         with _bar("cells verified") as tell:
             try:
                 found = importing.verify(Path(arguments[1]), tell)
@@ -79,14 +83,17 @@ def import_export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)],
     table: Tables = None,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Open what an interrupted import left closed, empty.")
+        bool,
+        typer.Option(
+            "--abandon", help="Reopen, empty, the tables that an interrupted import left closed."
+        ),
     ] = False,
 ) -> None:
-    """Make the tables of an export again: new ones, or such that are there and empty.
+    """Import the tables of an export, into new or empty tables.
 
-    Nobody sees a part of a table. What is imported has the commit timestamps of the import, and
-    notifies no observer. After an interruption the tables stay closed: the same command goes on,
-    as import.log in the directory says.
+    Readers never see part of a table. Imported cells have the commit timestamp of the import, and
+    notify no observers. After an interruption the tables stay closed: run the same command to
+    resume, from where import.log in the directory says.
     """
     here = connection(context)
     _require_arrow()
@@ -96,7 +103,9 @@ def import_export(
         whole = here.run_with_database(
             lambda database: importing.abandon(database, directory, tables=table or ())
         )
-        here.show({"whole": whole}, plain(f"opened; whole: {', '.join(whole) or 'none'}"))
+        here.show(
+            {"whole": whole}, plain(f"opened; already complete: {', '.join(whole) or 'none'}")
+        )
         return
     with _bar("cells imported") as tell:
         made = here.run_with_database(
@@ -116,7 +125,7 @@ def _require_arrow() -> None:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[..., None]]:
-    """On standard error, and only for people."""
+    """A progress bar on standard error, shown only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), console=errors_console, transient=True

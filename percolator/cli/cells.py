@@ -1,4 +1,4 @@
-"""`percolator get`, `set`, `delete` and `scan`: looking at rows, and mending them by hand."""
+"""`percolator get`, `set`, `delete` and `scan`: looking at rows, and repairing them by hand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rich.table import Table as Screen
 
 from percolator import aio, codecs
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
-from percolator.cli.masters import row_bytes, row_text
 from percolator.cli.stored import SPACES, described, first_cells, value_of
 from percolator.cli.values import ValueType, value_bytes, value_data, value_text
 from percolator.errors import InvalidArgument
+from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Cell
@@ -21,12 +21,15 @@ from percolator.v1.cells_pb2 import Cell
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 RowName = Annotated[str, typer.Argument(help="The row: text, or hex:00ff.", show_default=False)]
 At = Annotated[
-    str, typer.Option(help="As of a timestamp, or an ISO 8601 time with its zone.", metavar="TIME")
+    str,
+    typer.Option(
+        help="A timestamp, or an ISO 8601 time with its zone [default: now].", metavar="TIME"
+    ),
 ]
 Raw = Annotated[
-    bool, typer.Option("--raw", help="Every stored cell: versions, locks, markers, notifications.")
+    bool, typer.Option("--raw", help="All stored cells: versions, locks, markers, notifications.")
 ]
-As = Annotated[ValueType, typer.Option("--as", help="What values are taken for.")]
+As = Annotated[ValueType, typer.Option("--as", help="Type of the values.")]
 
 
 def get(
@@ -36,15 +39,15 @@ def get(
     columns: Annotated[list[str] | None, typer.Argument(help="Columns [default: all].")] = None,
     at: At = "",
     raw: Raw = False,
-    limit: Annotated[int, typer.Option(help="With --raw: at most so many cells.", min=1)] = 1_000,
+    limit: Annotated[int, typer.Option(help="With --raw: at most this many cells.", min=1)] = 1_000,
     kind: As = ValueType.TEXT,
 ) -> None:
-    """Show one row. Exit code 1 when there is nothing in it."""
+    """Show one row. The exit code is 1 if it is empty."""
     here = connection(context)
     key, wanted = _bytes("row", row), [_bytes("columns", one) for one in columns or ()]
     if raw:
         if at:
-            fail(InvalidArgument("--raw", "shows all versions: it goes without --at"))
+            fail(InvalidArgument("--raw", "shows all versions: it cannot be combined with --at"))
         if not _show_stored(here, table, key, key + b"\0", wanted, kind, limit):
             raise typer.Exit(1)
         return
@@ -57,7 +60,7 @@ def get(
             return (await snapshot.get_many(rows, [key], names))[0]
 
     found = here.run_with_database(read)
-    here.show(_values(found.raw(), kind), _screen([found], kind) if found else "nothing is there")
+    here.show(_values(found.raw(), kind), _screen([found], kind) if found else "the row is empty")
     if not found:
         raise typer.Exit(1)
 
@@ -120,11 +123,11 @@ def delete(
 def scan(
     context: typer.Context,
     table: TableName,
-    start: Annotated[str, typer.Option(help="From this row on.")] = "",
-    end: Annotated[str, typer.Option(help="Up to before this row.")] = "",
-    prefix: Annotated[str, typer.Option(help="Rows that begin with this.")] = "",
-    column: Annotated[list[str] | None, typer.Option(help="Only this one; repeatable.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many rows, or raw cells.", min=1)] = 100,
+    start: Annotated[str, typer.Option(help="The first row.")] = "",
+    end: Annotated[str, typer.Option(help="The row to end before.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only rows that begin with this.")] = "",
+    column: Annotated[list[str] | None, typer.Option(help="Only this column; repeatable.")] = None,
+    limit: Annotated[int, typer.Option(help="At most this many rows, or raw cells.", min=1)] = 100,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last to the first.")] = False,
     at: At = "",
     raw: Raw = False,
@@ -177,11 +180,11 @@ def _show_stored(
     kind: ValueType,
     limit: int,
 ) -> bool:
-    """Whether there was anything."""
+    """Shows the stored cells of a range of rows. False if there are none."""
 
     async def read(database: aio.Database) -> list[Cell]:
-        deadline = database.engine.now() + here.timeout_seconds
-        info = await database.engine.catalog.table(table, deadline)
+        deadline = database.internal.engine.now() + here.timeout_seconds
+        info = await database.internal.engine.catalog.table(table, deadline)
         return await first_cells(
             database, info, list(SPACES), start, end, columns, limit + 1, here.timeout_seconds
         )
@@ -239,11 +242,11 @@ def _bytes(field: str, text: str) -> bytes:
         fail(error)
 
 
-def moment_of(text: str) -> Timestamp | None:
-    """What `--at` says; None for the present."""
+def moment_of(text: str, option: str = "--at") -> Timestamp | None:
+    """The timestamp that an option names; None for the present."""
     if not text:
         return None
     try:
-        return Timestamp.parse(text)
+        return Timestamp.parse_to_read(text)
     except InvalidArgument as error:
-        fail(InvalidArgument("--at", error.reason))
+        fail(InvalidArgument(option, error.reason))

@@ -1,4 +1,4 @@
-"""What every command needs: the addresses, a time-out, a way to print, a way to fail."""
+"""What every command needs: addresses, a time-out, and functions that print and that fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from percolator.world import MachineClock, Network, World, machine_random
 
 T = TypeVar("T")
 
-# Piped into a file or a pager, nothing is cut to a width that nobody looks at.
+# Output that is piped into a file or a pager is not cut to the width of a terminal.
 console = Console(width=None if sys.stdout.isatty() else 1_000)
 errors_console = Console(stderr=True)
 
@@ -42,7 +42,7 @@ class Connection:
     credentials: Credentials = PLAIN_TEXT
 
     async def reach(self, network: GrpcNetwork) -> tuple[DescribeResponse, Network]:
-        """The cluster, and the network that leads to its servers: by way of whoever answered."""
+        """The cluster, and the network to its servers by way of the address that answered."""
         address, cluster = await described_by(network, self.addresses, self.timeout_seconds)
         others = [other for other in self.addresses if other != address]
         return cluster, routed(network, [address, *others], cluster)
@@ -56,7 +56,7 @@ class Connection:
         return done
 
     def attempt(self, work: Callable[[GrpcNetwork], Awaitable[T]]) -> T | PercolatorError:
-        """As `run`, for a command that goes on when it fails."""
+        """As `run`, but returns the error, for a command that continues after a failure."""
 
         async def with_network() -> T:
             network = GrpcNetwork(self.credentials)
@@ -89,7 +89,7 @@ class Connection:
         return self.run(with_database)
 
     def show(self, as_data: Any, as_text: object) -> None:  # noqa: ANN401 (anything JSON can hold)
-        """Prints for a program or for a person, whichever asked."""
+        """Prints JSON if `--json` was given, otherwise text."""
         if self.as_json:
             typer.echo(json.dumps(as_data, indent=2, allow_nan=False))
         else:
@@ -97,7 +97,7 @@ class Connection:
 
 
 def tell_of_limit(limit: int, what: str) -> None:
-    """There may be more than what is shown: nobody takes a part for the whole."""
+    """Says that more may exist, so that a part is not mistaken for the whole."""
     text = f"only the first {limit:,} {what}; --limit shows more"
     errors_console.print(Text(text), highlight=False, soft_wrap=True)
 
@@ -106,12 +106,12 @@ def connection(context: typer.Context) -> Connection:
     """The connection that the top-level options describe."""
     found = context.find_object(Connection)
     if found is None:
-        raise UsageError("a command was called outside of the percolator command")
+        raise UsageError("a subcommand was called outside of the percolator command")
     return found
 
 
 def make_connection(address: str | None, timeout_seconds: float, as_json: bool) -> Connection:
-    """Checks the global options."""
+    """Checks the global options, and exits with an error if one is invalid."""
     try:
         if address is None:
             addresses = default_addresses()
@@ -124,12 +124,22 @@ def make_connection(address: str | None, timeout_seconds: float, as_json: bool) 
 
 
 def plain(text: str) -> Text:
-    """What others wrote: neither markup, nor control of the terminal, nor more than one line."""
+    """Text that others wrote, on one line: without markup and without terminal control codes."""
     shown = [c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text]
     return Text("".join(shown))
 
 
+def confirm(question: str) -> None:
+    """Asks at the terminal, and ends the command unless the answer is yes."""
+    try:
+        typer.confirm(question, abort=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        fail(UsageError(f"not confirmed: {question} Without a terminal, answer with --yes"))
+
+
 def fail(error: PercolatorError) -> NoReturn:
-    """One line on standard error, and the exit code."""
+    """Prints the error as one line on standard error, and exits with its code."""
     errors_console.print(plain(f"error: {error}"), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidArgument | UsageError) else 1)

@@ -1,4 +1,4 @@
-"""`percolator dead-letters`: changes that an observer could not answer."""
+"""`percolator dead-letters`: changes that an observer could not handle."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import typer
 from rich.table import Table as Screen
 
 from percolator import aio
-from percolator.aio.observing import observers_client
-from percolator.cli.connection import Connection, connection, fail, plain
-from percolator.cli.masters import row_bytes, row_text
-from percolator.errors import InvalidArgument
-from percolator.observers.dead_letter import DeadLetter
-from percolator.observers.dead_letter_box import DeadLetterBox, as_data
+from percolator.aio.observing import worker_context
+from percolator.cli.connection import Connection, confirm, connection, fail, plain
+from percolator.errors import InvalidArgument, UsageError
+from percolator.observers.running.dead_letter import DeadLetter
+from percolator.observers.running.dead_letter_box import DeadLetterBox, as_data
+from percolator.row_text import row_bytes, row_text
 from percolator.timestamps import Timestamp
 
 app = typer.Typer(no_args_is_help=True, help="List, show, retry and clear dead letters.")
 
 _ERROR_CHARACTERS = 80
 
-TableOption = Annotated[str, typer.Option("--table", help="Only of this table.")]
-ObserverOption = Annotated[str, typer.Option("--observer", help="Only of this observer.")]
+TableOption = Annotated[str, typer.Option("--table", help="Only this table.")]
+ObserverOption = Annotated[str, typer.Option("--observer", help="Only this observer.")]
 RowOption = Annotated[
-    str | None, typer.Option("--row", help="Only of this row; hex:… for bytes.", show_default=False)
+    str | None, typer.Option("--row", help="Only this row; hex:… for bytes.", show_default=False)
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All that there are.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 
 
 @app.command("list")
 def list_letters(
     context: typer.Context, table: TableOption = "", observer: ObserverOption = ""
 ) -> None:
-    """List what was put aside, and why."""
+    """List the changes that were put aside, and why."""
     here = connection(context)
     letters = _letters(here, table, observer, None)
     screen = Screen("table", "observer", "column", "row", "changed", "attempts", "error", box=None)
@@ -52,7 +52,7 @@ def list_letters(
 @app.command()
 def show(
     context: typer.Context,
-    row: Annotated[str, typer.Argument(help="Its row; hex:… for bytes.", show_default=False)],
+    row: Annotated[str, typer.Argument(help="The row; hex:… for bytes.", show_default=False)],
     table: TableOption = "",
     observer: ObserverOption = "",
 ) -> None:
@@ -84,16 +84,16 @@ def retry(
     row: RowOption = None,
     everything: AllOption = False,
 ) -> None:
-    """Have observers try again. A dead letter goes when a run has committed."""
+    """Have observers try again. A dead letter is removed once a run has committed."""
     here = connection(context)
     _require_choice(table, observer, row, everything=everything)
     letters = _letters(here, table, observer, row)
 
     async def run(database: aio.Database) -> None:
-        await DeadLetterBox(observers_client(database.engine)).retry(letters)
+        await DeadLetterBox(worker_context(database.internal.engine)).retry(letters)
 
     here.run_with_database(run)
-    here.show({"retried": len(letters)}, f"{len(letters):,} dead letters are tried again")
+    here.show({"retried": len(letters)}, f"{len(letters):,} dead letters will be retried")
 
 
 @app.command()
@@ -103,31 +103,34 @@ def clear(
     observer: ObserverOption = "",
     row: RowOption = None,
     everything: AllOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Throw dead letters away: what they tell of is not answered until it changes again."""
+    """Clear dead letters. Observers do not run for their cells until these change again."""
     here = connection(context)
     _require_choice(table, observer, row, everything=everything)
     letters = _letters(here, table, observer, row)
     if letters and not yes:
-        typer.confirm(f"Throw away {len(letters):,} dead letters?", abort=True)
+        confirm(f"Clear {len(letters):,} dead letters?")
 
     async def run(database: aio.Database) -> int:
-        return await DeadLetterBox(observers_client(database.engine)).clear(letters)
+        return await DeadLetterBox(worker_context(database.internal.engine)).clear(letters)
 
     cleared = here.run_with_database(run)
-    here.show({"cleared": cleared}, f"{cleared:,} dead letters were thrown away")
+    here.show({"cleared": cleared}, f"{cleared:,} dead letters were cleared")
 
 
 def _changed(letter: DeadLetter) -> str:
-    """Weak notifications come without a change."""
+    """The time of the change; weak notifications have none."""
     at = letter.commit_timestamp
     return Timestamp(at).describe() if at else "never"
 
 
 def _require_choice(table: str, observer: str, row: str | None, *, everything: bool) -> None:
-    if everything == bool(table or observer or row is not None):
-        fail(InvalidArgument("--all", "say which: --table, --observer, --row, or --all"))
+    chosen = bool(table or observer or row is not None)
+    if everything and chosen:
+        fail(InvalidArgument("--all", "cannot be combined with --table, --observer or --row"))
+    if not everything and not chosen:
+        fail(UsageError("nothing selected: give --table, --observer, --row or --all"))
 
 
 def _letters(here: Connection, table: str, observer: str, row: str | None) -> list[DeadLetter]:
@@ -137,7 +140,7 @@ def _letters(here: Connection, table: str, observer: str, row: str | None) -> li
         fail(error)
 
     async def run(database: aio.Database) -> list[DeadLetter]:
-        box = DeadLetterBox(observers_client(database.engine))
+        box = DeadLetterBox(worker_context(database.internal.engine))
         return [
             letter
             async for letter in box.look_through(table, observer)

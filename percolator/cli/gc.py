@@ -1,4 +1,4 @@
-"""`percolator gc status`: how far back one can look, who holds it back, and what that costs."""
+"""`percolator gc status`: how far back history is readable, what holds it back, and its size."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.wire.status import from_detail
 
-app = typer.Typer(no_args_is_help=True, help="History: how much of the past is kept.")
+app = typer.Typer(no_args_is_help=True, help="Show how much history is kept.")
 
 
 @app.callback()
 def gc() -> None:
-    """History: how much of the past is kept."""
+    """Show how much history is kept."""
 
 
 @app.command("status")
 def status(context: typer.Context) -> None:
-    """Show the safe point of each table, who holds it back, and how much history there is."""
+    """Show the safe point of each table, what holds it back, and how much history there is."""
     here = connection(context)
-    told = here.run_with_database(
-        lambda database: database.engine.catalog.describe_collection(
-            database.engine.now() + here.timeout_seconds
+    described = here.run_with_database(
+        lambda database: database.internal.engine.catalog.describe_collection(
+            database.internal.engine.now() + here.timeout_seconds
         )
     )
-    here.show(_as_data(told), _as_text(told))
+    here.show(_as_data(described), _as_text(described))
 
 
 def moment(timestamp: int) -> str | None:
-    """For programs, and None for none."""
+    """The time of a timestamp, for programs; None for timestamp 0."""
     return Timestamp(timestamp).to_datetime().isoformat() if timestamp else None
 
 
-def _as_data(told: DescribeCollectionResponse) -> dict[str, object]:
+def _as_data(described: DescribeCollectionResponse) -> dict[str, object]:
     return {
         "tables": [
             {
@@ -49,19 +49,21 @@ def _as_data(told: DescribeCollectionResponse) -> dict[str, object]:
                 "cells_collected": table.cells_collected,
                 "bytes_collected": table.bytes_collected,
             }
-            for table in told.tables
+            for table in described.tables
         ],
-        "transactions_safe_point": told.transactions_safe_point,
-        "held_by": told.held_by or None,
-        "held_by_session": told.held_by_session_id.hex() or None,
-        "held_at": told.held_at or None,
-        "held_at_time": moment(told.held_at),
-        "error": str(from_detail(told.error)) if told.HasField("error") else None,
-        "age_seconds": told.age_milliseconds / 1000 if told.HasField("age_milliseconds") else None,
+        "transactions_safe_point": described.transactions_safe_point,
+        "held_by": described.held_by or None,
+        "held_by_session": described.held_by_session_id.hex() or None,
+        "held_at": described.held_at or None,
+        "held_at_time": moment(described.held_at),
+        "error": str(from_detail(described.error)) if described.HasField("error") else None,
+        "age_seconds": described.age_milliseconds / 1000
+        if described.HasField("age_milliseconds")
+        else None,
     }
 
 
-def _as_text(told: DescribeCollectionResponse) -> Group:
+def _as_text(described: DescribeCollectionResponse) -> Group:
     screen = Table(
         Column("table"),
         Column("keeps", justify="right"),
@@ -70,7 +72,7 @@ def _as_text(told: DescribeCollectionResponse) -> Group:
         Column("collected", justify="right"),
         box=None,
     )
-    for table in told.tables:
+    for table in described.tables:
         since = Timestamp(table.safe_point).describe() if table.safe_point else "its creation"
         screen.add_row(
             plain(table.table),
@@ -80,14 +82,14 @@ def _as_text(told: DescribeCollectionResponse) -> Group:
             f"{table.cells_collected:,} cells",
         )
     lines: list[RenderableType] = [screen]
-    if told.HasField("age_milliseconds"):
-        lines.append(f"the last round was done {told.age_milliseconds / 1000:,.1f} s ago")
+    if described.HasField("age_milliseconds"):
+        lines.append(f"the last round ended {described.age_milliseconds / 1000:,.1f} s ago")
     else:
-        lines.append("no round has been done since this master leads")
-    if told.held_by:
-        at = Timestamp(told.held_at).describe()
-        who = f"{told.held_by} (session {told.held_by_session_id.hex()})"
+        lines.append("no round has completed since this master began to lead")
+    if described.held_by:
+        at = Timestamp(described.held_at).describe()
+        who = f"{described.held_by} (session {described.held_by_session_id.hex()})"
         lines.append(plain(f"held back by {who}, which needs history since {at}"))
-    if told.HasField("error"):
-        lines.append(plain(f"the last round failed: {from_detail(told.error)}"))
+    if described.HasField("error"):
+        lines.append(plain(f"the last round failed: {from_detail(described.error)}"))
     return Group(*lines)

@@ -1,4 +1,4 @@
-"""`percolator history`: the versions of a row that are still there, the newest first."""
+"""`percolator history`: the versions of a row that are still stored, newest first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
 from percolator.cli.connection import connection, fail, plain
-from percolator.cli.masters import row_bytes, row_text
 from percolator.cli.stored import stored_cells
 from percolator.cli.values import ValueType, value_data, value_text
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.formats.records import RecordKind, WriteRecord
+from percolator.row_text import row_bytes, row_text
 from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Cell, Space
 
@@ -27,13 +27,13 @@ def history(
     table: TableName,
     row: RowName,
     column: Annotated[str, typer.Argument(help="Only this column.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(help="At most so many versions.", min=1)] = 1_000,
+    limit: Annotated[int, typer.Option(help="At most this many versions.", min=1)] = 1_000,
     kind: As = ValueType.TEXT,
 ) -> None:
-    """Show the committed versions of a row, the newest first. Exit code 1 when there are none.
+    """Show the committed versions of a row, newest first. The exit code is 1 if there are none.
 
-    Versions older than the table's history may be gone, whole or in part: `gc status` shows since
-    when all are there.
+    Some or all versions older than the table's history may be gone; `gc status` shows since when
+    it is complete.
     """
     here = connection(context)
     try:
@@ -42,9 +42,10 @@ def history(
         fail(error)
 
     async def read(database: aio.Database) -> list[Version]:
-        deadline = database.engine.now() + here.timeout_seconds
-        info = await database.engine.catalog.table(table, deadline)
-        # In this order: a value is there before its record is, and stays as long.
+        deadline = database.internal.engine.now() + here.timeout_seconds
+        info = await database.internal.engine.catalog.table(table, deadline)
+        # Records first: a value is stored before its record, and is kept as long. In the other
+        # order, a record could be found whose value was written after the values were read.
         spaces = [Space.SPACE_WRITE, Space.SPACE_DATA]
         cells = stored_cells(database, info, spaces, key, key + b"\0", here.timeout_seconds)
         return _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
@@ -84,7 +85,7 @@ _KINDS = {
 
 
 def _is_shown(column: bytes, wanted: bytes) -> bool:
-    """Columns that are reserved, only when they are named: as in all other reads."""
+    """Reserved columns are shown only if named, as in all other reads."""
     return column == wanted if wanted else not column.startswith(b"\0")
 
 
@@ -105,7 +106,7 @@ def _versions(cells: list[Cell]) -> list[Version]:
         elif record.kind == RecordKind.PUT_IN_DATA:
             value = data.get((cell.column, record.start_timestamp))
             if value is None:
-                continue  # collected between the two looks
+                continue  # collected between the two scans
         found.append((cell.column, cell.timestamp, record, value))
     found.sort(key=lambda version: (version[0], -version[1]))
     return found

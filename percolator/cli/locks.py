@@ -1,4 +1,4 @@
-"""`percolator locks`: who holds what, since when, and whether he is alive."""
+"""`percolator locks`: who holds what, since when, and whether the owner is alive."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 from percolator import aio
 from percolator.cli.cells import TableName
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
-from percolator.cli.masters import row_bytes, row_text
 from percolator.cli.sessions import list_sessions
 from percolator.cli.stored import stored_cells
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import LockRecord
+from percolator.formats.records import LockRecord
+from percolator.row_text import row_bytes, row_text
 from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Space
 from percolator.v1.lockservice_pb2 import Session
@@ -30,16 +30,16 @@ class Held:
     column: bytes
     lock: LockRecord
     age_seconds: float
-    """By the oracle's time, since the transaction began."""
+    """Time since the transaction began, by the oracle's clock."""
 
 
 def locks(
     context: typer.Context,
     table: TableName,
-    row: Annotated[str | None, typer.Argument(help="Only of this row.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many locks.", min=1)] = 1_000,
+    row: Annotated[str | None, typer.Argument(help="Only this row.")] = None,
+    limit: Annotated[int, typer.Option(help="At most this many locks.", min=1)] = 1_000,
 ) -> None:
-    """Show the locks of a table or of a row: their owners, since when, and whether they live."""
+    """Show locks and their owners, and whether these are alive."""
     here = connection(context)
     try:
         start = row_bytes("row", row) if row is not None else b""
@@ -61,7 +61,7 @@ def locks(
 async def _held(
     here: Connection, database: aio.Database, table: str, start: bytes, end: bytes, limit: int
 ) -> list[Held]:
-    engine = database.engine
+    engine = database.internal.engine
     info = await engine.catalog.table(table, engine.now() + here.timeout_seconds)
     now = await database.timestamp(timeout=here.timeout_seconds)
     found: list[Held] = []
@@ -77,7 +77,7 @@ async def _held(
 
 
 def _state(one: Held, sessions: dict[bytes, Session]) -> str:
-    """What others will do about the lock."""
+    """Whether others will wait for the lock ("alive", "unknown") or remove it."""
     if one.lock.session:
         return "alive" if one.lock.session in sessions else "gone"
     left = one.lock.ttl_milliseconds / 1000 - one.age_seconds

@@ -1,4 +1,4 @@
-"""`percolator notifications`: what waits for observers, and what is notified at this moment."""
+"""`percolator notifications`: changes that wait for observers, and changes as they happen."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rich.text import Text
 
 from percolator import aio
 from percolator.aio.engine import Engine
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, connection, console, plain
-from percolator.cli.masters import row_text
 from percolator.errors import SchemaError
-from percolator.observers.survey import survey
+from percolator.observers.finding.notification_watch import watch_work
+from percolator.observers.finding.notifications import WorkRequest
+from percolator.observers.finding.survey import survey
+from percolator.row_text import row_text
 from percolator.timestamps import Timestamp
-from percolator.wire.notification_watch import watch_work
-from percolator.wire.notifications import WorkQuestion
 
 Count = tuple[str, str]
 """A table and an observer."""
 
 
 class Shown(NamedTuple):
-    """One cell, and whom it notifies."""
+    """One cell, and the observer that it notifies."""
 
     table: str
     observer: str
@@ -54,21 +54,23 @@ class Shown(NamedTuple):
 
 def notifications(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only of this table.")] = "",
-    observer: Annotated[str, typer.Option(help="Only of this observer.")] = "",
-    limit: Annotated[int, typer.Option(help="List at most so many cells.", min=1)] = 100,
+    table: Annotated[str, typer.Option(help="Only this table.")] = "",
+    observer: Annotated[str, typer.Option(help="Only this observer.")] = "",
+    limit: Annotated[int, typer.Option(help="List at most this many cells.", min=1)] = 100,
     count: Annotated[
         bool, typer.Option("--count", help="Count all, by observer, instead of listing some.")
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Show what is notified from now on, until interrupted."),
+        typer.Option("--follow", help="Show notifications as they are made, until interrupted."),
     ] = False,
 ) -> None:
-    """List what waits for observers, the least rows first."""
+    """List the changes that wait for observers, in row order."""
     here = connection(context)
     if follow:
-        here.run_with_database(lambda database: _follow(here, database.engine, table, observer))
+        here.run_with_database(
+            lambda database: _follow(here, database.internal.engine, table, observer)
+        )
     elif count:
         _show_counts(here, here.run_with_database(lambda db: _count(db, table, observer)))
     else:
@@ -79,12 +81,14 @@ def notifications(
 
 
 async def _waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Shown]:
-    client = observers_client(engine)
+    observing = worker_context(engine)
     wanted = (observer.encode(),) if observer else ()
-    for one in await client.catalog.describe_all(client.deadline()):
+    for one in await observing.catalog.describe_all(observing.deadline()):
         if one.deleting or (table and one.name != table):
             continue
-        async with aclosing(survey(client, WorkQuestion(one.table_id, observers=wanted))) as found:
+        async with aclosing(
+            survey(observing, WorkRequest(one.table_id, observers=wanted))
+        ) as found:
             async for answer in found:
                 for waiting in answer.waiting:
                     yield Shown(
@@ -97,10 +101,10 @@ async def _waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[S
 
 
 async def _list(database: aio.Database, table: str, observer: str, limit: int) -> list[Shown]:
-    """One more than the limit says that there are more."""
-    await _require(database.engine, table)
+    """Lists one more than `limit` if there are more."""
+    await _require(database.internal.engine, table)
     listed: list[Shown] = []
-    async for one in _waiting(database.engine, table, observer):
+    async for one in _waiting(database.internal.engine, table, observer):
         listed.append(one)
         if len(listed) > limit:
             break
@@ -108,9 +112,9 @@ async def _list(database: aio.Database, table: str, observer: str, limit: int) -
 
 
 async def _count(database: aio.Database, table: str, observer: str) -> Counter[Count]:
-    await _require(database.engine, table)
+    await _require(database.internal.engine, table)
     counts: Counter[Count] = Counter()
-    async for one in _waiting(database.engine, table, observer):
+    async for one in _waiting(database.internal.engine, table, observer):
         counts[one.table, one.observer] += 1
     return counts
 
@@ -126,7 +130,7 @@ def _show(here: Connection, listed: list[Shown], limit: int) -> None:
         screen.add_row(*one.as_text())
     here.show([one.as_data() for one in listed[:limit]], screen if listed else "no notifications")
     if len(listed) > limit and not here.as_json:
-        console.print(f"there are more than these {limit}")
+        console.print(f"only the first {limit}; --limit shows more")
 
 
 def _show_counts(here: Connection, counts: Counter[Count]) -> None:
@@ -146,7 +150,7 @@ def _show_counts(here: Connection, counts: Counter[Count]) -> None:
 
 
 async def _follow(here: Connection, engine: Engine, table: str, observer: str) -> None:
-    """Takes no work away from anybody who watches to do it."""
+    """Prints notifications as they arrive. It only listens, so it takes no work from workers."""
     deadline = engine.now() + engine.limits.call_seconds
     names: dict[int, str] = {}
     watched: dict[int, list[bytes]] = {}
@@ -157,12 +161,16 @@ async def _follow(here: Connection, engine: Engine, table: str, observer: str) -
         names[one.table_id] = one.name
         watched[one.table_id] = [name.encode() for name in wanted]
     if not watched:
-        raise SchemaError("there is no such observer" if table or observer else "no observers")
+        raise SchemaError(
+            f"no observer matches --table {table!r} --observer {observer!r}"
+            if table or observer
+            else "no observers are registered"
+        )
     find = engine.catalog.all_tablets
     stream = watch_work(engine.world, engine.tablets, find, watched, listen_only=True)
     async with aclosing(stream) as hints:
-        async for told in hints:
-            for hint in told.notifications:
+        async for batch in hints:
+            for hint in batch.notifications:
                 shown = Shown(
                     names[hint.table_id],
                     _text(hint.observer),
@@ -171,13 +179,13 @@ async def _follow(here: Connection, engine: Engine, table: str, observer: str) -
                     (hint.timestamp,),
                 )
                 _print(here, shown)
-            if told.left_out:
-                _print_left_out(here, told.left_out)
+            if batch.left_out:
+                _print_left_out(here, batch.left_out)
             await asyncio.sleep(0)
 
 
 def _print(here: Connection, shown: Shown) -> None:
-    """A line each: whoever reads them does not wait for the last."""
+    """One line for each, so that a reader need not wait for the end."""
     if here.as_json:
         typer.echo(json.dumps(shown.as_data()))
         return
@@ -190,7 +198,7 @@ def _print_left_out(here: Connection, left_out: int) -> None:
     if here.as_json:
         typer.echo(json.dumps({"left_out": left_out}))
     else:
-        console.print(f"({left_out} more were not told: they came too quickly)")
+        console.print(f"({left_out} more are not shown: they came too quickly)")
 
 
 def _text(name: bytes) -> str:

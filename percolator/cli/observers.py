@@ -1,4 +1,4 @@
-"""`percolator observers`: who observes what; pausing, backfilling and removing them."""
+"""`percolator observers`: lists observers; pauses, resumes, backfills and removes them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import typer
 from rich.table import Table as Screen
 
 from percolator import aio
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.cli.connection import connection, errors_console, fail, plain
-from percolator.cli.masters import ask_master, row_bytes, row_text
+from percolator.cli.masters import ask_master
 from percolator.errors import InvalidArgument, PercolatorError
-from percolator.observers.backfilling import Backfilled, backfill
-from percolator.observers.removal import Removed, remove_observer
+from percolator.observers.registry.backfilling import Backfilled, backfill
+from percolator.observers.registry.removal import Removed, remove_observer
+from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
@@ -26,7 +27,7 @@ ObserverName = Annotated[str, typer.Argument(metavar="OBSERVER", show_default=Fa
 @app.command("list")
 def list_observers(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only of this table.")] = "",
+    table: Annotated[str, typer.Option(help="Only this table.")] = "",
 ) -> None:
     """List the observers of all tables."""
     here = connection(context)
@@ -62,10 +63,10 @@ def backfill_observer(
     table: TableName,
     observer: ObserverName,
     again: Annotated[
-        bool, typer.Option("--again", help="Also what it has answered before is answered again.")
+        bool, typer.Option("--again", help="Also notify it of cells that it has handled already.")
     ] = False,
     start: Annotated[
-        str, typer.Option("--from", help="The first row: where a former backfill has ended.")
+        str, typer.Option("--from", help="The first row, to resume a backfill where it stopped.")
     ] = "",
     end: Annotated[str, typer.Option("--to", help="The row to end before [default: none].")] = "",
 ) -> None:
@@ -83,15 +84,15 @@ def backfill_observer(
             progress = done
             status.update(f"{done.cells:,} cells, up to row {plain(row_text(done.row))}")
 
-        client = observers_client(database.engine)
+        observing = worker_context(database.internal.engine)
         try:
             return await backfill(
-                client, table, observer, start=first, end=last, again=again, on_progress=note
+                observing, table, observer, start=first, end=last, again=again, on_progress=note
             )
         except PercolatorError as error:
             if progress.cells:
                 error.message += (
-                    f"; {progress.cells:,} cells were notified: go on with "
+                    f"; it was notified of {progress.cells:,} cells: resume with "
                     f"--from {row_text(progress.row)!r}"
                 )
             raise
@@ -106,13 +107,13 @@ def backfill_observer(
 
 @app.command()
 def pause(context: typer.Context, table: TableName, observer: ObserverName) -> None:
-    """Stop running an observer. What is notified meanwhile is kept for it."""
+    """Stop running an observer. Changes are queued for it meanwhile."""
     _change(context, wire.ChangeObserversRequest(table=table, pause=[observer]))
 
 
 @app.command()
 def resume(context: typer.Context, table: TableName, observer: ObserverName) -> None:
-    """Run an observer again that was paused."""
+    """Run a paused observer again."""
     _change(context, wire.ChangeObserversRequest(table=table, resume=[observer]))
 
 
@@ -122,19 +123,19 @@ def remove(
     table: TableName,
     observer: ObserverName,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Throw away what it was notified of and has not done.")
+        bool, typer.Option("--purge", help="Also throw away the changes that still wait for it.")
     ] = False,
 ) -> None:
-    """Remove an observer: it is notified no more. Stop its workers first: a worker that starts
-    registers it again."""
+    """Remove an observer: it is no longer notified. Stop its workers first: a worker registers its
+    observers when it starts."""
     here = connection(context)
 
     async def run(database: aio.Database) -> Removed:
         def note(purged: int) -> None:
             status.update(f"{purged:,} notifications thrown away")
 
-        client = observers_client(database.engine)
-        return await remove_observer(client, table, observer, purge=purge, on_progress=note)
+        observing = worker_context(database.internal.engine)
+        return await remove_observer(observing, table, observer, purge=purge, on_progress=note)
 
     with errors_console.status("looking for notifications") as status:
         done = here.run_with_database(run)
@@ -146,8 +147,8 @@ def remove(
     if done.left:
         lines.add_row(
             plain(
-                f"{done.left:,} notifications came in that very moment, and are left: "
-                "remove it again with --purge"
+                f"{done.left:,} notifications arrived during the removal, and are left: "
+                "run the same command again with --purge"
             )
         )
     here.show(
@@ -167,10 +168,10 @@ def _change(context: typer.Context, request: wire.ChangeObserversRequest) -> Non
     table = ask_master(here, methods.CHANGE_OBSERVERS, request).table
     (name,) = [*request.pause, *request.resume]
     (observer,) = [one for one in table.observers if one.name == name]
-    state = "paused" if observer.paused else "run"
+    state = "paused" if observer.paused else "running"
     here.show(
         {"table": table.name, "observer": name, "paused": observer.paused},
-        plain(f"observer {name} of table {table.name} is {state} from now on"),
+        plain(f"observer {name} of table {table.name} is now {state}"),
     )
 
 

@@ -17,6 +17,7 @@ from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server,
 from percolator.v1.lockservice_pb2 import Session
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster_clock import CLOCK_SECONDS_MAX, clocks_of, majority
 from percolator.world import Network
 
 R = TypeVar("R")
@@ -29,28 +30,32 @@ NAMES = {
     ServiceKind.SERVICE_KIND_WORKER: "worker",
     ServiceKind.SERVICE_KIND_GATEWAY: "gateway",
 }
-NEEDED = (ServiceKind.SERVICE_KIND_ORACLE, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
+NEEDED = (
+    ServiceKind.SERVICE_KIND_ORACLE,
+    ServiceKind.SERVICE_KIND_LOCK_SERVICE,
+    ServiceKind.SERVICE_KIND_TABLET_SERVER,
+)
 SILENCE_MILLISECONDS_MAX = 3_000
 _PROBE_SECONDS = 2.0
 _LISTED_MAX = 5
-"""Tablets that are named, of those that are not served."""
+"""How many of the tablets that are not served are named."""
 
 
 @dataclass
 class Overview:
-    """Each part as far as it could be had."""
+    """The state of the cluster, as far as it could be fetched."""
 
     cluster: DescribeResponse
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """By server id, of masters and oracles: found out by asking each."""
+    """The roles of masters and oracles by server id, as each of them answered."""
     is_live: bool = False
-    """The leading master describes the cluster; else a standby, as it was some time ago."""
+    """Whether the leading master described the cluster. If not, a standby did, from older data."""
     tables: Sequence[wire.Table] = ()
     tablets: list[wire.TabletInfo] = field(default_factory=list)
     servers: Sequence[wire.TabletServerInfo] = ()
     sessions: list[Session] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    """What could not be had, and why."""
+    """What could not be fetched, and why."""
 
     def problems(self) -> list[str]:
         """What an operator should look at; empty when all is well."""
@@ -69,28 +74,60 @@ class Overview:
                 yield f"{_named(server)} does not answer"
             elif self.is_live and is_silent(server):
                 yield f"{_named(server)} is silent"
+        for serving in self.servers:
+            if serving.HasField("writes_refused"):
+                why = serving.writes_refused.message
+                yield f"tablet server {serving.address} takes no writes: {why}"
+        yield from self._wrong_clocks()
         not_served = [one for one in self.tablets if not one.serving]
         for one in not_served[:_LISTED_MAX]:
-            reason = one.error.message if one.HasField("error") else "yet"
-            yield f"tablet {one.location.tablet_id} of {one.table} is not served: {reason}"
+            reason = f": {one.error.message}" if one.HasField("error") else " yet"
+            yield f"tablet {one.location.tablet_id} of {one.table} is not served{reason}"
         if len(not_served) > _LISTED_MAX:
             yield f"{len(not_served) - _LISTED_MAX} other tablets are not served"
         yield from self.unknown
 
+    def _wrong_clocks(self) -> Iterator[str]:
+        """Clocks that differ from the others, and timestamps that differ from the clocks.
+
+        Timestamps may be far off even if all clocks are right again.
+        """
+        if not self.is_live:
+            return
+        clocks = clocks_of(self.cluster)
+        agreed = majority(clocks)
+        if agreed is None:
+            return
+        for server in self.cluster.servers:
+            ahead = (clocks.get(server.address, agreed) - agreed) / 1000
+            if abs(ahead) > CLOCK_SECONDS_MAX:
+                yield (
+                    f"the clock of {_named(server)} is {_ahead(ahead)} most others: correct it, "
+                    "before an oracle on that machine leads"
+                )
+        if self.cluster.HasField("timestamp_lead_milliseconds"):
+            oracle = self.cluster.wall_milliseconds + self.cluster.timestamp_lead_milliseconds
+            lead = (oracle - agreed) / 1000
+            if abs(lead) > CLOCK_SECONDS_MAX:
+                yield (
+                    f"the oracle's timestamps are {_ahead(lead)} most clocks: see "
+                    '"When timestamps differ from the clocks" in docs/operating.md'
+                )
+
     def leader(self, kind: ServiceKind) -> Server | None:
-        """Of the masters, or of the oracles; None when none leads."""
+        """The leading master or oracle; None if none leads."""
         for one in self.cluster.servers:
             if one.kind == kind and self.roles.get(one.server_id) is Role.LEADS:
                 return one
         return None
 
     def sum(self, figure: str) -> float:
-        """Of one statistic over all tablets."""
+        """The sum of one statistic over all tablets."""
         return float(sum(getattr(one.statistics, figure) for one in self.tablets))
 
 
 def is_silent(server: Server) -> bool:
-    """Whether it has missed several reports."""
+    """Whether the server has missed several reports."""
     return server.silence_milliseconds > SILENCE_MILLISECONDS_MAX
 
 
@@ -98,8 +135,12 @@ def _named(server: Server) -> str:
     return f"{NAMES.get(server.kind, str(server.kind))} {server.address}"
 
 
+def _ahead(seconds: float) -> str:
+    return f"{abs(seconds):,.0f} s {'ahead of' if seconds > 0 else 'behind'}"
+
+
 async def look(here: Connection, network: GrpcNetwork) -> Overview:
-    """All parts at about the same moment. Raises only when nobody describes the cluster."""
+    """Fetches all parts at about the same moment. Raises only if no server answers `Describe`."""
     cluster, reached = await here.reach(network)
     roles = await roles_of(reached, cluster, min(here.timeout_seconds, _PROBE_SECONDS))
     overview = Overview(cluster, roles)
@@ -122,28 +163,28 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
 
 
 async def _ask_masters(here: Connection, reached: Network, overview: Overview) -> None:
-    """What the leader knows of the servers, and each other master of itself.
+    """Takes from the leader what it knows of the servers, and from each other master its uptime.
 
-    A standby tells of the servers as the leader once noted them, and the leader of a standby as it
-    was at its start.
+    A standby describes the servers as the leader once wrote them down, and the leader describes a
+    standby as it was when that standby started.
     """
 
-    async def told_by(server: Server) -> DescribeResponse | None:
+    async def description_from(server: Server) -> DescribeResponse | None:
         call = reached.unary(server.address, methods.DESCRIBE)
         try:
             return await call(DescribeRequest(), here.timeout_seconds)
         except PercolatorError:
-            return None  # what the others tell is shown as that
+            return None  # what other servers say is shown instead
 
     leader = overview.leader(ServiceKind.SERVICE_KIND_MASTER)
-    cluster = None if leader is None else await told_by(leader)
+    cluster = None if leader is None else await description_from(leader)
     if cluster is None:
         return
     overview.cluster, overview.is_live = cluster, True
     for server in cluster.servers:
         is_master = server.kind == ServiceKind.SERVICE_KIND_MASTER
         if is_master and overview.roles.get(server.server_id) is Role.STANDBY:
-            found = await told_by(server)
+            found = await description_from(server)
             for own in found.servers if found is not None else ():
                 if own.server_id == server.server_id:
                     server.uptime_milliseconds = own.uptime_milliseconds

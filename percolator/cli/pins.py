@@ -1,4 +1,4 @@
-"""`percolator pins`: holding history for a while, and letting go of what others hold."""
+"""`percolator pins`: holding history for a while, and releasing pins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 from rich.table import Column, Table
 
 from percolator import aio
-from percolator.aio.pin import PIN_TTL_SECONDS
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import Connection, connection, errors_console, fail, plain
 from percolator.cli.sessions import as_data, list_sessions
@@ -29,14 +28,16 @@ from percolator.wire.lock_service import LockServiceCalls
 
 _CHECK_SECONDS = 1.0
 _KILLED = 143
-"""As a shell says it of a process that SIGTERM has ended."""
+"""The exit code that a shell reports for a process that SIGTERM has ended."""
 
-app = typer.Typer(no_args_is_help=True, help="Pins: history that is kept for somebody.")
+app = typer.Typer(
+    no_args_is_help=True, help="Keep old versions readable: list, create and release pins."
+)
 
 
 @app.command("list")
 def list_pins(context: typer.Context) -> None:
-    """List the pins, the one that holds most history first."""
+    """List the pins, the one that holds the most history first."""
     here = connection(context)
     pins = here.run(lambda network: _pins(here, network))
     here.show([as_data(pin) for pin in pins], _as_table(pins))
@@ -46,26 +47,31 @@ def list_pins(context: typer.Context) -> None:
 def create(
     context: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(help="A command to run meanwhile, behind --.")
+        list[str] | None, typer.Argument(help="A command to run meanwhile, after --.")
     ] = None,
     at: At = "",
     seconds: Annotated[
         str, typer.Option("--for", help="How long: 90s, 15m, 2h [default: until interrupted].")
     ] = "",
-    description: Annotated[str, typer.Option(help="What for: others see it.")] = "",
+    description: Annotated[str, typer.Option(help="The purpose, shown to others.")] = "",
     ttl: Annotated[
-        float, typer.Option(help="Seconds that it outlives this process.", min=0.1, max=3600)
-    ] = PIN_TTL_SECONDS,
+        float | None,
+        typer.Option(
+            help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
+            min=0.1,
+            max=3600,
+        ),
+    ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option(help="A table that is to be read; repeatable [default: all of them]."),
+        typer.Option(help="A table that will be read; repeatable [default: all]."),
     ] = None,
 ) -> None:
     """Keep history from a moment on [default: now], for as long as this command runs.
 
-    It renews the pin, prints it, and lets go of it at the end: after --for, at an interrupt, or
-    when the command behind -- has ended, whose exit code is then this one's. That command finds
-    the timestamp in PERCOLATOR_PIN_AT.
+    It prints the pin, renews it, and releases it at the end: after --for, on an interrupt, or when
+    the command after -- has ended. That command finds the timestamp in PERCOLATOR_PIN_AT, and its
+    exit code becomes this one's.
     """
     here = connection(context)
     moment, lasting = moment_of(at), _seconds(seconds)
@@ -92,9 +98,9 @@ def create(
 @app.command("release")
 def release(
     context: typer.Context,
-    session_id: Annotated[str, typer.Argument(help="As `pins list` shows it.", show_default=False)],
+    session_id: Annotated[str, typer.Argument(help="As shown by `pins list`.", show_default=False)],
 ) -> None:
-    """End a pin. Whoever held it is told; what he still reads of the past may be gone."""
+    """End a pin. Its owner gets an error; the past that it still reads may be collected."""
     here = connection(context)
     try:
         wanted = bytes.fromhex(session_id)
@@ -125,7 +131,7 @@ async def _pins(here: Connection, network: GrpcNetwork) -> list[Session]:
 
 
 async def _wait(pin: aio.Pin, stop: asyncio.Event, seconds: float | None) -> None:
-    """Raises `SessionExpired` when the pin is lost before."""
+    """Waits until interrupted, or for `seconds`. Raises `SessionExpired` if the pin is lost."""
     loop = asyncio.get_running_loop()
     end = None if seconds is None else loop.time() + seconds
     while not stop.is_set() and (end is None or loop.time() < end):
@@ -136,7 +142,7 @@ async def _wait(pin: aio.Pin, stop: asyncio.Event, seconds: float | None) -> Non
 
 
 async def _run(command: list[str], pin: aio.Pin, stop: asyncio.Event) -> int:
-    """The exit code of the command. It goes on when the pin is lost, and that is said."""
+    """Runs the command, and returns its exit code. If the pin is lost it warns, and continues."""
     process = await asyncio.create_subprocess_exec(
         "/usr/bin/env", f"PERCOLATOR_PIN_AT={int(pin.at)}", *command
     )
@@ -158,7 +164,7 @@ async def _run(command: list[str], pin: aio.Pin, stop: asyncio.Event) -> int:
 
 
 def _seconds(text: str) -> float | None:
-    """From "90", "90s", "15m", "2h" or "1d"."""
+    """Parses "90", "90s", "15m", "2h" or "1d"."""
     if not text:
         return None
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

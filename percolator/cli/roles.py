@@ -1,6 +1,7 @@
-"""Which master and which oracle leads: each is asked for what only a leader does.
+"""Finds out which master and which oracle lead, by asking each for what only a leader does, and
+which tablet servers answer.
 
-That somebody is registered says little: he may be paused, cut off from the disk, or a standby.
+That a server is registered says little: it may be paused, cut off from the disk, or a standby.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from percolator.errors import (
     NotReady,
+    Overloaded,
     PercolatorError,
     PermissionDenied,
     Unauthenticated,
@@ -19,46 +21,60 @@ from percolator.errors import (
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.master_pb2 import ListServersRequest
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
+from percolator.v1.tabletserver_pb2 import ReadRequest
 from percolator.wire import methods
 from percolator.world import Network, UnaryMethod
 
 
 class Role(StrEnum):
-    """What came of asking."""
+    """What a server turned out to be when it was asked."""
 
     LEADS = "leads"
     STANDBY = "standby"
     NO_ANSWER = "no answer"
     NOT_TOLD = "not told"
-    """Whoever asks may not know."""
+    """The caller may not know."""
 
 
 LEADING: dict[ServiceKind, tuple[UnaryMethod[Any, Any], Any]] = {
     ServiceKind.SERVICE_KIND_MASTER: (methods.LIST_SERVERS, ListServersRequest()),
     ServiceKind.SERVICE_KIND_ORACLE: (methods.GET_TIMESTAMPS, GetTimestampsRequest(count=1)),
 }
-"""The kinds of which one leads, and what it alone answers."""
+"""The kinds of server of which one leads, each with a call that only the leader answers."""
+
+
+_ASKED: dict[ServiceKind, tuple[UnaryMethod[Any, Any], Any]] = {
+    **LEADING,
+    ServiceKind.SERVICE_KIND_TABLET_SERVER: (methods.READ, ReadRequest()),
+}
 
 
 async def roles_of(
     network: Network, cluster: DescribeResponse, timeout_seconds: float
 ) -> dict[str, Role]:
-    """By server id."""
-    asked = [server for server in cluster.servers if server.kind in LEADING]
+    """The roles of all masters and oracles, by server id, and the tablet servers that do not
+    answer."""
+    asked = [server for server in cluster.servers if server.kind in _ASKED]
     found = await asyncio.gather(*(_role(network, one, timeout_seconds) for one in asked))
-    return {server.server_id: role for server, role in zip(asked, found, strict=True)}
+    return {
+        server.server_id: role
+        for server, role in zip(asked, found, strict=True)
+        if role is not None
+    }
 
 
-async def _role(network: Network, server: Server, timeout_seconds: float) -> Role:
-    method, request = LEADING[server.kind]
+async def _role(network: Network, server: Server, timeout_seconds: float) -> Role | None:
+    method, request = _ASKED[server.kind]
+    leads = server.kind in LEADING
     try:
         await network.unary(server.address, method)(request, timeout_seconds)
     except (PermissionDenied, Unauthenticated):
-        return Role.NOT_TOLD
-    except UnknownServer:
-        return Role.NO_ANSWER
-    except NotReady:
-        return Role.STANDBY
+        return Role.NOT_TOLD if leads else None
+    except Overloaded:
+        return Role.NO_ANSWER if leads else None
+    except NotReady as error:
+        # A gateway says so, too, of a server that is not listed.
+        return Role.STANDBY if leads and not isinstance(error, UnknownServer) else Role.NO_ANSWER
     except PercolatorError:
         return Role.NO_ANSWER
-    return Role.LEADS
+    return Role.LEADS if leads else None

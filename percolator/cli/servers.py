@@ -29,7 +29,7 @@ def servers(context: typer.Context) -> None:
             str(one.tablets),
             str(one.serving),
             f"{one.silence_milliseconds / 1000:.1f} s ago",
-            "draining" if one.draining else "",
+            plain(remarks(one)),
         )
     data = [
         {
@@ -39,6 +39,7 @@ def servers(context: typer.Context) -> None:
             "serving": one.serving,
             "draining": one.draining,
             "silence_seconds": one.silence_milliseconds / 1000,
+            "writes_refused": one.writes_refused.message or None,
         }
         for one in found
     ]
@@ -48,11 +49,18 @@ def servers(context: typer.Context) -> None:
 @app.command()
 def drain(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Its address.", show_default=False)],
+    server: Annotated[str, typer.Argument(help="The server's address.", show_default=False)],
     undo: Annotated[bool, typer.Option("--undo", help="Give it tablets again.")] = False,
 ) -> None:
-    """Move all tablets away from a server, and give it no others."""
+    """Move all tablets away from a server, and assign it no others."""
     here = connection(context)
     ask_master(here, methods.DRAIN_SERVER, wire.DrainServerRequest(server=server, undo=undo))
-    what = "takes tablets again" if undo else "has no tablets any more"
+    what = "takes tablets again" if undo else "no longer has any tablets"
     here.show({"server": server, "draining": not undo}, plain(f"{server} {what}"))
+
+
+def remarks(server: wire.TabletServerInfo) -> str:
+    """What is unusual about a tablet server, in a few words."""
+    found = ["draining"] * server.draining
+    found += ["takes no writes"] * server.HasField("writes_refused")
+    return ", ".join(found)

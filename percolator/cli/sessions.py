@@ -1,4 +1,4 @@
-"""`percolator sessions`: who is alive, and who holds history back."""
+"""`percolator sessions`: which clients and workers are alive, and what holds history back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from percolator.wire.lock_service import LockServiceCalls
 
 
 def sessions(context: typer.Context) -> None:
-    """List the sessions of clients and workers, oldest first, with pins."""
+    """List the sessions of clients and workers, and pins."""
     here = connection(context)
 
     listed = here.run(lambda network: list_sessions(here, network))
@@ -24,7 +24,7 @@ def sessions(context: typer.Context) -> None:
 
 
 async def list_sessions(here: Connection, network: GrpcNetwork) -> list[Session]:
-    """All of them, oldest first."""
+    """All sessions, oldest first."""
     cluster, reached = await here.reach(network)
     found = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
     if not found:
@@ -42,7 +42,7 @@ async def list_sessions(here: Connection, network: GrpcNetwork) -> list[Session]
 
 
 def as_data(session: Session) -> dict[str, object]:
-    """For programs."""
+    """The session as JSON, for programs."""
     return {
         "session_id": session.session_id.hex(),
         "description": session.info.description,

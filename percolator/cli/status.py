@@ -18,21 +18,25 @@ from rich.text import Text
 from percolator.cli.connection import Connection, connection, console, plain
 from percolator.cli.overview import NAMES, Overview, is_silent, look
 from percolator.cli.roles import Role
+from percolator.cli.servers import remarks
 from percolator.errors import PercolatorError
 from percolator.v1.cluster_pb2 import Server
+from percolator.v1.master_pb2 import TabletServerInfo
 
 EXIT_PROBLEMS = 3
 
 
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between, with --watch.", min=0.2)] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(help="Seconds between refreshes, with --watch.", min=0.2)
+    ] = 2.0,
     check: Annotated[
-        bool, typer.Option("--check", help=f"Exit code {EXIT_PROBLEMS} when something is wrong.")
+        bool, typer.Option("--check", help=f"Exit code {EXIT_PROBLEMS} if something is wrong.")
     ] = False,
 ) -> None:
-    """Show the cluster, its servers and its tables, and what is wrong."""
+    """Show the cluster, its servers, and what is wrong."""
     here = connection(context)
     if watch:
         _watch(here, every)
@@ -44,7 +48,7 @@ def status(
 
 
 def _watch(here: Connection, every: float) -> None:
-    """A moment in which nobody answers is shown, too, and does not end it."""
+    """Shows the cluster until Ctrl-C. If no master answers, it shows the error and continues."""
     with suppress(KeyboardInterrupt):
         if here.as_json:
             _watch_for_programs(here, every)
@@ -60,7 +64,7 @@ def _watch(here: Connection, every: float) -> None:
 
 
 def _watch_for_programs(here: Connection, every: float) -> None:
-    """A line for each moment."""
+    """Prints one line of JSON for each refresh."""
     while True:
         overview = here.attempt(lambda network: look(here, network))
         typer.echo(json.dumps(_moment_as_data(overview)))
@@ -94,6 +98,7 @@ def _as_data(overview: Overview) -> dict[str, object]:
 
 def _server_as_data(overview: Overview, server: Server) -> dict[str, object]:
     live = overview.is_live
+    refused = {one.address: one.writes_refused.message or None for one in overview.servers}
     return {
         "kind": NAMES.get(server.kind, str(server.kind)),
         "server_id": server.server_id,
@@ -103,6 +108,7 @@ def _server_as_data(overview: Overview, server: Server) -> dict[str, object]:
         "role": overview.roles.get(server.server_id),
         "uptime_seconds": server.uptime_milliseconds / 1000 if live else None,
         "silence_seconds": server.silence_milliseconds / 1000 if live else None,
+        "writes_refused": refused.get(server.address),
     }
 
 
@@ -110,7 +116,7 @@ def _as_text(overview: Overview) -> Group:
     cluster = overview.cluster
     serving = {one.address: one for one in overview.servers}
     screen = Table(
-        "service", "address", "version", "role", "up for", "last heard of", "tablets", box=None
+        "service", "address", "version", "role", "uptime", "last report", "tablets", box=None
     )
     for server in cluster.servers:
         tablets = serving.get(server.address)
@@ -121,7 +127,7 @@ def _as_text(overview: Overview) -> Group:
             plain(server.version),
             Text(role or "", style="red" if role is Role.NO_ANSWER else ""),
             *(_times(server) if overview.is_live else ("?", "?")),
-            _tablets_of(tablets.tablets, draining=tablets.draining) if tablets else "",
+            plain(_tablets_of(tablets)) if tablets else "",
         )
     title = f"cluster {cluster.cluster_id}, version {cluster.version}, format {cluster.format}"
     served = sum(one.serving for one in overview.tablets)
@@ -147,5 +153,6 @@ def _times(server: Server) -> tuple[str, Text]:
     )
 
 
-def _tablets_of(tablets: int, *, draining: bool) -> str:
-    return f"{tablets}, draining" if draining else str(tablets)
+def _tablets_of(server: TabletServerInfo) -> str:
+    found = remarks(server)
+    return f"{server.tablets}, {found}" if found else str(server.tablets)

@@ -1,4 +1,4 @@
-"""Cells as they are stored, locks and markers included: what `--raw` and `locks` look at."""
+"""Cells as they are stored, including locks and markers, for `--raw` and `locks`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Collection, Sequence
 
 from percolator.aio.database import Database
 from percolator.errors import TabletLocation
-from percolator.protocol.records import LockRecord, WriteRecord
+from percolator.formats.records import LockRecord, WriteRecord
+from percolator.routing.catalog import TableInfo
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
 from percolator.wire import methods
-from percolator.wire.catalog import TableInfo
 from percolator.wire.status import from_detail
 
 SPACES = {
@@ -30,8 +30,11 @@ async def stored_cells(
     end: bytes = b"",
     timeout_seconds: float = 10.0,
 ) -> AsyncIterator[Cell]:
-    """Tablet by tablet, and in each of them space by space. Of one moment only within a page."""
-    engine = database.engine
+    """Yields cells tablet by tablet, and within a tablet space by space.
+
+    Only the cells of one page are read at the same moment.
+    """
+    engine = database.internal.engine
     deadline = engine.now() + timeout_seconds
     for tablet in await engine.catalog.all_tablets(table.table_id, deadline):
         low, high = _common(tablet, start, end)
@@ -61,10 +64,10 @@ async def first_cells(
     limit: int,
     timeout_seconds: float,
 ) -> list[Cell]:
-    """The first ones by row and column, whatever space they lie in."""
+    """The first cells by row and column, of any of the spaces."""
     found: list[Cell] = []
     for space in spaces:
-        # As many of each space: the first ones of all are among them.
+        # `limit` cells of each space: the first `limit` of all spaces are among them.
         here: list[Cell] = []
         async for cell in stored_cells(database, table, [space], start, end, timeout_seconds):
             if not columns or cell.column in columns:
@@ -77,7 +80,7 @@ async def first_cells(
 
 
 def described(cell: Cell) -> dict[str, object]:
-    """What the record in a cell says, without the value that it may hold."""
+    """The fields of the record in a cell, without the value that it may hold."""
     if cell.space == Space.SPACE_LOCK:
         lock = LockRecord.decode(cell.value)
         return {
@@ -102,7 +105,7 @@ def described(cell: Cell) -> dict[str, object]:
 
 
 def value_of(cell: Cell) -> bytes | None:
-    """The user's value in the record; None where there is none."""
+    """The user's value in the record; None if there is none."""
     if cell.space == Space.SPACE_LOCK:
         return LockRecord.decode(cell.value).value or None
     if cell.space == Space.SPACE_WRITE:

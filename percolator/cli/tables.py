@@ -1,4 +1,4 @@
-"""`percolator tables`: which tables there are."""
+"""`percolator tables`: creates, lists, describes and deletes tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 from rich.table import Table as Screen
 
-from percolator.cli.connection import connection, fail, plain
-from percolator.cli.masters import ask_master, row_bytes
+from percolator.arguments import require_no_internal_name
+from percolator.cli.connection import confirm, connection, fail, plain
+from percolator.cli.masters import ask_master
 from percolator.errors import InvalidArgument
+from percolator.row_text import row_bytes
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
@@ -27,27 +29,35 @@ def create(
     name: Name,
     split: Annotated[
         list[str] | None,
-        typer.Option(help="The first row of another tablet; may be repeated, in ascending order."),
+        typer.Option(help="The first row of a further tablet; repeatable, in ascending order."),
     ] = None,
     retention: Annotated[
         float,
         typer.Option(
-            help="Seconds that old versions are kept; 0: the cluster's.",
+            help="Seconds that old versions are kept; 0: the cluster's default.",
             min=0,
             max=_RETENTION_SECONDS_MAX,
         ),
     ] = 0.0,
     split_mib: Annotated[
         int,
-        typer.Option(help="Tablets are split above this; 0: the cluster's.", min=0, max=1 << 30),
+        typer.Option(
+            help="Size in MiB above which tablets are split; 0: the cluster's default.",
+            min=0,
+            max=1 << 30,
+        ),
     ] = 0,
+    change_feed: Annotated[
+        bool, typer.Option("--change-feed", help="Let its changes be followed.")
+    ] = False,
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="It may be there already, as it is.")
+        bool, typer.Option("--exist-ok", help="Succeed if the table exists and has these options.")
     ] = False,
 ) -> None:
     """Create a table."""
     here = connection(context)
     try:
+        require_no_internal_name(name)
         splits = [row_bytes("--split", text) for text in split or []]
     except InvalidArgument as error:
         fail(error)
@@ -55,12 +65,14 @@ def create(
         name=name,
         splits=splits,
         options=wire.TableOptions(
-            retention_milliseconds=ceil(retention * 1000), split_bytes=split_mib << 20
+            retention_milliseconds=ceil(retention * 1000),
+            split_bytes=split_mib << 20,
+            change_feed=change_feed,
         ),
         exist_ok=exist_ok,
     )
     answer = ask_master(here, methods.CREATE_TABLE, request)
-    what = "created" if answer.created else "was there already"
+    what = "created" if answer.created else "already exists"
     here.show(
         {"created": answer.created, **_as_data(answer.table)},
         plain(f"table {name} {what}, {answer.table.tablets} tablets"),
@@ -95,6 +107,7 @@ def describe(context: typer.Context, name: Name) -> None:
         f"table {table.name}, id {table.table_id}, {table.tablets} tablets",
         f"schema version {table.schema_version}",
         f"retention {_retention(table)}",
+        f"change feed {'on' if table.options.change_feed else 'off'}",
     ]
     for observer in table.observers:
         columns = ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
@@ -106,20 +119,48 @@ def describe(context: typer.Context, name: Name) -> None:
     here.show(_as_data(table), screen)
 
 
+@app.command("change-feed")
+def change_feed(
+    context: typer.Context,
+    name: Name,
+    on: Annotated[bool, typer.Option("--on", help="Switch it on.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Switch it off.")] = False,
+) -> None:
+    """Give a table a change feed, or take it away.
+
+    It lacks what was committed before it was switched on.
+    """
+    here = connection(context)
+    if on == off:
+        fail(InvalidArgument("--on", "expected either --on or --off"))
+    request = wire.SetChangeFeedRequest(table=name, change_feed=on)
+    table = ask_master(here, methods.SET_CHANGE_FEED, request).table
+    state = "on" if table.options.change_feed else "off"
+    here.show(_as_data(table), plain(f"the change feed of table {name} is {state}"))
+
+
 @app.command()
 def delete(
     context: typer.Context,
     name: Name,
-    missing_ok: Annotated[bool, typer.Option("--missing-ok", help="It may not be there.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    missing_ok: Annotated[
+        bool, typer.Option("--missing-ok", help="Succeed if the table does not exist.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a table with everything in it."""
     here = connection(context)
+    try:
+        require_no_internal_name(name)
+    except InvalidArgument as error:
+        fail(error)
     if not yes:
-        typer.confirm(f"Delete the table {name!r} with everything in it?", abort=True)
+        confirm(f"Delete the table {name!r} with everything in it?")
     request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
     deleted = ask_master(here, methods.DELETE_TABLE, request).deleted
-    here.show({"deleted": deleted}, plain(f"table {name} {'deleted' if deleted else 'not there'}"))
+    here.show(
+        {"deleted": deleted}, plain(f"table {name} {'deleted' if deleted else 'does not exist'}")
+    )
 
 
 def _retention(table: wire.Table) -> str:
@@ -135,6 +176,7 @@ def _as_data(table: wire.Table) -> dict[str, object]:
         "schema_version": table.schema_version,
         "retention_seconds": table.options.retention_milliseconds / 1000 or None,
         "split_bytes": table.options.split_bytes or None,
+        "change_feed": table.options.change_feed,
         "deleting": table.deleting,
         "observers": [
             {

@@ -9,8 +9,9 @@ from rich.table import Table as Screen
 from rich.text import Text
 
 from percolator.cli.connection import connection, fail, plain
-from percolator.cli.masters import all_tablets, ask_master, row_bytes, row_text
+from percolator.cli.masters import all_tablets, ask_master
 from percolator.errors import InvalidArgument
+from percolator.row_text import row_bytes, row_text
 from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
@@ -25,8 +26,8 @@ TabletId = Annotated[
 @app.callback(invoke_without_command=True)
 def tablets(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only of this table.")] = "",
-    hot: Annotated[bool, typer.Option("--hot", help="The busiest first.")] = False,
+    table: Annotated[str, typer.Option(help="Only this table.")] = "",
+    hot: Annotated[bool, typer.Option("--hot", help="Busiest first.")] = False,
 ) -> None:
     """List tablets, or change one with a subcommand."""
     if context.invoked_subcommand is not None:
@@ -61,10 +62,10 @@ def split(
     context: typer.Context,
     tablet: TabletId,
     row: Annotated[
-        str | None, typer.Option(help="First row of the upper half [default: halves it by size].")
+        str | None, typer.Option(help="First row of the upper half [default: half of its size].")
     ] = None,
 ) -> None:
-    """Cut a tablet into two."""
+    """Split a tablet in two."""
     here = connection(context)
     request = wire.SplitTabletRequest(tablet_id=tablet)
     if row is not None:
@@ -87,7 +88,8 @@ def move(
     context: typer.Context,
     tablet: TabletId,
     to: Annotated[
-        str, typer.Option(help="Address of a tablet server [default: the one with the fewest].")
+        str,
+        typer.Option(help="Address of a tablet server [default: the one with the fewest tablets]."),
     ] = "",
 ) -> None:
     """Move a tablet to another server."""

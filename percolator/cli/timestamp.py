@@ -1,4 +1,4 @@
-"""`percolator timestamp`: asks the oracle, and explains timestamps."""
+"""`percolator timestamp`: gets timestamps from the oracle, and explains them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def decode(
     context: typer.Context,
     value: Annotated[str, typer.Argument(help="A timestamp, or an ISO 8601 time with its zone.")],
 ) -> None:
-    """Explain a timestamp; or tell the first timestamp of a moment."""
+    """Explain a timestamp, or show the first timestamp of a moment."""
     try:
         found = Timestamp.parse(value)
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""`percolator tokens`: making the secrets by which clients prove their role."""
+"""`percolator tokens`: makes the secrets with which clients prove their role."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from percolator.wire.tokens import ROLES, new_token, token_entry
 
 
 class TokenRole(StrEnum):
-    """As people write it."""
+    """A role, as written on the command line."""
 
     CLIENT = "client"
     ADMIN = "admin"
@@ -28,13 +28,13 @@ app = typer.Typer(no_args_is_help=True, help="Make tokens for clients.")
 @app.command()
 def new(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Whose it is.", show_default=False)],
-    file: Annotated[Path, typer.Option(help="Where the token goes; must not exist yet.")],
+    name: Annotated[str, typer.Argument(help="Who it belongs to.", show_default=False)],
+    file: Annotated[Path, typer.Option(help="Where to write the token; must not exist yet.")],
     role: Annotated[TokenRole, typer.Option(help="What it allows.")] = TokenRole.CLIENT,
 ) -> None:
     """Write a new token to a file, and print the entry for the servers' file of tokens.
 
-    The token itself is printed nowhere.
+    The token itself is never printed.
     """
     try:
         token = new_token()

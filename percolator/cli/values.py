@@ -1,4 +1,4 @@
-"""Values as people read and write them: by default text, where they are text, else bytes as hex."""
+"""Values as people read and write them: by default as text, or as hex if they are not text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 from typing import Any
 
 from percolator import codecs
-from percolator.cli.masters import row_bytes, row_text
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.row_text import row_bytes, row_text
 
 
 class ValueType(StrEnum):
-    """What the stored bytes are to be taken for."""
+    """How stored bytes are read and written on the command line."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -30,16 +30,16 @@ _CODECS: dict[ValueType, codecs.Codec[Any]] = {
 
 
 def value_bytes(field: str, text: str, kind: ValueType) -> bytes:
-    """The bytes that a value on the command line stands for."""
+    """The stored bytes for a value given on the command line."""
     if kind is ValueType.TEXT:
         return row_bytes(field, text)
     try:
-        return _CODECS[kind].encode(_meant(text, kind))
+        return _CODECS[kind].encode(_parsed(text, kind))
     except (ValueError, SchemaError):
         raise InvalidArgument(field, f"expected {kind.value}, found {text[:80]!r}") from None
 
 
-def _meant(text: str, kind: ValueType) -> object:
+def _parsed(text: str, kind: ValueType) -> object:
     if kind is ValueType.INTEGER:
         return int(text)
     if kind is ValueType.FLOAT:
@@ -49,7 +49,7 @@ def _meant(text: str, kind: ValueType) -> object:
 
 
 def value_text(value: bytes, kind: ValueType) -> str:
-    """For people. Bytes of another type are shown as the bytes that they are."""
+    """The value as text, for people. Bytes that are not of this type are shown as hex."""
     if kind is ValueType.TEXT:
         return row_text(value)
     try:
@@ -59,10 +59,10 @@ def value_text(value: bytes, kind: ValueType) -> str:
 
 
 def value_data(value: bytes, kind: ValueType) -> object:
-    """For programs: a JSON value."""
+    """The value as JSON, for programs."""
     text = value_text(value, kind)
     if kind is ValueType.TEXT or text.startswith("hex:"):
         return text
-    # JSON has no word for NaN and the infinities: they stay text.
+    # JSON cannot express NaN and the infinities: they stay text.
     found: object = json.loads(text, parse_constant=str)
     return found

@@ -1,4 +1,4 @@
-"""`percolator wait`: until observers have nothing left to do."""
+"""`percolator wait`: waits until observers have nothing left to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from rich.table import Table as Screen
 
 from percolator import aio
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.cli.connection import connection, errors_console, plain
 from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
 
@@ -17,30 +17,32 @@ def wait(
     context: typer.Context,
     timeout: Annotated[
         float | None,
-        typer.Option(help="Give up after so many seconds [default: never].", min=0.001),
+        typer.Option(help="Give up after this many seconds [default: never].", min=0.001),
     ] = None,
 ) -> None:
-    """Wait until no observer of any table has anything left to do.
+    """Wait until observers have nothing left to do, in any table.
 
-    Observers that are paused are not waited for, nor are dead letters: both are reported.
+    It waits neither for paused observers nor for dead letters, but reports both.
     """
     here = connection(context)
 
     async def run(database: aio.Database) -> Quiet:
         def note(remaining: Remaining) -> None:
-            left = f"at least {remaining}" if remaining else "nothing found; looking once more"
+            left = f"at least {remaining}" if remaining else "nothing found; checking once more"
             status.update(plain(left))
 
-        return await wait_until_quiet(observers_client(database.engine), timeout, on_pass=note)
+        return await wait_until_quiet(
+            worker_context(database.internal.engine), timeout, on_pass=note
+        )
 
     with errors_console.status("looking for work") as status:
         quiet = here.run_with_database(run)
     lines = Screen.grid()
-    lines.add_row(f"nothing is left to do ({quiet.passes} passes, {quiet.seconds:.1f} s)")
+    lines.add_row(f"nothing left to do ({quiet.passes} passes, {quiet.seconds:.1f} s)")
     for table, observer in quiet.paused:
-        lines.add_row(plain(f"not waited for: observer {observer} of table {table} is paused"))
+        lines.add_row(plain(f"did not wait for observer {observer} of table {table}: it is paused"))
     for (table, observer), count in sorted(quiet.dead_letters.items()):
-        lines.add_row(plain(f"dead letters: {count:,} of observer {observer} of table {table}"))
+        lines.add_row(plain(f"observer {observer} of table {table} has {count:,} dead letters"))
     here.show(
         {
             "passes": quiet.passes,

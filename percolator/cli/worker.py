@@ -1,4 +1,4 @@
-"""`percolator worker`: runs observers, with nothing but the library."""
+"""`percolator worker`: runs observers with the library alone, without the worker service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from percolator import aio
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
-from percolator.observers.loading import load
+from percolator.observers.registry.loading import load
 from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
 
 
@@ -20,21 +20,22 @@ def worker(
     context: typer.Context,
     observers: Annotated[
         list[str],
-        typer.Option(help="module:name of a list of observers; may be repeated."),
+        typer.Option(help="module:name of a list of observers; repeatable."),
     ],
     concurrency: Annotated[
-        int, typer.Option(help="Runs at one time.", min=1)
+        int, typer.Option(help="Maximum number of runs at a time.", min=1)
     ] = WorkerLimits.concurrency_max,
     threads: Annotated[
         int, typer.Option(help="Threads for blocking observers.", min=1)
     ] = WorkerLimits.threads_max,
     drain_seconds: Annotated[
-        float, typer.Option(help="For what runs when it is told to stop.", min=0.001)
+        float, typer.Option(help="Seconds for runs to finish when it is stopped.", min=0.001)
     ] = DRAIN_SECONDS,
 ) -> None:
     """Run observers until Ctrl-C or SIGTERM.
 
-    What runs then is finished; a second signal ends the program at once. Nothing is lost by either.
+    Runs in progress are finished first; a second signal ends the program at once. Neither loses
+    any work.
     """
     here = connection(context)
     try:
@@ -49,7 +50,7 @@ def worker(
         loop = asyncio.get_running_loop()
 
         def on_signal(number: signal.Signals) -> None:
-            loop.remove_signal_handler(number)  # the second one does what it always does
+            loop.remove_signal_handler(number)  # a second signal has its usual effect
             stop.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -63,5 +64,7 @@ def worker(
         return await running.stop()
 
     if not here.run_with_database(run):
-        errors_console.print("some runs were given up; they are run again", highlight=False)
+        errors_console.print(
+            "some runs were abandoned; a worker will run them again", highlight=False
+        )
         raise typer.Exit(1)

@@ -1,13 +1,14 @@
-"""Observers: functions that the store runs when a column they watch has changed.
+"""Observers: functions that a worker runs when a column they watch has changed.
 
-@observes(contents)
-async def index(tx, row): ...
+Open `definition.py` first, then `worker.py`, which wires the rooms together:
 
-async with db.run_observers([index]): ...
+    finding/   which changes are waiting for an observer
+    running/   one run for a change, and what follows from its end
+    registry/  registering observers, backfilling for them, removing them
+
+`work.py` is a worker's queue; `context.py` is what it needs of a database; `waiting.py` waits until
+nothing is left to do; `run_time.py` says how long a function may take.
+
+Nothing may be concluded from a notification: it only says where to look. Only the commit of a run
+answers a change.
 """
-
-from percolator.observers.definition import Observer, observes
-from percolator.observers.loading import load
-from percolator.observers.worker import Worker, WorkerLimits
-
-__all__ = ["Observer", "Worker", "WorkerLimits", "load", "observes"]

@@ -1,4 +1,4 @@
-"""What the observers of one worker have done: plain numbers, touched by its event loop only."""
+"""What the observers of one worker have done: plain numbers, updated only in its event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LATENCY_BOUNDS_SECONDS = (
 
 
 class Counters:
-    """Of one observer, since the worker was started."""
+    """The counters of one observer, since the worker was started."""
 
     __slots__ = (
         "abandoned",
@@ -29,30 +29,31 @@ class Counters:
 
     def __init__(self) -> None:
         self.runs = 0
-        """Times that the function was called."""
+        """How often the function was called."""
         self.commits = 0
         """Runs that committed."""
         self.conflicts = 0
-        """Runs that lost against another transaction, and are repeated."""
+        """Runs that conflicted with another transaction, and are retried."""
         self.postponed = 0
-        """Attempts that the cluster did not answer in time, and that are repeated."""
+        """Attempts that the cluster did not answer in time, and that are retried."""
         self.failures = 0
         """Runs that raised, wrote too much, or took too long."""
         self.abandoned = 0
-        """Of these, the ones that took too long."""
+        """Failures because the run took too long."""
         self.hung = 0
-        """Threads that have not come back from a run that was given up, at this moment."""
+        """Threads that are currently still busy with a run that was given up."""
         self.dead_letters = 0
         """Changes that were put aside."""
         self.acknowledged = 0
-        """Notifications for which a run had committed already: nothing was left to do."""
+        """Notifications with nothing left to do: a run had committed already, or the cell was
+        deleted and deletes do not wake the observer."""
         self.latencies = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
-        """How many runs committed so long after the change they answered; see the bounds."""
+        """Runs by the time from the change to their commit; the last bucket has no upper bound."""
         self.latency_seconds = 0.0
-        """The sum of all."""
+        """The sum of all latencies."""
 
     def committed(self, latency_seconds: float | None) -> None:
-        """A run has committed; with None, it has written nothing and has no commit timestamp."""
+        """Counts a committed run. The latency is None if it wrote nothing and has no timestamp."""
         self.commits += 1
         if latency_seconds is not None:
             self.latencies[bisect_left(LATENCY_BOUNDS_SECONDS, latency_seconds)] += 1

@@ -1,4 +1,4 @@
-"""Observers: functions that run once a column they watch has changed.
+"""Observers: functions that run when a column they watch has changed.
 
     @observes(contents)
     async def index(tx, row): ...           # the row whose `contents` changed
@@ -6,18 +6,19 @@
     @observes(title, contents, name="index", attempts=3)
     def index(tx, row, column): ...         # a third parameter: which of the columns it was
 
-A function has no effect but through its transaction: it may be run again after a conflict or a
-crash, and only one run for a change commits.
+A function should have no effects except through its transaction: it may run again after a conflict
+or a crash, and only one run for a change commits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from percolator.arguments import require_seconds, require_whole
+from percolator.arguments import require_bool, require_seconds, require_whole
 from percolator.errors import InvalidArgument, UsageError
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Table
 
@@ -27,94 +28,116 @@ DEADLINE_SECONDS = 30.0
 ATTEMPTS = 5
 
 _WITHOUT_COLUMN, _WITH_COLUMN = 2, 3
-"""Parameters of an observer's function."""
+"""The number of parameters of an observer's function."""
+
+
+BlockingTransactions = Callable[[asyncio.AbstractEventLoop, int | None], Callable[[Any], Any]]
+"""Given an event loop and the ident of its thread, returns a function that wraps a transaction of
+that loop in the blocking API. The decorator passes it in, because `percolator.blocking` imports
+this package."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """A function, and when and how it is run. Calling it calls the function, as a test may."""
+    """A function, and when and how it runs. Calling an observer calls the function, for tests."""
 
     function: Callable[..., Any]
     columns: tuple[Column[Any], ...]
-    """Of one table. Their changes are its triggers."""
+    """The columns whose changes trigger it, all of one table."""
     name: str
-    """Under which the store knows it: what it has seen is remembered by this name."""
+    """The name by which the store knows it, and under which it keeps what the observer has seen."""
     weak: bool
-    """Is run by `tx.notify` only, and maybe more than once."""
+    """It runs only on `tx.notify`, and maybe more than once."""
+    deletes: bool
+    """Deletes wake it, too. If not, it never runs for a cell without a value."""
     concurrency: int
-    """Runs at one time in one worker."""
+    """The most runs at a time in one worker."""
     deadline_seconds: float
-    """For the function. A run that takes longer is given up, and has failed."""
+    """How long the function may take, not counting calls that the cluster leaves unanswered. A run
+    that takes longer is given up, and counts as failed."""
     attempts: int
-    """A change for which so many runs have failed is put aside as a dead letter."""
+    """After this many failed runs, a change is put aside as a dead letter."""
     is_async: bool
     wants_column: bool
+    blocking_transactions: BlockingTransactions
+    """Makes the transactions that a blocking function is called with."""
 
     @property
     def table(self) -> Table[Any]:
-        """Of its columns."""
+        """The table of its columns."""
         return self.columns[0].table
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the function's
         return self.function(*arguments, **keywords)
 
     def call_blocking(self, *arguments: Any) -> None:  # noqa: ANN401 - the function's
-        """Raises `UsageError` when that has run nothing: a `def` around an `async def` only makes a
-        coroutine, and the change would count as answered."""
+        """Calls a blocking function.
+
+        Raises `UsageError` if the call ran nothing: a `def` around an `async def` only creates a
+        coroutine, and the change would count as handled.
+        """
         made = self.function(*arguments)
         if inspect.isawaitable(made) or inspect.isgenerator(made) or inspect.isasyncgen(made):
             if inspect.iscoroutine(made):
                 made.close()
             raise UsageError(
-                f"observer {self.name!r} has returned a {type(made).__name__} and run nothing: "
-                "what awaits has to be an async def, and nothing may be yielded"
+                f"observer {self.name!r} returned a {type(made).__name__} and ran nothing: "
+                "declare it with async def if it awaits, and do not use yield"
             )
 
     def __repr__(self) -> str:
         return f"Observer({self.name!r}, {list(self.columns)!r})"
 
 
-def observes(
-    *columns: Column[Any],
-    weak: bool = False,
-    name: str | None = None,
-    concurrency: int | None = None,
-    deadline: float = DEADLINE_SECONDS,
-    attempts: int = ATTEMPTS,
-) -> Callable[[Callable[..., Any]], Observer]:
-    """Makes an observer of a function of a transaction and a row (and, if it wants, the column).
+def observer_of(
+    function: Callable[..., Any],
+    columns: Sequence[Column[Any]],
+    *,
+    weak: bool,
+    deletes: bool,
+    name: str | None,
+    concurrency: int | None,
+    deadline: float,
+    attempts: int,
+    blocking_transactions: BlockingTransactions,
+) -> Observer:
+    """Turns a function into an observer, for `percolator.observes`."""
+    if isinstance(function, Observer):
+        raise UsageError(
+            f"{function!r} is already an observer: name all its columns in one @observes"
+        )
+    is_async = inspect.iscoroutinefunction(function)
+    own_name = _checked_name(getattr(function, "__name__", "") if name is None else name)
+    return Observer(
+        function,
+        tuple(columns),
+        own_name,
+        weak,
+        deletes,
+        concurrency or (ASYNC_CONCURRENCY if is_async else BLOCKING_CONCURRENCY),
+        deadline,
+        attempts,
+        is_async,
+        _wants_column(function, own_name),
+        blocking_transactions,
+    )
 
-    Without a `name`, it has the function's. A column may have several observers, each of which runs
-    for each change; that is best avoided, since they conflict where they write the same cells.
 
-    >>> @observes(contents)
-    ... async def index(tx, row):
-    ...     await tx.set(row, words, len(await tx.get(row, contents, default="")))
-    """
+def check_choices(
+    columns: Sequence[object],
+    *,
+    deletes: bool,
+    concurrency: int | None,
+    deadline: float,
+    attempts: int,
+) -> None:
+    """Refuses invalid options, before the decorator is given a function."""
     _check_columns(columns)
+    require_bool(deletes, "deletes")
     if concurrency is not None:
         require_whole(concurrency, "concurrency", 1)
     require_seconds(deadline, "deadline")
     require_whole(attempts, "attempts", 1)
-
-    def decorate(function: Callable[..., Any]) -> Observer:
-        if isinstance(function, Observer):
-            raise UsageError(f"{function!r} is an observer already: name all its columns at once")
-        is_async = inspect.iscoroutinefunction(function)
-        own_name = _checked_name(getattr(function, "__name__", "") if name is None else name)
-        return Observer(
-            function,
-            tuple(columns),
-            own_name,
-            weak,
-            concurrency or (ASYNC_CONCURRENCY if is_async else BLOCKING_CONCURRENCY),
-            deadline,
-            attempts,
-            is_async,
-            _wants_column(function, own_name),
-        )
-
-    return decorate
 
 
 def _check_columns(columns: Sequence[object]) -> None:
@@ -126,25 +149,32 @@ def _check_columns(columns: Sequence[object]) -> None:
             raise UsageError(f"an observer watches columns, not {column!r}")
         tables.append(column.table.name)
     if len(set(tables)) > 1:
-        raise UsageError(f"an observer watches columns of one table, not of {sorted(set(tables))}")
+        raise UsageError(
+            f"an observer watches columns of one table, not of several: {sorted(set(tables))}"
+        )
     if len(set(columns)) != len(columns):
-        raise UsageError("an observer watches each column once")
+        raise UsageError(f"an observer watches each column once: {list(columns)!r}")
 
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidArgument("name", f"expected a str, got {type(name).__name__}")
-    if not 1 <= len(name.encode()) <= OBSERVER_BYTES_MAX:
-        raise InvalidArgument(
-            "name", f"an observer's has 1 to {OBSERVER_BYTES_MAX} bytes: {name!r}"
-        )
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument("name", f"{name!r} cannot be encoded as UTF-8") from None
+    if not 1 <= size <= OBSERVER_BYTES_MAX:
+        raise InvalidArgument("name", f"expected 1 to {OBSERVER_BYTES_MAX} bytes, got {name!r}")
     if not name.isprintable() or name != name.strip():
-        raise InvalidArgument("name", f"{name!r} has characters that cannot be seen")
+        raise InvalidArgument(
+            "name",
+            f"{name!r} has invisible characters; use printable ones, without spaces at the ends",
+        )
     return name
 
 
 def _wants_column(function: Callable[..., Any], name: str) -> bool:
-    """Whether it takes (tx, row, column), and not just (tx, row)."""
+    """Whether the function takes (tx, row, column), and not just (tx, row)."""
     try:
         signature = inspect.signature(function)
         for arguments in (_WITHOUT_COLUMN, _WITH_COLUMN):
@@ -153,13 +183,13 @@ def _wants_column(function: Callable[..., Any], name: str) -> bool:
             except TypeError:
                 continue
             return arguments == _WITH_COLUMN
-    except (TypeError, ValueError):  # no function, or one that tells nothing of its parameters
+    except (TypeError, ValueError):  # not a function, or one without a signature
         pass
-    raise UsageError(f"observer {name!r} has to take (tx, row) or (tx, row, column)")
+    raise UsageError(f"observer {name!r} must take (tx, row) or (tx, row, column)")
 
 
 def checked(observers: object, field: str = "observers") -> list[Observer]:
-    """A list of observers that can be run together, or an error that names which cannot and why."""
+    """The observers as a list, or an error that names which of them cannot be run, and why."""
     if isinstance(observers, Observer) or not isinstance(observers, Sequence):
         raise InvalidArgument(field, f"expected a list of observers, got {observers!r:.80}")
     if not observers:
@@ -168,13 +198,13 @@ def checked(observers: object, field: str = "observers") -> list[Observer]:
     for place, one in enumerate(observers):
         if not isinstance(one, Observer):
             raise InvalidArgument(
-                f"{field}[{place}]", f"{one!r:.80} is no observer: decorate it with @observes"
+                f"{field}[{place}]", f"{one!r:.80} is not an observer: decorate it with @observes"
             )
         if found.setdefault((one.table.name, one.name), one) is not one:
             raise InvalidArgument(
                 f"{field}[{place}]",
-                f"table {one.table.name!r} has an observer {one.name!r} already",
+                f"table {one.table.name!r} already has an observer {one.name!r}",
             )
     if len(found) != len(observers):
-        raise InvalidArgument(field, "has the same observer twice")
+        raise InvalidArgument(field, "contains the same observer twice")
     return list(found.values())

@@ -1,20 +1,20 @@
-"""Waiting until observers have nothing left to do, exactly.
+"""Waits until observers have nothing left to do, and proves it.
 
-A piece of work is, at every moment, covered by something that a tablet can be asked for: a lock on
-an observed column, until the commit puts a notification in its place; the notification, until a run
-has committed, whose own writes are covered by then. But tablets are asked one after the other, and
-work may move from one that was not asked yet to one that was. So two passes are made over all
-tablets, one after the other, in which nothing is found, and no tablet may have written any
-notification between its answer to the first and its answer to the second.
+At every moment, each pending piece of work is visible as something that a tablet can be asked for:
+a lock on an observed column, until the commit replaces it with a notification; then that
+notification, until a run has committed, whose own writes are visible by then. But tablets are asked
+one after another, and work may move from a tablet that was not asked yet to one that was. So there
+must be two passes over all tablets, one after the other, that find nothing, and no tablet may have
+written any notification between its answers to the first and the second.
 
-Suppose that there was work at the instant between the passes, covered in some tablet. A
-notification that the first answer of this tablet did not have was written after it, and so was
-counted; a lock that it did not have was written after it, and has either become a notification,
-which was counted, or is there still, and the second answer has it. Locks count however young they
-are.
+Suppose that there was work at the instant between the passes, visible in some tablet. If it was a
+notification that this tablet's first answer lacked, it was written after that answer, and so was
+counted. If it was a lock that the first answer lacked, it was also written after that answer; it
+has either become a notification, which was counted, or still exists, and the second answer has it.
+Locks of any age count.
 
-The tablet has to be the same in both passes, of the same epoch: counts begin anew with each.
-Observers that are paused are not waited for, nor is what was put aside as a dead letter.
+A tablet must have the same epoch in both passes, because its count starts again with each epoch.
+Neither paused observers nor changes put aside as dead letters are waited for.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from percolator.errors import (
     Retry,
     SchemaError,
 )
-from percolator.observers.client import Client
-from percolator.observers.dead_letter import DEAD_LETTERS, LETTER
-from percolator.observers.survey import survey
+from percolator.observers.context import WorkerContext
+from percolator.observers.finding.notifications import LOCKS_OF_ANY_AGE, WorkRequest
+from percolator.observers.finding.survey import survey
+from percolator.observers.running.dead_letter import DEAD_LETTERS, LETTER
+from percolator.protocol.environment import Statistics
 from percolator.protocol.scan import scan_pages
-from percolator.protocol.surroundings import Statistics
+from percolator.routing.cells import RangeRequest
 from percolator.v1 import master_pb2
 from percolator.wire.backoff import Backoff
-from percolator.wire.notifications import LOCKS_OF_ANY_AGE, WorkQuestion
-from percolator.wire.questions import RangeQuestion
 
 _PAUSE_SECONDS_MIN = 0.02
 _PAUSE_SECONDS_MAX = 1.0
@@ -53,12 +53,12 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Remaining:
-    """What one pass has found. It looks no further than it must: there may be more."""
+    """What one pass has found. It stops as soon as it may, so there may be more."""
 
     notifications: Mapping[Name, int] = field(default_factory=dict)
-    """Cells, by whom they notify."""
+    """The number of notified cells, by table and observer."""
     locks: Mapping[str, int] = field(default_factory=dict)
-    """On observed columns, by table."""
+    """The number of locks on observed columns, by table."""
 
     def __bool__(self) -> bool:
         return bool(self.notifications or self.locks)
@@ -68,80 +68,79 @@ class Remaining:
             f"{count} for {observer!r} of {table!r}"
             for (table, observer), count in sorted(self.notifications.items())
         ]
-        parts += [
-            f"{count} under a lock in {table!r}" for table, count in sorted(self.locks.items())
-        ]
+        parts += [f"{count} locked in {table!r}" for table, count in sorted(self.locks.items())]
         return ", ".join(parts) or "nothing"
 
 
 @dataclass(frozen=True)
 class Quiet:
-    """Nothing is left to do."""
+    """The result of waiting: nothing is left to do."""
 
     passes: int
     seconds: float
     paused: Sequence[Name]
-    """They were not waited for."""
+    """Paused observers, which were not waited for."""
     dead_letters: Mapping[Name, int]
-    """Changes that are put aside, by observer: nothing will be done about them."""
+    """The number of changes put aside, by observer. No observer will run for them."""
 
 
 async def wait_until_quiet(
-    client: Client,
+    context: WorkerContext,
     timeout_seconds: float | None = None,
     *,
     on_pass: Callable[[Remaining], None] = lambda _: None,
 ) -> Quiet:
-    """Returns when nothing is left to do for any observer of any table that is not paused.
+    """Returns when no observer of any table has anything left to do, except paused ones.
 
-    `on_pass` is told what each pass has found. Raises `DeadlineExceeded`, which says what is left.
+    `on_pass` is called with what each pass has found. Raises `DeadlineExceeded`, which says what is
+    still pending.
     """
     if timeout_seconds is not None:
         require_seconds(timeout_seconds, "timeout")
-    started = client.now()
+    started = context.now()
     deadline = inf if timeout_seconds is None else started + timeout_seconds
-    backoff = _new_backoff(client)
+    backoff = _new_backoff(context)
     before: _Pass | None = None
     passes = 0
     last_found = Remaining()
     while True:
-        now = _Pass(client, deadline)
+        now = _Pass(context, deadline)
         try:
             await now.run()
             problem: PercolatorError | None = None
         except (NotExecuted, ExecutionUnknown, SchemaError) as error:
-            # A tablet that nobody serves yet, a table that is gone by now, masters that are silent.
+            # A tablet is not served yet, a table was dropped meanwhile, or masters do not answer.
             problem = error
         passes += 1
         remaining = now.remaining()
         on_pass(remaining)
         if problem is None or not last_found:
-            # A pass that the deadline broke off says less than the one before it.
+            # A pass that the deadline interrupted says less than the one before it.
             last_found = remaining
         found_nothing = problem is None and not remaining
         if found_nothing and now.confirms(before):
-            letters = await count_dead_letters(client)
-            return Quiet(passes, client.now() - started, now.paused(), letters)
-        if client.now() >= deadline:
+            letters = await count_dead_letters(context)
+            return Quiet(passes, context.now() - started, now.paused(), letters)
+        if context.now() >= deadline:
             raise _late(last_found, problem, timeout_seconds)
         if found_nothing and before is None:
-            backoff = _new_backoff(client)  # at once: it may well have been the first of two
+            backoff = _new_backoff(context)  # repeat at once: this may be the first of the two
         else:
-            await client.world.clock.sleep(min(backoff.next_seconds(), deadline - client.now()))
+            await context.world.clock.sleep(min(backoff.next_seconds(), deadline - context.now()))
         before = now if found_nothing else None
 
 
-async def count_dead_letters(client: Client) -> dict[Name, int]:
-    """By observer. None when no worker has ever run."""
+async def count_dead_letters(context: WorkerContext) -> dict[Name, int]:
+    """The number of dead letters by observer; empty if no worker has ever run."""
     try:
-        info = await client.catalog.table(DEAD_LETTERS.name, client.deadline())
+        info = await context.catalog.table(DEAD_LETTERS.name, context.deadline())
     except SchemaError:
         return {}
-    around, seconds = client.around, client.around.limits.call_seconds
-    now = await around.timestamps.get(timeout_seconds=seconds)
-    question = RangeQuestion(info.table_id, b"", b"", (LETTER.name,), now)
+    env, seconds = context.env, context.env.limits.call_seconds
+    now = await env.timestamps.get(timeout_seconds=seconds)
+    request = RangeRequest(info.table_id, b"", b"", (LETTER.name,), now)
     found: Counter[Name] = Counter()
-    pages = scan_pages(around, client.cleanup, question, None, seconds, Statistics())
+    pages = scan_pages(env, context.cleanup, request, None, seconds, Statistics())
     async with aclosing(pages):
         async for page in pages:
             for row, _ in page:
@@ -151,32 +150,32 @@ async def count_dead_letters(client: Client) -> dict[Name, int]:
 
 
 class _Pass:
-    """Every tablet once."""
+    """One pass: every tablet is asked once."""
 
-    def __init__(self, client: Client, deadline: float) -> None:
-        self._client = client
+    def __init__(self, context: WorkerContext, deadline: float) -> None:
+        self._context = context
         self._deadline = deadline
         self._tables: list[master_pb2.Table] = []
-        self._questions: list[WorkQuestion] = []
+        self._requests: list[WorkRequest] = []
         self._first: dict[tuple[int, int], int] = {}
-        """By tablet and epoch: notifications written, as of its first answer."""
+        """Notifications that a tablet had written by its first answer, by tablet and epoch."""
         self._last: dict[tuple[int, int], int] = {}
-        """As of its last answer."""
+        """The same by its last answer."""
         self._notifications: Counter[Name] = Counter()
         self._locks: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Raises what was in the way of a whole pass."""
-        client = self._client
-        self._tables = await client.catalog.describe_all(min(client.deadline(), self._deadline))
+        """Asks all tablets. Raises the error that prevented a complete pass."""
+        context = self._context
+        self._tables = await context.catalog.describe_all(min(context.deadline(), self._deadline))
         for table in self._tables:
-            question = _question(table)
-            if question is not None:
-                self._questions.append(question)
-                await self._look(table.name, question)
+            request = _request(table)
+            if request is not None:
+                self._requests.append(request)
+                await self._look(table.name, request)
 
-    async def _look(self, table: str, question: WorkQuestion) -> None:
-        answers = survey(self._client, question, self._deadline)
+    async def _look(self, table: str, request: WorkRequest) -> None:
+        answers = survey(self._context, request, self._deadline)
         async with aclosing(answers):
             async for answer in answers:
                 location = answer.location
@@ -205,22 +204,22 @@ class _Pass:
         return Remaining(dict(self._notifications), dict(self._locks))
 
     def confirms(self, before: _Pass | None) -> bool:
-        """Whether the same tablets have notified nobody since the pass before, for all of the same
-        observers."""
+        """Whether the tables, observers and tablets are the same as in the previous pass, and no
+        tablet has written a notification since."""
         return (
             before is not None
-            and self._questions == before._questions
+            and self._requests == before._requests
             and self._last == before._first
         )
 
 
-def _question(table: master_pb2.Table) -> WorkQuestion | None:
-    """What to ask of the tablets of this table; None when nobody observes it."""
+def _request(table: master_pb2.Table) -> WorkRequest | None:
+    """The request for the tablets of a table; None if the table has no active observer."""
     active = [one for one in table.observers if not one.paused]
     if not active or table.deleting:
         return None
     columns = {column for one in active if not one.weak for column in one.columns}
-    return WorkQuestion(
+    return WorkRequest(
         table.table_id,
         observers=tuple(sorted(one.name.encode() for one in active)),
         locked_columns=tuple(sorted(columns)),
@@ -228,17 +227,20 @@ def _question(table: master_pb2.Table) -> WorkQuestion | None:
     )
 
 
-def _new_backoff(client: Client) -> Backoff:
-    world = client.world
+def _new_backoff(context: WorkerContext) -> Backoff:
+    world = context.world
     return Backoff(world.clock, world.random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
 
 
 def _late(
     remaining: Remaining, problem: PercolatorError | None, seconds: float | None
 ) -> DeadlineExceeded:
-    what = f"at least {remaining}" if remaining else "work that comes and goes"
-    if problem is not None and not remaining:
-        what = f"nobody knows what ({problem.message})"
-    error = DeadlineExceeded(f"after {seconds:g} s observers have left to do: {what}")
+    if remaining:
+        what = f"changes still pending: at least {remaining}"
+    elif problem is not None:
+        what = f"unknown whether changes are pending: {problem.message}"
+    else:
+        what = "new changes kept arriving"
+    error = DeadlineExceeded(f"timed out after {seconds:g} s; {what}")
     error.retry = Retry.SAFE
     return error

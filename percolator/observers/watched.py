@@ -1,29 +1,39 @@
-"""An observer as the cluster knows it: its table's id, the bytes of its name, whether it is run."""
+"""An observer as the cluster knows it: its table's id, the bytes of its name, whether it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from percolator.errors import CellAddress
+from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.observers.counters import Counters
 from percolator.observers.definition import Observer
-from percolator.protocol.hidden_cells import acknowledgement_column
 from percolator.schema import Column
 
 
 class Watched:
     """One observer of one worker."""
 
-    __slots__ = ("_acknowledgements", "counters", "id", "is_active", "observer", "table_id")
+    __slots__ = (
+        "_acknowledgements",
+        "counters",
+        "hot_cell",
+        "id",
+        "is_active",
+        "observer",
+        "table_id",
+    )
 
     def __init__(self, observer: Observer, table_id: int) -> None:
         self.observer = observer
         self.table_id = table_id
         self.id = observer.name.encode()
-        """As notifications name it."""
+        """The observer's name as bytes, as in notifications."""
         self.is_active = True
-        """Not while it is paused, nor once it was removed from the table."""
+        """False while it is paused, and once it has been removed from the table."""
         self.counters = Counters()
+        self.hot_cell: CellAddress | None = None
+        """Where a run has lost, if all runs that committed since have written it, too."""
         self._acknowledgements = {
             column.name: acknowledgement_column(self.id, column.name) for column in observer.columns
         }
@@ -40,7 +50,7 @@ class Watched:
         return next(column for column in self.observer.columns if column.name == name)
 
     def acknowledgement(self, row: bytes, column: bytes) -> CellAddress:
-        """The hidden cell that says which changes of this cell were seen."""
+        """The hidden cell that says which changes of this cell were handled."""
         return CellAddress(self.table_id, row, self._acknowledgements[column])
 
     def __repr__(self) -> str:

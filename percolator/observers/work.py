@@ -1,11 +1,11 @@
-"""What waits to be run in one worker: each cell once per observer, the oldest change first.
+"""The queue of one worker: each cell once per observer, the oldest change first.
 
 Invariants:
 - A cell is queued or being run at most once per observer, however often it is found.
-- What waits is bounded in number and bytes. What finds no room is left where it is stored, and
+- The queue is bounded in number and bytes. Work that finds no room stays where it is stored, and is
   found again.
-- An observer that is busy, failing or paused holds up nobody but itself: however much waits for it,
-  there is room for the others.
+- An observer that is busy, failing or paused holds up only itself: however much waits for it, there
+  is room for the others.
 """
 
 from __future__ import annotations
@@ -14,22 +14,30 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from percolator.observers.watched import Watched
+from percolator.protocol.hot_cells import Contender, HotCells
 
 _FINISHED_MAX = 16_384
-"""Cells remembered after their run, for findings that were under way meanwhile."""
+"""Cells remembered after their run, since a scan that was in progress may still report them."""
 _TIMESTAMPS_MAX = 128
-"""Of one piece of work."""
+"""The most timestamps kept for one work item."""
 _PARTS_OF_FREE_MAX = 4
-"""One observer's work takes at most so many times the room that is left free: one alone 4 of 5
-parts, two of them 4 of 9 each. So some is left for the others, however many are stuck."""
+"""One observer's work may take at most this many times the room that is still free: one observer
+alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find room."""
 _PARTS_OF_FREE_ROOMY = 2
-"""Whoever was refused is told when he has not more: then looking again is worth its while."""
+"""An observer that was refused room is told when its work takes less than this many times the free
+room. By then there is enough room to make another scan worthwhile."""
+IN_LINE_MAX = 16
+"""While this much of an observer's work stands in line at a hot cell, the rest stays in the queue.
+It is enough to keep the line from running empty, and little if the next runs write other cells."""
+_OLDEST_OF_ALL = 0
+"""The place in the queue of work that has its turn: others wait until it has ended."""
 _OTHER_BYTES = 400
-"""Of one piece of work, besides row and column."""
+"""The memory of one work item, besides row and column."""
 
 Key = tuple[Watched, bytes, bytes]
 
@@ -40,7 +48,9 @@ class Work:
     __slots__ = (
         "attempts",
         "column",
+        "contender",
         "found_seconds",
+        "has_lost",
         "is_locked",
         "is_running",
         "retries",
@@ -55,21 +65,36 @@ class Work:
         self.row = row
         self.column = column
         self.found_seconds = found_seconds
-        """When this worker learned of it, on its monotonic clock."""
+        """When this worker learned of it, by its monotonic clock."""
         self.timestamps: set[int] = set()
-        """Of the notifications that are known."""
+        """The timestamps of the notifications that are known."""
         self.is_running = False
         self.is_locked = False
         """This worker holds the advisory lock."""
         self.attempts = 0
-        """Runs that have failed, for the change at `tried_commit`."""
+        """Failed runs for the change at `tried_commit`."""
         self.tried_commit = 0
         self.retries = 0
-        """Runs in a row that were lost to others, or to a cluster that did not answer."""
+        """Consecutive runs that conflicted, or that the cluster did not answer."""
+        self.contender: Contender | None = None
+        """Set while it takes turns at cells where it has lost, or where it would lose."""
+        self.has_lost = False
+        """A run has lost to another transaction, and none has committed since."""
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it stands in line at hot cells, or has its turn there."""
+        return self.contender is not None and self.contender.in_line
+
+    def leave(self) -> None:
+        """Ends its turn, or its place in line: if it was waiting, it runs without a turn."""
+        if self.contender is not None:
+            self.contender.leave()
+            self.contender = None
 
     def note(self, timestamps: Iterable[int]) -> None:
-        """Takes in notifications. Of very many the newest is kept in any case: it decides whether
-        another run is due. The others are found again."""
+        """Adds notifications. If there are too many, the newest is always kept, since it decides
+        whether another run is due. The others are found again."""
         known = self.timestamps
         for timestamp in timestamps:
             if len(known) >= _TIMESTAMPS_MAX:
@@ -91,15 +116,15 @@ class Work:
         return f"Work({self.watched.observer.name!r}, {self.row!r}, {self.column!r})"
 
 
-class _Waiting(NamedTuple):
+class _ReadyWork(NamedTuple):
     oldest: int
     number: int
-    """So that no two are compared any further."""
+    """Unique, so that a comparison never reaches `work`."""
     work: Work
 
 
 class WorkQueue:
-    """Of all observers of one worker. Belongs to its event loop."""
+    """The work of all observers of one worker. Belongs to its event loop."""
 
     def __init__(
         self,
@@ -107,16 +132,18 @@ class WorkQueue:
         rows_max: int,
         bytes_max: int,
         now: Callable[[], float],
+        hot_cells: HotCells,
         on_ready: Callable[[], None],
         on_finished_before: Callable[[Work, Sequence[int]], None],
         on_room: Callable[[], None],
     ) -> None:
-        """`on_ready` is called when there is something to take; `on_finished_before` when something
-        was found that a run has answered already; `on_room` when there is room again for work of
-        an observer for which there was none."""
+        """`on_ready` is called when there is work to take; `on_finished_before` when work was found
+        that a run has already done; `on_room` when there is room again for an observer whose work
+        was refused."""
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._now = now
+        self._hot_cells = hot_cells
         self._on_ready = on_ready
         self._on_finished_before = on_finished_before
         self._on_room = on_room
@@ -125,9 +152,11 @@ class WorkQueue:
         self._backlog: dict[Watched, int] = {}
         self._bytes_of: dict[Watched, int] = {}
         self._refused: set[Watched] = set()
-        """They were told that there is no room."""
-        self._ready: dict[Watched, list[_Waiting]] = {}
+        """Observers whose work was refused for lack of room."""
+        self._ready: dict[Watched, list[_ReadyWork]] = {}
         self._running: dict[Watched, int] = {}
+        self._in_line: dict[Watched, dict[Work, None]] = {}
+        """The work of each observer that waits for its turn."""
         self._delayed: dict[Key, asyncio.TimerHandle] = {}
         self._finished: OrderedDict[Key, int] = OrderedDict()
         self._numbers = itertools.count()
@@ -141,7 +170,7 @@ class WorkQueue:
         return key in self._known
 
     def has_room(self, watched: Watched) -> bool:
-        """Whether more is taken in for this observer. If not, `on_room` is called later."""
+        """Whether this observer may queue more work. If not, `on_room` is called later."""
         if self._takes_at_most(watched, _PARTS_OF_FREE_MAX, more=1):
             return True
         self._refused.add(watched)
@@ -160,7 +189,7 @@ class WorkQueue:
         return self._known.values()
 
     def backlog(self, watched: Watched) -> int:
-        """What this worker knows of and has not finished. May be asked in any thread."""
+        """How many known cells this observer has not finished. May be called in any thread."""
         return self._backlog.get(watched, 0)
 
     # ------------------------------------------------------------------ coming in
@@ -168,7 +197,7 @@ class WorkQueue:
     def offer(
         self, watched: Watched, row: bytes, column: bytes, timestamps: Iterable[int]
     ) -> Work | None:
-        """Takes in what was found. None when there is no room, or nothing to do."""
+        """Adds work that was found. Returns None if there is no room, or nothing to do."""
         if not watched.is_active or not watched.watches(column):
             return None
         key = watched, row, column
@@ -191,9 +220,14 @@ class WorkQueue:
         self._make_ready(work)
         return work
 
+    def in_line(self, watched: Watched) -> Sequence[Work]:
+        """This observer's work that waits for its turn at cells where it would lose."""
+        return list(self._in_line.get(watched, ()))
+
     def _make_ready(self, work: Work) -> None:
         ready = self._ready.setdefault(work.watched, [])
-        heappush(ready, _Waiting(min(work.timestamps), next(self._numbers), work))
+        oldest = min(work.timestamps) if work.contender is None else _OLDEST_OF_ALL
+        heappush(ready, _ReadyWork(oldest, next(self._numbers), work))
         self._on_ready()
 
     # ------------------------------------------------------------------ going out
@@ -204,8 +238,10 @@ class WorkQueue:
         oldest = 0
         for watched, ready in self._ready.items():
             while ready and self._known.get(ready[0].work.key) is not ready[0].work:
-                heappop(ready)  # dropped since
+                heappop(ready)  # dropped meanwhile
             if not ready or not self.may_run(watched):
+                continue
+            if ready[0].work.contender is None and not self._may_begin(watched):
                 continue
             if best is None or ready[0].oldest < oldest:
                 best, oldest = watched, ready[0].oldest
@@ -220,31 +256,42 @@ class WorkQueue:
         running = self._running.get(watched, 0) + watched.counters.hung
         return watched.is_active and running < watched.observer.concurrency
 
+    def _may_begin(self, watched: Watched) -> bool:
+        """Whether work that has not lost yet may be taken, even if it would only stand in line."""
+        if watched.hot_cell is None or watched.hot_cell not in self._hot_cells:
+            return True
+        return len(self._in_line.get(watched, ())) < IN_LINE_MAX
+
     def finished(self, work: Work, seen: int) -> None:
-        """A run has answered everything up to `seen`. What came since then begins anew."""
+        """A run has handled everything up to `seen`. Later notifications are queued again."""
         self._stopped(work)
+        work.leave()
         self._remember(work.key, seen)
         work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
         work.attempts = work.retries = 0
+        work.has_lost = False
         if work.timestamps:
             self._make_ready(work)
         else:
             self._forget(work)
 
     def again(self, work: Work, seconds: float) -> None:
-        """It is to be run again, after a pause."""
+        """Queues the work again after a pause, and when it has its turn if it is a contender."""
         self._stopped(work)
-        loop = asyncio.get_running_loop()
-        self._delayed[work.key] = loop.call_later(seconds, self._due, work)
+        if seconds:
+            loop = asyncio.get_running_loop()
+            self._delayed[work.key] = loop.call_later(seconds, self._due, work)
+        else:
+            self._due(work)
 
     def drop(self, work: Work) -> None:
-        """It is left to others, or to be found again."""
+        """Forgets the work: it is left to other workers, or found again."""
         if work.is_running:
             self._stopped(work)
         self._forget(work)
 
     def drop_inactive(self) -> None:
-        """What waits for observers that are not run any more stays stored, and is forgotten."""
+        """Forgets the work of observers that no longer run. Their notifications stay stored."""
         for work in list(self._known.values()):
             if not work.watched.is_active and not work.is_running:
                 self._forget(work)
@@ -253,16 +300,28 @@ class WorkQueue:
         for timer in self._delayed.values():
             timer.cancel()
         self._delayed.clear()
+        for work in self._known.values():
+            work.leave()
 
     def _due(self, work: Work) -> None:
         self._delayed.pop(work.key, None)
-        self._make_ready(work)
+        if work.contender is None:
+            self._make_ready(work)
+        else:
+            self._in_line.setdefault(work.watched, {})[work] = None
+            work.contender.stand_in_line().add_done_callback(partial(self._out_of_line, work))
+
+    def _out_of_line(self, work: Work, _: asyncio.Future[None]) -> None:
+        del self._in_line[work.watched][work]
+        if self._known.get(work.key) is work:
+            self._make_ready(work)
 
     def _stopped(self, work: Work) -> None:
         work.is_running = False
         self._running[work.watched] -= 1
 
     def _forget(self, work: Work) -> None:
+        work.leave()
         if self._known.get(work.key) is not work:
             return
         del self._known[work.key]
@@ -273,9 +332,9 @@ class WorkQueue:
         if timer is not None:
             timer.cancel()
         if self._refused:
-            self._tell_of_room()
+            self._announce_room()
 
-    def _tell_of_room(self) -> None:
+    def _announce_room(self) -> None:
         roomy = {one for one in self._refused if self._takes_at_most(one, _PARTS_OF_FREE_ROOMY)}
         if roomy:
             self._refused -= roomy

@@ -1,7 +1,7 @@
-"""A worker: finds what its observers are to run for, and runs them, until it is stopped.
+"""A worker: finds work for its observers and runs them, until it is stopped.
 
        streams ──┐                              ┌── deletions of notifications
-                 ├── queue ── lanes ── commit ──┤
+                 ├── queue ── runs ─── commit ──┤
 passes, locks ───┘      ▲         │             └── dead letters
                         └─ again ─┘
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,40 +18,41 @@ from typing import Any
 
 from percolator.arguments import require_seconds, require_whole
 from percolator.errors import InvalidArgument, UsageError
-from percolator.observers.client import Client
+from percolator.observers.context import WorkerContext
 from percolator.observers.counters import Counters
-from percolator.observers.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.definition import Observer, checked
-from percolator.observers.deletions import Deletions
-from percolator.observers.lanes import Lanes, Results
-from percolator.observers.registration import Registrations, register
-from percolator.observers.row_locks import RowLocks
-from percolator.observers.scanner import Scanner
-from percolator.observers.threads import Threads
+from percolator.observers.finding.notification_watch import WorkHints, watch_work
+from percolator.observers.finding.row_locks import RowLocks
+from percolator.observers.finding.scanner import Scanner
+from percolator.observers.registry.registration import Registrations, register
+from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
+from percolator.observers.running.deletions import Deletions
+from percolator.observers.running.run_pool import Results, RunPool
+from percolator.observers.running.threads import Threads
 from percolator.observers.watched import Watched
 from percolator.observers.work import WorkQueue
-from percolator.wire.notification_watch import WorkHints, watch_work
+from percolator.tasks import Tasks
 
 _log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
 _DELETION_SECONDS_MIN = 1.0
-"""What deletions get at the end of a drain, however long the runs took."""
+"""The least time for deletions at the end of a drain, however long the runs took."""
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What one worker has before it at most. Units are in the names."""
+    """The most that one worker does and queues at a time. The names include the units."""
 
     concurrency_max: int = 1_024
-    """Runs at one time, of all observers together: more than a few of them take that hang."""
+    """Runs at a time, of all observers together: more than a few hanging observers can take."""
     threads_max: int = 32
-    """For blocking observers."""
+    """Threads for blocking observers."""
     queue_rows_max: int = 10_000
-    """Found, and not yet finished."""
+    """Cells that were found and are not finished yet."""
     queue_bytes_max: int = 16 << 20
     scan_pause_seconds_max: float = 5.0
-    """Between two passes over all tablets, when the last ones have found nothing."""
+    """The longest pause between passes over all tablets, reached while they find nothing."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency_max", "threads_max", "queue_rows_max", "queue_bytes_max"):
@@ -60,14 +61,14 @@ class WorkerLimits:
 
 
 class Worker:
-    """Runs observers in the event loop in which it was started. A block of it ends with `stop`.
+    """Runs observers in the event loop in which it was started. As a block, it ends with `stop`.
 
     >>> async with db.run_observers([index, count]) as worker: ...
     """
 
     def __init__(
         self,
-        client: Client,
+        context: WorkerContext,
         observers: Sequence[Observer],
         limits: WorkerLimits | None = None,
         *,
@@ -76,26 +77,26 @@ class Worker:
         if limits is not None and not isinstance(limits, WorkerLimits):
             raise InvalidArgument("limits", f"expected WorkerLimits, got {type(limits).__name__}")
         require_seconds(drain_seconds, "drain_seconds")
-        self._client = client
+        self._context = context
         self._observers = checked(observers)
         self._limits = limits or WorkerLimits()
         self._drain_seconds = drain_seconds
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self._part_failed)
         self._parts: _Parts | None = None
         self._stopped: asyncio.Event | None = None
         self._ended = asyncio.Event()
-        """It was stopped, or a part of it has failed."""
+        """Set when the worker was stopped, or a part of it has failed."""
         self._failure: BaseException | None = None
 
     async def start(self) -> None:
-        """Registers the observers, and returns when they are being run."""
+        """Registers the observers, and returns when they are running."""
         if self._parts is not None:
-            raise UsageError("this worker was started already")
-        client = self._client
-        watched = await register(client, self._observers)
-        letters = await dead_letters_table(client)
+            raise UsageError("this worker was already started")
+        context = self._context
+        watched = await register(context, self._observers)
+        letters = await dead_letters_table(context)
         self._stopped = asyncio.Event()
-        self._parts = parts = _Parts(client, watched, self._limits, letters)
+        self._parts = parts = _Parts(context, watched, self._limits, letters)
         for work in (
             self._listen(parts),
             parts.scanner.scan_forever(),
@@ -103,18 +104,18 @@ class Worker:
             parts.registrations.keep_forever(),
             self._follow_changes(parts),
         ):
-            self._begin(work)
+            self._tasks.start(work)
         parts.scanner.wake()
 
     @property
     def counters(self) -> Mapping[tuple[str, str], Counters]:
-        """What has been done, by table and observer."""
+        """What the observers have done, by table and observer."""
         watched = self._parts.registrations.watched if self._parts else ()
         return {(one.observer.table.name, one.observer.name): one.counters for one in watched}
 
     @property
     def backlog(self) -> Mapping[tuple[str, str], int]:
-        """What is known to wait or to be running here, by table and observer."""
+        """The number of cells known to be queued or running here, by table and observer."""
         if self._parts is None:
             return {}
         queue = self._parts.queue
@@ -124,18 +125,15 @@ class Worker:
         }
 
     async def stop(self, *, drain_seconds: float | None = None) -> bool:
-        """Begins nothing more, lets what runs end, and gives up the rest after `drain_seconds`.
+        """Starts no more runs, lets those in progress finish, and gives up after `drain_seconds`.
 
-        Whether everything has ended by itself. Nothing is lost either way: what was not finished is
-        found by another worker, or by the next one.
+        Returns whether all have finished. Nothing is lost either way: another worker, or the next
+        one, finds what was not finished.
         """
         parts = self._parts
         if parts is None or self._stopped is None or self._stopped.is_set():
             return True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.cancel()
         seconds = self._drain_seconds if drain_seconds is None else drain_seconds
         ended = await parts.close(seconds)
         self._stopped.set()
@@ -143,7 +141,7 @@ class Worker:
         return ended
 
     async def wait(self) -> None:
-        """Returns when it was stopped. Raises what no part of it should ever raise."""
+        """Returns when the worker was stopped. Raises the error if a part of it has failed."""
         if self._stopped is None:
             raise UsageError("this worker was not started")
         await self._ended.wait()
@@ -164,26 +162,20 @@ class Worker:
 
     # ------------------------------------------------------------------ tasks
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self._part_ended)
-        self._tasks.append(task)
-
-    def _part_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = task.exception()
-            self._ended.set()
-            _log.error("a part of the worker has failed", exc_info=self._failure)
+    def _part_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
+        self._failure = error
+        self._ended.set()
+        _log.error("a part of the worker has failed", exc_info=error)
 
     async def _listen(self, parts: _Parts) -> None:
-        """Takes in what tablet servers tell."""
-        client = self._client
+        """Queues the work that tablet servers announce."""
+        context = self._context
         names: dict[int, list[bytes]] = {}
         for one in parts.registrations.watched:
             names.setdefault(one.table_id, []).append(one.id)
         by_name = {(one.table_id, one.id): one for one in parts.registrations.watched}
-        find = client.catalog.all_tablets
-        hints_of = watch_work(client.world, client.tablets, find, names)
+        find = context.catalog.all_tablets
+        hints_of = watch_work(context.world, context.tablets, find, names)
         async with aclosing(hints_of) as stream:
             async for hints in stream:
                 self._take_in(parts, by_name, hints)
@@ -197,52 +189,53 @@ class Worker:
             watched = by_name.get((one.table_id, one.observer))
             if watched is None or not watched.is_active:
                 continue
-            # What finds no room is found by the scan, which is woken when there is some.
+            # If there is no room, the scanner finds it: it is woken as soon as there is some.
             parts.queue.offer(watched, one.row, one.column, (one.timestamp,))
 
     async def _follow_changes(self, parts: _Parts) -> None:
-        """After a pause, a removal, a resumption."""
+        """Adjusts the queue when observers were paused, removed or resumed."""
         changed = parts.registrations.changed
         while True:
             await changed.wait()
             changed.clear()
             parts.queue.drop_inactive()
             parts.scanner.wake()
-            parts.lanes.dispatch()
+            parts.pool.dispatch()
 
 
 class _Parts:
-    """What a started worker is made of."""
+    """The parts of a started worker."""
 
     def __init__(
-        self, client: Client, watched: Sequence[Watched], limits: WorkerLimits, letters: int
+        self, context: WorkerContext, watched: Sequence[Watched], limits: WorkerLimits, letters: int
     ) -> None:
-        self.registrations = Registrations(client, watched)
-        self.deletions = Deletions(client.around)
+        self.registrations = Registrations(context, watched)
+        self.deletions = Deletions(context.env)
         self.threads = Threads(limits.threads_max)
         self.queue = WorkQueue(
             rows_max=limits.queue_rows_max,
             bytes_max=limits.queue_bytes_max,
-            now=client.now,
+            now=context.now,
+            hot_cells=context.env.hot_cells,
             on_ready=self._dispatch,
             on_finished_before=self.deletions.add,
             on_room=self._look_again,
         )
-        self.locks = RowLocks(client, self.queue)
+        self.locks = RowLocks(context, self.queue)
         self.scanner = Scanner(
-            client,
+            context,
             self.queue,
             self.locks,
             lambda: self.registrations.active,
             pause_seconds_max=limits.scan_pause_seconds_max,
         )
         results = Results(
-            self.queue, self.deletions, DeadLetters(client, letters), self.locks.release
+            self.queue, self.deletions, DeadLetters(context, letters), self.locks.release
         )
-        self.lanes = Lanes(client, results, self.threads, lanes_max=limits.concurrency_max)
+        self.pool = RunPool(context, results, self.threads, runs_max=limits.concurrency_max)
 
     def _dispatch(self) -> None:
-        self.lanes.dispatch()
+        self.pool.dispatch()
 
     def _look_again(self) -> None:
         self.scanner.wake()
@@ -250,7 +243,7 @@ class _Parts:
     async def close(self, drain_seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_seconds
-        ended = await self.lanes.drain(drain_seconds)
+        ended = await self.pool.drain(drain_seconds)
         self.queue.close()
         self.threads.close()
         for work in self.queue.all():

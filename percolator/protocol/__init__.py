@@ -1,0 +1,18 @@
+"""The transaction protocol of the paper, run by the client: prewrite, commit, reads, and clean-up.
+
+Open `steps.py` first: it is the table of the protocol, every step with its conditions and the
+failure that each condition prevents. `write_steps.py` fills the table in for one transaction.
+
+    commit      write_set.py, commit.py, one_round.py (within one tablet), prewriting.py,
+                commit_point.py, heartbeats.py, aftermath.py
+    read        read.py (rows), scan.py (ranges), cleanup.py (locks in the way)
+    conflict    hot_cells.py, rivals.py, nested_calls.py: when those that have lost at a cell try
+                again
+    shared      shared/: transactions that several processes write
+    changes     change_reader.py (the change feed)
+    repeat      repeat.py, same_writes.py: a gateway that commits what may be committed already
+
+`environment.py` lists what the protocol needs from outside, and it gets nothing else: no sockets,
+no disks, no clock of its own. Nothing here knows tablets or servers (`percolator.routing` does),
+and tablet servers do not import this room.
+"""

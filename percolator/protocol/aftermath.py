@@ -1,7 +1,7 @@
 """After the decision: the cells that do not decide.
 
-Committing them, or rolling them back, only spares others the work, since whoever meets a lock that
-was left behind settles it. What must not be left out is the order: the primary's record is durable
+Committing them, or rolling them back, only saves others the work, since every client resolves the
+abandoned locks that it meets. The order is what matters: the primary's commit record is durable
 before any other cell is committed, and its rollback marker before any other cell is rolled back.
 """
 
@@ -18,62 +18,65 @@ from percolator.errors import (
     SnapshotTooOld,
 )
 from percolator.protocol import steps
+from percolator.protocol.environment import Environment
 from percolator.protocol.primaries import Primaries
-from percolator.protocol.surroundings import Surroundings
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import APPLIED, CellMutation, Refused
 from percolator.v1.cells_pb2 import Cell
-from percolator.wire.questions import APPLIED, Refused, Step
 
 STEPS_AT_ONCE_MAX = 4_096
-"""A large transaction is sent in portions, so that not all its messages exist at one time."""
+"""A large transaction is sent in portions, so that its messages do not all exist at one time."""
 
 
 def portions(cells: Sequence[CellAddress]) -> range:
-    """Where the portions begin."""
+    """The indexes at which the portions begin."""
     return range(0, len(cells), STEPS_AT_ONCE_MAX)
 
 
 def portion(cells: Sequence[CellAddress], first: int) -> Sequence[CellAddress]:
-    """The one that begins there."""
+    """The portion that begins at this index."""
     if len(cells) <= STEPS_AT_ONCE_MAX:
-        return cells  # nearly always: nothing is copied
+        return cells  # the usual case, in which nothing is copied
     return cells[first : first + STEPS_AT_ONCE_MAX]
 
 
-def shown(answer: Refused) -> Cell:
-    """The cell that failed a condition of absence."""
+def offending_cell(answer: Refused) -> Cell:
+    """The cell because of which the mutation was refused: its condition demanded that there be
+    none."""
     if answer.cell is None:
-        raise InvariantViolation(f"condition {answer.condition} failed on a cell that is not shown")
+        raise InvariantViolation(
+            f"condition {answer.condition} failed, and the tablet did not return the cell"
+        )
     return answer.cell
 
 
-async def commit_secondaries(around: Surroundings, write: WriteSteps, commit: int) -> None:
-    """After the commit point, for as long as `background_seconds`.
+async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -> None:
+    """Commits the other cells after the commit point, trying for `background_seconds`.
 
-    Below the safe point all locks are settled before anything is collected, and what is not found
-    any more may have been committed and collected.
+    Below the safe point it stops: there, all locks are resolved before anything is collected, and a
+    record that is missing may have been written and collected.
     """
-    deadline = background_deadline(around)
+    deadline = background_deadline(env)
     pending = write.cells[1:]
-    backoff = around.backoff()
+    backoff = env.backoff()
     while pending:
         again: list[CellAddress] = []
         for first in portions(pending):
             cells = portion(pending, first)
-            questions = []
+            requests = []
             for cell in cells:
-                schema = await around.schema(cell.table_id, deadline)
-                question = write.commit_secondary(cell, schema, commit)
-                question.mutation.not_below = write.start
-                questions.append(question)
-            answers = await around.cells.mutate(questions, deadline)
+                schema = await env.schema(cell.table_id, deadline)
+                request = write.commit_secondary(cell, schema, commit)
+                request.mutation.not_below = write.start
+                requests.append(request)
+            answers = await env.cells.mutate(requests, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
                     _check_secondary(write, cell, commit, answer)
                 elif isinstance(answer, PercolatorError):
                     if isinstance(answer, SchemaChanged):
-                        await around.schemas.refresh(cell.table_id, deadline)
+                        await env.schemas.refresh(cell.table_id, deadline)
                     if not isinstance(answer, SnapshotTooOld):
                         again.append(cell)
         pending = again
@@ -82,8 +85,8 @@ async def commit_secondaries(around: Surroundings, write: WriteSteps, commit: in
 
 
 def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
-    """Somebody else has committed it, at the same timestamp. Anything else is a torn commit."""
-    if answer.condition == steps.OWN_COMMIT and shown(answer).timestamp == commit:
+    """Another client may have committed it, at the same timestamp; otherwise the commit is torn."""
+    if answer.condition == steps.OWN_COMMIT and offending_cell(answer).timestamp == commit:
         return
     raise InvariantViolation(
         f"transaction {write.start} is committed at {commit}, but {cell} holds neither its lock "
@@ -91,60 +94,61 @@ def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: 
     )
 
 
-async def mark_primary(around: Surroundings, write: WriteSteps, deadline: float) -> int:
+async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> int:
     """Puts the rollback marker: from then on, the transaction can never commit.
 
     Returns 0 when the marker is durable, or the timestamp of the commit that was there before.
-    Raises `SnapshotTooOld` below the safe point: there its commit may have been collected, and
-    nobody can tell any more; and `SchemaError` when its table is gone for good: nor is there
-    anything left then that would tell.
+    Raises `SnapshotTooOld` below the safe point, where its commit may have been collected, so that
+    the outcome can no longer be learned; and `SchemaError` when its table is gone for good, and
+    the outcome with it.
     """
-    backoff = around.backoff()
+    backoff = env.backoff()
     mark = write.roll_back(write.primary)
     mark.mutation.not_below = write.start
-    primaries = Primaries(around)
+    primaries = Primaries(env)
     while True:
         (answer,) = await primaries.mutate([mark], deadline)
         if answer is APPLIED:
-            around.verdicts.put(write.start, ROLLED_BACK)
+            env.verdicts.put(write.start, ROLLED_BACK)
             return 0
         if isinstance(answer, Refused):
-            return shown(answer).timestamp
+            return offending_cell(answer).timestamp
         if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
             raise answer
 
 
 async def roll_back_all(
-    around: Surroundings, write: WriteSteps, touched: Sequence[CellAddress]
+    env: Environment, write: WriteSteps, touched: Sequence[CellAddress]
 ) -> None:
-    """The marker on the primary, then the other cells that may carry a lock."""
-    commit = await mark_primary(around, write, background_deadline(around))
+    """Puts the marker on the primary, then rolls back the other cells that may carry a lock."""
+    commit = await mark_primary(env, write, background_deadline(env))
     if commit:
-        # Nobody was told that it is aborted: another committer of the same transaction was first.
-        around.verdicts.put(write.start, commit)
+        # Another committer of this transaction was first. It was not reported as aborted, so this
+        # is no contradiction.
+        env.verdicts.put(write.start, commit)
     else:
-        await roll_back_others(around, write, touched)
+        await roll_back_others(env, write, touched)
 
 
 async def roll_back_others(
-    around: Surroundings, write: WriteSteps, touched: Sequence[CellAddress]
+    env: Environment, write: WriteSteps, touched: Sequence[CellAddress]
 ) -> None:
-    """After the marker on the primary."""
-    deadline = background_deadline(around)
+    """Rolls back the other cells, once the marker on the primary is durable."""
+    deadline = background_deadline(env)
     pending = sorted(set(touched) - {write.primary})
-    backoff = around.backoff()
+    backoff = env.backoff()
     while pending:
         again: list[CellAddress] = []
         for first in portions(pending):
             cells = portion(pending, first)
-            questions: list[Step] = [write.roll_back(cell) for cell in cells]
-            answers = await around.cells.mutate(questions, deadline)
+            requests: list[CellMutation] = [write.roll_back(cell) for cell in cells]
+            answers = await env.cells.mutate(requests, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
                     raise InvariantViolation(
                         f"{cell} is committed by the rolled back transaction {write.start}"
                     )
-                # Below what was collected, all locks were settled by others.
+                # Where history was collected, all locks were resolved before.
                 if answer is not APPLIED and not isinstance(answer, SnapshotTooOld):
                     again.append(cell)
         pending = again
@@ -152,5 +156,5 @@ async def roll_back_others(
             return
 
 
-def background_deadline(around: Surroundings) -> float:
-    return around.clock.monotonic_seconds() + around.limits.background_seconds
+def background_deadline(env: Environment) -> float:
+    return env.clock.monotonic_seconds() + env.limits.background_seconds

@@ -1,12 +1,12 @@
-"""Steps that many need at the same moment, and that are sent once.
+"""Steps that many transactions need at the same moment, and that are sent once.
 
-A popular cell whose writer has died is met by everybody at once. Each would ask the same primary
-about the same transaction, and roll the same cell forward: a crowd of mutations of one cell, which
-a tablet has to judge one batch after the other.
+When the writer of a popular cell dies, many transactions meet its lock at once. Each would ask the
+same primary about the same transaction, and roll the same cell forward: a crowd of mutations of one
+cell, which a tablet has to judge one batch after another.
 
-Only steps may be shared whose answer does not depend on who asks, and where an answer that was
-under way already is as good as a later one: what is decided stays decided, and what is not is acted
-upon only by steps that compare it again.
+A step may be shared only if its answer does not depend on the caller, and if an answer already in
+flight is as good as a later one. It is: a decision never changes, and where nothing is decided yet,
+the steps that act on the answer compare the lock again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from percolator.errors import CellAddress, DeadlineExceeded, Unavailable
-from percolator.protocol.surroundings import Surroundings
-from percolator.wire.questions import Answer, Mutations, Step
+from percolator.protocol.environment import Environment
+from percolator.routing.cells import Answer, CellMutation, Mutations
 
 
 class About(NamedTuple):
-    """What tells one shared step from another."""
+    """What distinguishes one shared step from another."""
 
     what: str
     cell: CellAddress
@@ -29,31 +29,34 @@ class About(NamedTuple):
 
 
 class AskedOnce:
-    """The shared steps that are under way."""
+    """The shared steps that are in flight."""
 
-    def __init__(self, around: Surroundings, cells: Mutations) -> None:
-        self._around = around
+    def __init__(self, env: Environment, cells: Mutations) -> None:
+        self._env = env
         self._cells = cells
         self._under_way: dict[About, asyncio.Future[Answer]] = {}
 
-    async def mutate(self, steps: Mapping[About, Step], deadline: float) -> list[Answer]:
-        """The answers in the order of the steps. An error stands for what was not answered."""
+    async def mutate(self, steps: Mapping[About, CellMutation], deadline: float) -> list[Answer]:
+        """Returns the answers in the order of the steps; an error where there was no answer."""
         joined = {about: self._under_way[about] for about in steps if about in self._under_way}
         own = {about: step for about, step in steps.items() if about not in joined}
         answers = await self._send(own, deadline) if own else {}
         if joined:
-            left = deadline - self._around.clock.monotonic_seconds()
+            left = deadline - self._env.clock.monotonic_seconds()
             await asyncio.wait(joined.values(), timeout=max(left, 0.0))
             for about, future in joined.items():
-                late = DeadlineExceeded("no answer in time to what another one asked")
+                late = DeadlineExceeded("no answer in time to a request that another caller sent")
                 answers[about] = future.result() if future.done() else late
         return [answers[about] for about in steps]
 
-    async def _send(self, own: Mapping[About, Step], deadline: float) -> dict[About, Answer]:
+    async def _send(
+        self, own: Mapping[About, CellMutation], deadline: float
+    ) -> dict[About, Answer]:
         loop = asyncio.get_running_loop()
         self._under_way.update({about: loop.create_future() for about in own})
-        # What those are told who have joined when whoever asked is cancelled: they ask again.
-        answers: dict[About, Answer] = dict.fromkeys(own, Unavailable("whoever asked has left"))
+        # If this caller is cancelled, those who have joined it get this error, and ask again.
+        cancelled = Unavailable("the caller that sent this request was cancelled")
+        answers: dict[About, Answer] = dict.fromkeys(own, cancelled)
         try:
             told = await self._cells.mutate(list(own.values()), deadline)
             answers = dict(zip(own, told, strict=True))

@@ -1,29 +1,33 @@
 """Committing a transaction: the paper's Figure 6, with an answer for every lost message.
 
+If one tablet has all cells, one message does everything (one_round.py). Otherwise, two phases:
+
     prewrite   lock every cell that the transaction writes, all at once
     timestamp  ask the oracle for the commit timestamp: only now (commit_point.py)
-    commit     replace the primary's lock by its commit record: from here on, it is committed
+    commit     replace the primary's lock with its commit record: from here on, it is committed
     (later)    the other cells, in the background (aftermath.py)
 
 Rules, each with the failure that it prevents:
-- The primary is the least cell of the write set. Two committers of one transaction (a gateway that
-  took over) with different primaries would decide twice.
+- The primary is the lowest cell of the write set, so a second committer of the same transaction (a
+  gateway that took over) chooses the same one. With two primaries, the transaction could be both
+  committed and rolled back.
 - A repeated step has the same content: whatever the network does with it, it means one thing.
-- Aborting marks the primary first and touches nothing else until the mark is durable. If the mark
-  is refused because the commit record is there, the outcome is: committed.
-- "Aborted" is said only of what nobody can commit any more. Until the mark is durable, another
-  committer of the same transaction, if there may be one, finds its locks, and commits it after the
-  user was told to do the work again.
-- Once the commit was sent and not answered, the outcome is unknown until the primary tells.
+- Aborting puts the rollback marker on the primary first, and touches nothing else until the marker
+  is durable. If the marker is refused because the commit record is there, the transaction is
+  committed.
+- A transaction is reported as aborted only when it can no longer be committed. Until the marker is
+  durable, another committer of the same transaction, if there may be one, can find its locks and
+  commit it after the user was told to do the work again.
+- Once the commit was sent and no answer came, the outcome is unknown until the primary tells.
   Guessing "failed" makes the user do the work twice.
-- Whoever asks for an unknown outcome joins the one attempt that is going on. Two at a time might
+- All who ask for an unknown outcome join the one attempt that is in progress. Two at a time might
   each take a commit timestamp after a push, and commit the other cells at the wrong one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from copy import copy
 
 from percolator.errors import (
@@ -35,57 +39,41 @@ from percolator.errors import (
     Retry,
     Unavailable,
 )
-from percolator.protocol import aftermath, conflicts, steps
-from percolator.protocol.aftermath import portion, portions, shown
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol import aftermath, conflicts
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.lock_waiting import LockWaiting
-from percolator.protocol.same_writes import AnotherWriteSet, require_same
-from percolator.protocol.surroundings import Statistics, Surroundings
+from percolator.protocol.one_round import OneRound
+from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
-from percolator.wire.questions import APPLIED, Answer, Refused
 
 _Settled = int | ConflictError | OutcomeUnknown
-"""What became of a commit, or its timestamp."""
-
-
-class _Unlocked:
-    """The cells that a round of prewrites has not locked, and why not."""
-
-    __slots__ = ("met", "unanswered")
-
-    def __init__(self) -> None:
-        self.unanswered: list[CellAddress] = []
-        self.met: list[MetLock] = []
-        """Locks of older transactions."""
-
-    def cells(self) -> list[CellAddress]:
-        return self.unanswered + [lock.address for lock in self.met]
+"""The outcome of a commit: its timestamp, or why there is none."""
 
 
 class Commit:
-    """One transaction's way from its write set to its outcome."""
+    """Takes one transaction from its write set to its outcome."""
 
     __slots__ = (
         "_alone",
-        "_around",
-        "_cleanup",
+        "_env",
         "_given_up",
         "_heartbeats",
-        "_last_problem",
+        "_is_committed",
+        "_one_round",
         "_point",
-        "_primary_lost",
+        "_prewrite",
         "_settling",
-        "_statistics",
-        "_touched",
+        "_two_phases",
         "_write",
     )
 
     def __init__(
         self,
-        around: Surroundings,
+        env: Environment,
         cleanup: Cleanup,
         heartbeats: Heartbeats,
         write: WriteSteps,
@@ -94,48 +82,47 @@ class Commit:
         started_seconds: float,
         statistics: Statistics,
         alone: bool = False,
+        two_phases: bool = False,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock.
 
-        `alone`: nobody else commits this transaction, as a gateway might that was asked again.
+        `alone`: no other process can commit this transaction, as a second gateway might when its
+        caller asks again. `two_phases`: do not try to commit in one round.
         """
-        self._around = around
-        self._cleanup = cleanup
+        self._env = env
         self._heartbeats = heartbeats
         self._write = write
-        self._statistics = statistics
         self._alone = alone
-        self._point = CommitPoint(around, write, weak_notifications, started_seconds, statistics)
+        self._point = CommitPoint(env, write, weak_notifications, started_seconds, statistics)
+        self._prewrite = Prewrite(env, cleanup, write, self._point, statistics)
+        self._one_round = OneRound(env, cleanup, write, weak_notifications, statistics)
+        self._two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
-        """Finds out what became of the commit."""
-        self._primary_lost = False
-        """Somebody committed the primary above our start: it can never be locked any more."""
+        """The task that finds out what became of the commit."""
+        self._is_committed = False
         self._given_up = False
-        """It is being rolled back, and must not be committed by us any more."""
-        self._touched: Sequence[CellAddress] = ()
-        """May carry our locks."""
-        self._last_problem: PercolatorError | None = None
-        """Why the last attempt of a prewrite was not answered."""
+        """The transaction is being rolled back, and we must no longer commit it."""
 
     def run(self, deadline: float) -> Coroutine[None, None, int]:
         """Returns the commit timestamp.
 
-        Raises `ConflictError`, `OutcomeUnknown`, or what made it impossible; of these only
-        `OutcomeUnknown` leaves open whether it is committed.
+        Raises `ConflictError`, `OutcomeUnknown`, or the error that prevented the commit; of these,
+        only `OutcomeUnknown` leaves open whether the transaction is committed.
         """
-        return self._reach_outcome(deadline, prewritten=False)
+        return self._reach_outcome(deadline, settling=False)
 
     async def settle(self, deadline: float) -> int:
-        """After `OutcomeUnknown`: goes on where it was, and returns the commit timestamp.
+        """After `OutcomeUnknown`: continues where `run` stopped, and returns the commit timestamp.
 
-        What was to be committed is committed, by the very same commit; what was being given up is
-        rolled back. Raises `ConflictError` when it turns out to be rolled back, `OutcomeUnknown`
-        when still nobody answers. It goes on in the background when its caller leaves.
+        A commit in progress is completed, by the very same commit step; a rollback in progress is
+        completed too. Raises `ConflictError` if the transaction turns out to be rolled back, and
+        `OutcomeUnknown` if there is still no answer. If the caller is cancelled, this continues in
+        the background.
         """
         while True:
             joined = self._settling
             settling = joined or self._start_settling(deadline)
-            left = deadline - self._around.clock.monotonic_seconds()
+            left = deadline - self._env.clock.monotonic_seconds()
             await asyncio.wait((settling,), timeout=max(left, 0.0))
             if not settling.done():
                 raise self._unknown(DeadlineExceeded("no answer in time"))
@@ -145,224 +132,138 @@ class Commit:
             if isinstance(outcome, int):
                 return outcome
             if joined is None or not isinstance(outcome, OutcomeUnknown):
-                raise copy(outcome)  # others may wait for the same
-            # The one that was joined had less time than there is left.
+                raise copy(outcome)  # others may be waiting for the same error
+            # The attempt that we joined had an earlier deadline than ours: try again.
 
     @property
     def may_be_committed(self) -> bool:
-        """The commit was sent, and nothing since then says that it was not applied."""
-        return self._point.sent
+        """True once the commit was sent, unless it is known that it was not applied."""
+        return self._is_committed or self._point.sent or self._one_round.is_out
 
-    async def _reach_outcome(self, deadline: float, *, prewritten: bool) -> int:
-        around, write, point = self._around, self._write, self._point
-        self._heartbeats.add(point)
+    @property
+    def is_whole(self) -> bool:
+        """Committed in one round: no cell has a lock left."""
+        return self._one_round.is_whole
+
+    async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
+        env, write, point, one_round = self._env, self._write, self._point, self._one_round
+        prewritten = settling and not one_round.is_unanswered
         try:
             try:
-                commit = 0 if prewritten else await self._prewrite(deadline)
+                commit = 0 if prewritten or self._two_phases else await one_round.run(deadline)
                 if not commit:
-                    commit = await point.reach(deadline)
+                    self._heartbeats.add(point)
+                    commit = 0 if prewritten else await self._prewrite.run(deadline)
+                    commit = commit or await point.reach(deadline)
             except AnotherWriteSet:
                 raise
             except PercolatorError as problem:
-                if point.sent:
+                if point.sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
                     raise self._unknown(problem) from problem
                 commit = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
-            if not prewritten:
+            if not settling:
                 self._go_on_alone()
             raise
         finally:
             self._heartbeats.discard(point)
-        around.verdicts.put(write.start, commit)
-        if len(write.cells) > 1:
-            too_much = around.background.full
-            rest = around.background.start(aftermath.commit_secondaries(around, write, commit))
+        # From here on, a caller who is cancelled must not be told that it was rolled back.
+        self._is_committed = True
+        one_round.ended()
+        env.verdicts.put(write.start, commit)
+        if len(write.cells) > 1 and not one_round.is_whole:
+            too_much = env.background_is_full
+            rest = env.background.start(aftermath.commit_secondaries(env, write, commit))
             if too_much:
-                # However it ends, the transaction is committed, and nobody is told otherwise.
+                # However this ends, the transaction is committed and is reported as such.
                 await asyncio.wait((rest,))
         return commit
-
-    # ------------------------------------------------------------------ prewrite
-
-    async def _prewrite(self, deadline: float) -> int:
-        """Locks every cell. Returns 0, or the timestamp at which somebody has committed it."""
-        point = self._point
-        pending: Sequence[CellAddress] = self._write.cells
-        waiting: LockWaiting | None = None
-        while True:
-            point.choose_ttl()
-            unlocked: _Unlocked | None = None  # as nearly always: made when it is needed
-            for first in portions(pending):
-                cells = portion(pending, first)
-                answers = await self._send_prewrites(cells, deadline)
-                if answers.count(APPLIED) == len(cells):
-                    self._note_touched(cells)
-                    continue
-                unlocked = unlocked or _Unlocked()
-                committed = self._sort_out(cells, answers, unlocked)
-                if committed:
-                    return committed
-            pending = unlocked.cells() if unlocked is not None else ()
-            point.is_locked = not pending or self._write.primary not in pending
-            if unlocked is None or not pending:
-                return 0
-            self._statistics.retries += 1
-            waiting = waiting or LockWaiting(self._around)
-            await self._wait_for_locks(waiting, unlocked.met, deadline)
-
-    def _send_prewrites(
-        self, cells: Sequence[CellAddress], deadline: float
-    ) -> Awaitable[list[Answer]]:
-        prewrite, min_commit, ttl = self._write.prewrite, self._point.min_commit, self._point.ttl
-        self._statistics.round_trips += 1
-        return self._around.cells.mutate(
-            [prewrite(cell, min_commit, ttl) for cell in cells], deadline
-        )
-
-    def _sort_out(
-        self, cells: Sequence[CellAddress], answers: Sequence[Answer], unlocked: _Unlocked
-    ) -> int:
-        """Returns the timestamp at which somebody has committed it, or 0. Raises conflicts."""
-        problem: PercolatorError | None = None
-        touched: list[CellAddress] = []
-        try:
-            for cell, answer in zip(cells, answers, strict=True):
-                if answer is APPLIED:
-                    touched.append(cell)
-                elif isinstance(answer, Refused):
-                    if answer.condition == steps.OWN_COMMIT:
-                        require_same(self._write, cell, answer)
-                        return shown(answer).timestamp
-                    if self._is_own_lock(cell, answer):
-                        touched.append(cell)
-                    else:
-                        problem = self._obstacle(cell, answer, unlocked.met) or problem
-                elif answer.retry is Retry.UNKNOWN:
-                    touched.append(cell)
-                    unlocked.unanswered.append(cell)
-                    self._last_problem = answer
-                else:
-                    problem = answer
-        finally:
-            self._note_touched(touched)
-        if problem is not None:
-            raise problem
-        return 0
-
-    def _note_touched(self, cells: Sequence[CellAddress]) -> None:
-        self._touched = [*self._touched, *cells] if self._touched else cells
-
-    async def _wait_for_locks(
-        self, waiting: LockWaiting, met: Sequence[MetLock], deadline: float
-    ) -> None:
-        """Settles what was met, and pauses. Raises when it has lasted too long."""
-        if met:
-            waited = waiting.note(met[0], self._statistics)
-            if waited > self._around.limits.lock_wait_seconds:
-                raise conflicts.locked(self._write, met[0])
-            await self._cleanup.clear(
-                met, deadline=deadline, known_now=self._write.start, waited_seconds=waited
-            )
-        if not await waiting.backoff.pause(deadline):
-            raise conflicts.locked(self._write, met[0]) if met else self._out_of_time()
-
-    def _is_own_lock(self, cell: CellAddress, answer: Refused) -> bool:
-        """Set by an earlier attempt, whose answer was lost, or by another committer."""
-        if answer.condition != steps.PREWRITE_LOCKED:
-            return False
-        if int.from_bytes(shown(answer).value[:8], "big") != self._write.start:
-            return False
-        require_same(self._write, cell, answer)
-        if cell == self._write.primary:
-            self._point.learn_lock(answer)
-        return True
-
-    def _obstacle(
-        self, cell: CellAddress, answer: Refused, met: list[MetLock]
-    ) -> PercolatorError | None:
-        """What a refused prewrite means. The lock of an older transaction is put into `met`."""
-        if answer.condition == steps.PREWRITE_LOCKED:
-            lock = MetLock.of(cell.table_id, shown(answer))
-            if lock.lock.start_timestamp < self._write.start:
-                met.append(lock)
-                return None
-            # Only the younger waits for the older. Two that wait for each other wait for ever.
-            return conflicts.locked(self._write, lock)
-        if answer.condition == steps.OWN_ROLLBACK:
-            return conflicts.rolled_back_by_others(self._write, cell)
-        if cell == self._write.primary:
-            self._primary_lost = True
-        return conflicts.written(self._write, cell, shown(answer))
-
-    def _out_of_time(self) -> PercolatorError:
-        return self._last_problem or DeadlineExceeded("no time was left to prewrite")
 
     # ------------------------------------------------------------------ giving up
 
     async def _give_up(self, problem: PercolatorError, deadline: float) -> int:
-        """Rolls back and raises `problem`, unless it turns out that it is committed.
+        """Rolls back and raises `problem`, unless the transaction turns out to be committed.
 
-        Without an answer to the mark, that is as good as done when no commit was sent and nobody
-        else will send one, or nothing locks the primary; else `OutcomeUnknown` is raised.
+        If the marker gets no answer, the transaction is still as good as rolled back when no
+        commit was sent and no other process will send one, or when the primary was never locked.
+        Otherwise, and if a message that commits in one round may still arrive, `OutcomeUnknown` is
+        raised.
         """
         self._given_up = True
-        problem = copy(problem)  # the same answer may have gone to others
+        one_round, touched = self._one_round, self._prewrite.touched
+        problem = copy(problem)  # other callers may have received the same error object
         if problem.retry is Retry.UNKNOWN:
             problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
-        if self._primary_lost:
-            # As final as a marker, which a dying owner's lock on another cell will still find.
-            if self._touched:
+        if one_round.is_lost or self._prewrite.is_lost:
+            one_round.ended()
+            # This is as final as a marker. The marker is still written if locks may be left on
+            # other cells: those who meet them will look for it on the primary.
+            if touched:
                 self._roll_back_in_background()
             raise problem
-        if self._around.verdicts.get(self._write.start) != ROLLED_BACK:
+        if self._env.verdicts.get(self._write.start) != ROLLED_BACK:
             try:
-                commit = await aftermath.mark_primary(self._around, self._write, deadline)
+                commit = await aftermath.mark_primary(self._env, self._write, deadline)
             except PercolatorError as unmarked:
                 self._roll_back_in_background()
-                if self._alone or self._write.primary not in self._touched:
+                is_safe = self._alone or self._write.primary not in touched
+                if is_safe and not one_round.is_out:
                     raise problem from None
                 raise self._unknown(unmarked) from problem
             if commit:
                 return commit
-        others = aftermath.roll_back_others(self._around, self._write, self._touched)
-        self._around.background.start(others)
+        one_round.ended()
+        if touched:
+            others = aftermath.roll_back_others(self._env, self._write, touched)
+            self._env.background.start(others)
         raise problem
 
     def _roll_back_in_background(self) -> None:
-        work = aftermath.roll_back_all(self._around, self._write, self._touched)
-        self._around.background.start(work)
+        work = aftermath.roll_back_all(self._env, self._write, self._prewrite.touched)
+        self._env.background.start(work)
 
     # ------------------------------------------------------------------ unknown outcomes
 
     def _go_on_alone(self) -> None:
-        """The caller has left in the middle. Nobody else should have to wait for our locks."""
-        if self._point.sent:
-            self._start_settling(aftermath.background_deadline(self._around))
+        """Cleans up after a cancelled caller, so that others need not wait for our locks."""
+        if self._point.sent or self._one_round.is_unanswered:
+            self._start_settling(aftermath.background_deadline(self._env))
+            return
+        self._prewrite.touched = self._write.cells  # unanswered prewrites may still arrive
+        if self._one_round.is_out:
+            # A late copy may commit it before the marker is there: only the marker tells.
+            self._given_up = True
+            self._start_settling(aftermath.background_deadline(self._env))
         else:
-            self._touched = self._write.cells  # prewrites that were not answered may still arrive
             self._roll_back_in_background()
 
     def _start_settling(self, deadline: float) -> asyncio.Task[_Settled]:
-        self._settling = self._around.background.start(self._settle(deadline))
+        self._settling = self._env.background.start(self._settle(deadline))
         return self._settling
 
     async def _settle(self, deadline: float) -> _Settled:
         try:
             if self._given_up:
                 commit = await self._give_up(conflicts.given_up(self._write), deadline)
-                self._around.verdicts.put(self._write.start, commit)
+                self._one_round.ended()
+                self._env.verdicts.put(self._write.start, commit)
                 return commit
-            return await self._reach_outcome(deadline, prewritten=True)
+            return await self._reach_outcome(deadline, settling=True)
         except (ConflictError, OutcomeUnknown) as outcome:
-            # An outcome like any other, which whoever asks is told; maybe nobody does.
+            # Returned, not raised: it is an outcome like any other, and perhaps no caller is left
+            # to retrieve an exception.
             return outcome
+        except AnotherWriteSet:
+            raise
+        except PercolatorError:
+            return conflicts.given_up(self._write)  # whatever the reason was, it is rolled back
         finally:
             self._settling = None
 
     def _unknown(self, problem: PercolatorError) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"whether the transaction begun at {self._write.start} is committed could not be "
-            f"learned: {problem}",
+            f"could not learn whether the transaction begun at {self._write.start} is committed: "
+            f"{problem}",
             start_timestamp=self._write.start,
             primary=self._write.primary,
         )

@@ -1,15 +1,17 @@
-"""The commit point: the primary's lock is replaced by its commit record, and all is decided.
+"""The commit point: replacing the primary's lock with its commit record decides the transaction.
 
-Until then the lock is kept as it is stored, not as it was sent: heartbeats raise its time to live,
-readers push its least commit timestamp, and the commit holds only for the lock that was seen.
+Until then, this file keeps track of the lock as it is stored, not as it was sent: heartbeats raise
+its time to live, readers push its least commit timestamp, and the commit succeeds only on the lock
+that was last seen.
 
 Rules, each with the failure that it prevents:
-- The commit timestamp is fetched when every cell is locked. Fetched earlier, a reader above it may
-  have read a cell that was not locked yet.
-- An unanswered commit is repeated with the *same* timestamp, since the first may have been applied;
-  with a second one, readers between the two would see half of the transaction. The one exception is
-  a lock that a reader has pushed: then the first can never be applied any more.
-- Neither lock nor record proves nothing: only a marker on the primary says that it is rolled back.
+- The commit timestamp is fetched when every cell is locked. If it were fetched earlier, a reader
+  above it may have read a cell that was not locked yet.
+- An unanswered commit is repeated with the *same* timestamp, since the first attempt may have been
+  applied; with another timestamp, readers between the two would see half of the transaction. The
+  one exception is a lock that a reader has pushed: the first attempt can never be applied then.
+- The absence of both lock and record proves nothing: only a marker on the primary proves that the
+  transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from percolator.errors import (
     SchemaChanged,
     TimestampRegression,
 )
+from percolator.formats.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
 from percolator.protocol import aftermath, conflicts, steps
-from percolator.protocol.aftermath import shown
-from percolator.protocol.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
-from percolator.protocol.surroundings import Statistics, Surroundings
+from percolator.protocol.aftermath import offending_cell
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.wire.backoff import Backoff
-from percolator.wire.questions import APPLIED, Answer, Refused, Step
 
 
 class CommitPoint:
     """One transaction's lock on its primary, and the way from there to its commit record."""
 
     __slots__ = (
-        "_around",
         "_commit",
+        "_env",
         "_started_seconds",
         "_statistics",
         "_weak_notifications",
@@ -53,123 +55,126 @@ class CommitPoint:
 
     def __init__(
         self,
-        around: Surroundings,
+        env: Environment,
         write: WriteSteps,
         weak_notifications: Sequence[CellAddress],
         started_seconds: float,
         statistics: Statistics,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
-        self._around = around
+        self._env = env
         self._write = write
         self._weak_notifications = weak_notifications
         self._started_seconds = started_seconds
         self._statistics = statistics
         self._commit = 0
         self.min_commit = write.start + 1
-        """As the lock has it: readers raise it."""
+        """The least commit timestamp in the stored lock; readers raise it."""
         self.ttl = 0
-        """As the lock has it, in milliseconds: heartbeats raise it."""
+        """The time to live in the stored lock, in milliseconds; heartbeats raise it."""
         self.is_locked = False
         self.is_lost = False
         """A heartbeat found the lock gone."""
         self.sent = False
-        """The commit may have been applied; nobody knows."""
+        """A commit was sent, and it is not known whether it was applied."""
 
-    # ------------------------------------------------------------------ passing it
+    # ------------------------------------------------------------------ reaching it
 
     async def reach(self, deadline: float) -> int:
-        """Returns the commit timestamp: ours, or that of whoever has committed the same before.
+        """Returns the commit timestamp: ours, or that of an earlier commit of the same transaction.
 
-        Raises when it will never be committed, or, if `sent`, when nobody knows.
+        Raises when the transaction will never be committed, or, if `sent`, when that is not known.
         """
         table_id = self._write.primary.table_id
         backoff: Backoff | None = None
         while True:
             while self.min_commit > self._commit:
-                # The first time, or the lock was seen with this number in it: then nothing sent
-                # before was applied, and since the number only grows, nothing ever will be.
+                # Either this is the first round, or the lock was seen with this number in it. Then
+                # nothing sent before was applied, and since the number only grows, nothing ever
+                # will be.
                 self.sent = False
                 await self._take_commit_timestamp(deadline)
-            # A heartbeat may learn of a push while we wait here: the commit is sent for the lock
-            # that it was compared with, and for no other.
+            # A heartbeat may learn of a push while we wait below. The commit must be sent for the
+            # lock that its timestamp was compared with, and for no other.
             min_commit, commit = self.min_commit, self._commit
             if self._weak_notifications:
                 await self._notify(commit, deadline)
-            schema = self._around.schemas.get(table_id)
+            schema = self._env.schemas.get(table_id)
             if schema is None:
-                schema = await self._around.schemas.refresh(table_id, deadline)
+                schema = await self._env.schemas.refresh(table_id, deadline)
             step = self._write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
             self._statistics.round_trips += 1
-            (answer,) = await self._around.cells.mutate((step,), deadline)
+            (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
                 return commit
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
-                    return shown(answer).timestamp
+                    return offending_cell(answer).timestamp
                 if not self._is_own_lock(answer):
                     return await self._no_lock(answer, deadline)
                 self.learn_lock(answer)
-                if self._around.clock.monotonic_seconds() >= deadline:
+                if self._env.clock.monotonic_seconds() >= deadline:
                     raise _out_of_time()
                 continue
             if answer.retry is not Retry.UNKNOWN:
                 self.sent = sent_before
             if isinstance(answer, SchemaChanged):
-                # It is built anew, with the notifications that the newer schema asks for.
-                await self._around.schemas.refresh(table_id, deadline)
+                # The step is rebuilt, with the notifications that the newer schema asks for.
+                await self._env.schemas.refresh(table_id, deadline)
             elif answer.retry is Retry.USELESS:
                 raise answer
             self._statistics.retries += 1
-            backoff = backoff or self._around.backoff()
+            backoff = backoff or self._env.backoff()
             if not await backoff.pause(deadline):
                 raise answer
 
     async def _take_commit_timestamp(self, deadline: float) -> None:
-        """Never before the last prewrite was answered."""
-        left = deadline - self._around.clock.monotonic_seconds()
+        """Fetches the commit timestamp. Never call this before the last prewrite was answered."""
+        left = deadline - self._env.clock.monotonic_seconds()
         if left <= 0:
             raise _out_of_time()
         self._statistics.round_trips += 1
         in_use = self.min_commit - 1
-        self._commit = await self._around.timestamps.get(timeout_seconds=left)
-        # Compared with what was in use before asking: a heartbeat may learn meanwhile of a push
-        # by a reader that began after this timestamp was given. Then a later one is taken.
+        self._commit = await self._env.timestamps.get(timeout_seconds=left)
+        # Compared with what was in use before we asked. In the meantime, a heartbeat may have
+        # learned of a push by a reader that began after this timestamp was issued; that is no
+        # regression, and `reach` takes a later timestamp.
         if self._commit <= in_use:
             raise TimestampRegression(f"the oracle gave {self._commit} after {in_use} was in use")
 
     async def _no_lock(self, answer: Refused, deadline: float) -> int:
-        """The commit was refused, and the lock is gone. Returns when to find it was committed."""
+        """The commit was refused, and the lock is gone. Returns the commit timestamp if there is
+        one after all, and raises otherwise."""
         if answer.condition == steps.OWN_ROLLBACK:
-            self._around.verdicts.put(self._write.start, ROLLED_BACK)
+            self._env.verdicts.put(self._write.start, ROLLED_BACK)
         else:
-            # Neither record nor marker: that alone proves nothing, the marker does.
-            commit = await aftermath.mark_primary(self._around, self._write, deadline)
+            # Neither record nor marker: that alone proves nothing, so put the marker, which does.
+            commit = await aftermath.mark_primary(self._env, self._write, deadline)
             if commit:
                 return commit
-        self.sent = False  # nothing that was sent before can be applied any more
-        raise conflicts.rolled_back_by_others(self._write, self._write.primary)
+        self.sent = False  # nothing that was sent before can be applied now
+        raise conflicts.rolled_back_by_others(self._env, self._write, self._write.primary)
 
     async def _notify(self, commit: int, deadline: float) -> None:
-        """Weak notifications at the commit timestamp, again whenever that has changed.
+        """Writes the weak notifications at the commit timestamp, again whenever that has changed.
 
-        Before the commit point, or a crash right after it would lose them; after all locks are
-        held, so that an observer that runs for them too early meets a lock and waits.
+        This happens before the commit point, or a crash right after it would lose them. It happens
+        after all locks are held, so that an observer that runs too early meets a lock and waits.
         """
-        backoff = self._around.backoff()
+        backoff = self._env.backoff()
         while True:
-            questions = []
+            requests = []
             for table_id, row, column in self._weak_notifications:
-                schema = await self._around.schema(table_id, deadline)
+                schema = await self._env.schema(table_id, deadline)
                 observers = schema.weak_observers.get(column, ())
                 if observers:
                     step = steps.notify(row, column, commit, observers)
-                    questions.append(Step(table_id, step))
-            if not questions:
+                    requests.append(CellMutation(table_id, step))
+            if not requests:
                 return
             self._statistics.round_trips += 1
-            answers = await self._around.cells.mutate(questions, deadline)
+            answers = await self._env.cells.mutate(requests, deadline)
             problems = [answer for answer in answers if isinstance(answer, PercolatorError)]
             if not problems:
                 return
@@ -179,22 +184,23 @@ class CommitPoint:
     # ------------------------------------------------------------------ the lock until then
 
     def choose_ttl(self) -> None:
-        """Of the next prewrite. Once the primary is locked, heartbeats raise it."""
+        """Sets the time to live of the next prewrite. Once the primary is locked, heartbeats do."""
         if not self.is_locked:
-            self.ttl = self._ttl_from(self._around.clock.monotonic_seconds())
+            self.ttl = self._ttl_from(self._env.clock.monotonic_seconds())
 
     def _ttl_from(self, now: float) -> int:
-        """A time to live counts from the start timestamp: what was lived until now is added."""
-        lived = now - self._started_seconds
-        seconds = lived + self._around.limits.lock_ttl_seconds
+        """A time to live counts from the start timestamp, so the time already elapsed is added."""
+        elapsed = now - self._started_seconds
+        seconds = elapsed + self._env.limits.lock_ttl_seconds
         return min(int(seconds * 1000), TTL_MILLISECONDS_MAX)
 
     def learn_lock(self, answer: Refused) -> None:
-        """The own lock on the primary, as it is stored: both numbers only grow there."""
-        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(shown(answer).value)
+        """Takes over both numbers of our lock on the primary as it is stored: there, they only
+        grow."""
+        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(offending_cell(answer).value)
         self.min_commit = max(self.min_commit, min_commit)  # answers may overtake each other
-        # Until the primary is known to be locked, ours is what the last attempt would have set.
-        # Kept instead of the one that an earlier attempt has set, it would fail every heartbeat.
+        # Until the primary is known to be locked, our `ttl` is what the last attempt would have
+        # set. If we kept it, and an earlier attempt had set another, every heartbeat would fail.
         self.ttl = max(self.ttl, ttl) if self.is_locked else ttl
 
     def _is_own_lock(self, answer: Refused) -> bool:
@@ -202,19 +208,19 @@ class CommitPoint:
         return cell is not None and cell.value.startswith(timestamp_bytes(self._write.start))
 
     def wants_heartbeat(self, now: float) -> bool:
-        """Once the primary is locked, whenever a good part of its time to live is over."""
-        limits = self._around.limits
+        """True if the primary is locked and a good part of its time to live has passed."""
+        limits = self._env.limits
         set_at = self._started_seconds + self.ttl / 1000 - limits.lock_ttl_seconds
         is_due = now >= set_at + limits.heartbeat_seconds / 2
         return is_due and self.is_locked and not self.is_lost
 
-    def heartbeat(self) -> tuple[Step, int]:
-        """The step that raises the primary's time to live, and to what."""
-        ttl = max(self.ttl, self._ttl_from(self._around.clock.monotonic_seconds()))
+    def heartbeat(self) -> tuple[CellMutation, int]:
+        """The step that raises the primary's time to live, and the new time to live."""
+        ttl = max(self.ttl, self._ttl_from(self._env.clock.monotonic_seconds()))
         return self._write.heartbeat(self.min_commit, self.ttl, ttl), ttl
 
     def after_heartbeat(self, ttl_milliseconds: int, answer: Answer) -> bool:
-        """Returns whether another one, for the lock as it turned out to be, is wanted at once."""
+        """Returns True if the lock had changed, so that another heartbeat should follow at once."""
         if answer is APPLIED:
             self.ttl = max(self.ttl, ttl_milliseconds)
         elif isinstance(answer, Refused):

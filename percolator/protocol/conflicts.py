@@ -1,30 +1,53 @@
-"""What stopped a transaction, in words: which cell, and who was there."""
+"""The errors that say what stopped a transaction: which cell, and which other transaction."""
 
 from __future__ import annotations
 
 from percolator.errors import CellAddress, ConflictError
+from percolator.protocol import steps
+from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.cleanup import MetLock
+from percolator.protocol.environment import Environment
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import Refused
 from percolator.v1.cells_pb2 import Cell
 
 
-def locked(write: WriteSteps, met: MetLock) -> ConflictError:
-    """Another transaction holds a lock, and it is not ours to wait for it any longer."""
+def obstacle(
+    env: Environment, write: WriteSteps, cell: CellAddress, answer: Refused, met: list[MetLock]
+) -> ConflictError | None:
+    """The error that a refused prewrite means; None for an older transaction's lock.
+
+    That lock is added to `met`.
+    """
+    if answer.condition == steps.PREWRITE_LOCKED:
+        lock = MetLock.of(cell.table_id, offending_cell(answer))
+        if lock.lock.start_timestamp < write.start:
+            met.append(lock)
+            return None
+        # Only the younger waits for the older: two that wait for each other would never stop.
+        return locked(env, write.start, lock)
+    if answer.condition == steps.OWN_ROLLBACK:
+        return rolled_back_by_others(env, write, cell)
+    return written(env, write, cell, offending_cell(answer))
+
+
+def locked(env: Environment, start: int, met: MetLock) -> ConflictError:
+    """Another transaction holds a lock, and we may not wait for it any longer."""
     other = met.lock.start_timestamp
     return ConflictError(
-        f"{met.address} is locked by transaction {other}",
+        f"{env.described(met.address)} is locked by transaction {other}",
         cell=met.address,
-        start_timestamp=write.start,
+        start_timestamp=start,
         other_start_timestamp=other,
     )
 
 
-def written(write: WriteSteps, cell: CellAddress, record: Cell) -> ConflictError:
+def written(env: Environment, write: WriteSteps, cell: CellAddress, record: Cell) -> ConflictError:
     """Another transaction has committed the cell since this one began."""
     other = int.from_bytes(record.value[:8], "big")
     return ConflictError(
-        f"{cell} was committed by transaction {other} at {record.timestamp}, "
-        f"after this one had begun at {write.start}",
+        f"{env.described(cell)} was committed by transaction {other} at {record.timestamp}, "
+        f"after this transaction began at {write.start}",
         cell=cell,
         start_timestamp=write.start,
         other_start_timestamp=other,
@@ -32,20 +55,20 @@ def written(write: WriteSteps, cell: CellAddress, record: Cell) -> ConflictError
     )
 
 
-def rolled_back_by_others(write: WriteSteps, cell: CellAddress) -> ConflictError:
-    """Its rollback marker was found."""
+def rolled_back_by_others(env: Environment, write: WriteSteps, cell: CellAddress) -> ConflictError:
+    """The transaction's rollback marker was found."""
     return ConflictError(
-        f"somebody who met the lock on {cell} took this transaction, begun at "
-        f"{write.start}, for dead, and rolled it back",
+        f"a client that met the lock on {env.described(cell)} presumed this transaction (begun at "
+        f"{write.start}) dead and rolled it back",
         cell=cell,
         start_timestamp=write.start,
     )
 
 
 def given_up(write: WriteSteps) -> ConflictError:
-    """It could not be committed, was not sent for commit, and its marker is durable."""
+    """The transaction could not be committed, no commit was sent, and its marker is durable."""
     return ConflictError(
-        f"the transaction begun at {write.start} was given up, and is rolled back",
+        f"the transaction begun at {write.start} was given up and rolled back",
         cell=write.primary,
         start_timestamp=write.start,
     )

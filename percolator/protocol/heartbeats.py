@@ -1,8 +1,9 @@
-"""Keeping commits alive that take long.
+"""Keeping long commits alive.
 
 A lock's time to live is short, so that a dead owner holds others up for seconds only. While its
-owner lives and is committing, the primary's time to live is raised every second; other locks are
-never looked at for it. One timer serves all commits of a client, since most end before it rings.
+owner is alive and committing, the primary's time to live is raised every second; the time to live
+of the other locks does not matter. One timer serves all commits of a client, since most end before
+it fires.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 import asyncio
 
 from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.surroundings import Surroundings
+from percolator.protocol.environment import Environment
 
 ATTEMPTS_PER_BEAT_MAX = 4
-"""A reader that pushes the lock makes the heartbeat fail that was built for it as it was before."""
+"""A reader that pushes the lock makes a heartbeat fail that was built for the unpushed lock."""
 
 
 class Heartbeats:
     """The commits in progress."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, env: Environment) -> None:
+        self._env = env
         self._points: dict[CommitPoint, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -40,27 +41,27 @@ class Heartbeats:
 
     def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._around.limits.heartbeat_seconds, self._ring)
+        self._timer = loop.call_later(self._env.limits.heartbeat_seconds, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._points:
-            self._around.background.start(self._beat())
+            self._env.background.start(self._beat())
             self._wait()
 
     async def _beat(self) -> None:
-        clock, limits = self._around.clock, self._around.limits
+        clock, limits = self._env.clock, self._env.limits
         now = clock.monotonic_seconds()
         due = [point for point in self._points if point.wants_heartbeat(now)]
-        # An unanswered one is repeated by the next: there are two in a time to live.
+        # The next beat repeats one that gets no answer: there are two in each time to live.
         deadline = now + limits.heartbeat_seconds
         for _ in range(ATTEMPTS_PER_BEAT_MAX):
             if not due:
                 return
             beats = [point.heartbeat() for point in due]
-            answers = await self._around.cells.mutate([step for step, _ in beats], deadline)
-            # Whoever was refused is sent again at once: if it waited for the next beat, a reader
-            # a second, each of which pushes the lock, would let a living owner's lock expire.
+            answers = await self._env.cells.mutate([step for step, _ in beats], deadline)
+            # A refused heartbeat is sent again at once. If it waited for the next beat, one reader
+            # a second, each pushing the lock, would be enough to let a live owner's lock expire.
             due = [
                 point
                 for point, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True)

@@ -1,25 +1,60 @@
-"""How long a commit has waited for the locks of others, and for whose."""
+"""How a commit waits: for other transactions' locks, and before it repeats what got no answer."""
 
 from __future__ import annotations
 
-from percolator.protocol.cleanup import MetLock
-from percolator.protocol.surroundings import LockWait, Statistics, Surroundings
+from collections.abc import Sequence
+
+from percolator.errors import DeadlineExceeded, PercolatorError
+from percolator.protocol import conflicts
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.environment import Environment, LockWait, Statistics
 
 
 class LockWaiting:
-    """The patience of one prewrite."""
+    """How long one transaction has waited so far, and for whose lock."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._clock = around.clock
-        self._began = around.clock.monotonic_seconds()
+    def __init__(self, env: Environment, start: int, statistics: Statistics) -> None:
+        self._env = env
+        self._start = start
+        self._statistics = statistics
+        self._began = env.now()
+        self._backoff = env.backoff()
         self._wait: LockWait | None = None
-        self.backoff = around.backoff()
+        self._last_met: MetLock | None = None
+        self._last_problem: PercolatorError | None = None
 
-    def note(self, met: MetLock, statistics: Statistics) -> float:
-        """Writes down whose lock is waited for; returns for how long, 0 at the first meeting."""
+    async def settle(self, met: Sequence[MetLock], cleanup: Cleanup, deadline: float) -> None:
+        """Resolves the locks that were met, if any. Raises when it has waited too long."""
+        if not met:
+            return
+        waited = self._note(met[0])
+        if waited > self._env.limits.lock_wait_seconds:
+            raise conflicts.locked(self._env, self._start, met[0])
+        try:
+            await cleanup.resolve(
+                met, deadline=deadline, known_now=self._start, waited_seconds=waited
+            )
+        except DeadlineExceeded as late:
+            raise conflicts.locked(self._env, self._start, met[0]) from late
+
+    async def pause(self, problem: PercolatorError | None, deadline: float) -> None:
+        """Waits before the next attempt; `problem` is why this one got no answer. Raises if no time
+        is left for another one."""
+        self._statistics.retries += 1
+        self._last_problem = problem or self._last_problem
+        if await self._backoff.pause(deadline):
+            return
+        if self._last_met is not None:
+            # Also if the time was up in the middle of an attempt, which then has no answer.
+            raise conflicts.locked(self._env, self._start, self._last_met)
+        raise self._last_problem or DeadlineExceeded("no time was left to prewrite")
+
+    def _note(self, met: MetLock) -> float:
+        """Records whose lock we wait for; returns the seconds waited, 0 at the first meeting."""
+        self._last_met = met
         if self._wait is None:
             self._wait = LockWait(*met.address, met.lock.start_timestamp, 0.0)
-            statistics.lock_waits.append(self._wait)
+            self._statistics.lock_waits.append(self._wait)
             return 0.0
-        self._wait.seconds = self._clock.monotonic_seconds() - self._began
+        self._wait.seconds = self._env.now() - self._began
         return self._wait.seconds

@@ -1,7 +1,7 @@
-"""Asking primaries, those in tables that are being deleted included.
+"""Asking primaries, including those in tables that are being deleted.
 
-Whoever deletes a table does not wait for the transactions that write to it. Their locks in other
-tables would hold up every reader, if the cells that decide about them could not be asked any more.
+Deleting a table does not wait for the transactions that write to it. Their locks in other tables
+would hold up every reader if the cells that decide about them could no longer be asked.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.errors import SchemaError
-from percolator.protocol.surroundings import Surroundings
-from percolator.wire.questions import Answer, Step
+from percolator.protocol.environment import Environment
+from percolator.routing.cells import Answer, CellMutation
 
 
 class Primaries:
-    """Sends steps to the cells that decide."""
+    """Sends steps to the cells that decide, also in tables that are being deleted."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, env: Environment) -> None:
+        self._env = env
 
-    async def mutate(self, steps: Sequence[Step], deadline: float) -> list[Answer]:
-        """As `Mutations`."""
-        answers = await self._around.cells.mutate(steps, deadline)
-        deleted = self._around.deleted_tables
+    async def mutate(self, steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        """Like `Mutations.mutate`."""
+        answers = await self._env.cells.mutate(steps, deadline)
+        deleted = self._env.deleted_tables
         if deleted is None:
             return answers
         places = [place for place, one in enumerate(answers) if isinstance(one, SchemaError)]
@@ -33,9 +33,10 @@ class Primaries:
         return answers
 
     def is_gone(self, answer: Answer) -> bool:
-        """Whether there is no such cell any more, nor ever will be: it decides nothing.
+        """Whether the cell no longer exists and never will, so that it decides nothing.
 
-        A table goes when no lock has its primary in it. A lock that appears later was sent late, by
-        a transaction that has not committed: until it commits, its locks are where they were.
+        A table is removed only when no lock has its primary in it. A lock that appears later was
+        sent late, by a transaction that has not committed: until a transaction commits, its locks
+        stay where they are.
         """
-        return self._around.deleted_tables is not None and isinstance(answer, SchemaError)
+        return self._env.deleted_tables is not None and isinstance(answer, SchemaError)

@@ -1,7 +1,7 @@
-"""Scanning a range at a timestamp, with the transaction's own writes laid over what is stored.
+"""Scanning a range at a timestamp, with the transaction's own writes laid over the stored cells.
 
-Locks are reported in place. A row with one is read again by itself, at the same timestamp, once the
-lock is settled; the rows around it stay as they are, since a snapshot does not change.
+A page reports the locks that it met. A row with a lock is read again by itself, at the same
+timestamp, once the lock is resolved; the other rows are kept, since a snapshot does not change.
 """
 
 from __future__ import annotations
@@ -10,68 +10,68 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from percolator.errors import CellAddress
+from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import read_rows
-from percolator.protocol.records import KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.surroundings import Statistics, Surroundings
 from percolator.protocol.write_set import WriteSet
-from percolator.v1.tabletserver_pb2 import RowRead
-from percolator.wire.questions import (
+from percolator.routing.cells import (
     CellPage,
     FoundCell,
     RangePage,
-    RangeQuestion,
-    RowQuestion,
+    RangeRequest,
+    RowRequest,
 )
+from percolator.v1.tabletserver_pb2 import RowRead
 
 FoundRow = tuple[bytes, dict[bytes, FoundCell]]
 """A row, and its cells by column: at least one."""
 
 
 async def scan_pages(
-    around: Surroundings,
+    env: Environment,
     cleanup: Cleanup,
-    question: RangeQuestion,
+    request: RangeRequest,
     own: WriteSet | None,
     timeout_seconds: float,
     statistics: Statistics,
 ) -> AsyncGenerator[list[FoundRow], None]:
-    """The rows of the range in order, in pages. The time-out is that of each page."""
-    async with aclosing(around.cells.scan(question, timeout_seconds)) as pages:
+    """Yields the rows of the range in order, in pages. The timeout applies to each page."""
+    async with aclosing(env.cells.scan(request, timeout_seconds)) as pages:
         async for page in pages:
             statistics.round_trips += 1
             rows = page.rows
             if page.locks:
-                deadline = around.clock.monotonic_seconds() + timeout_seconds
-                rows = await _without_locks(around, cleanup, question, page, deadline, statistics)
+                deadline = env.clock.monotonic_seconds() + timeout_seconds
+                rows = await _without_locks(env, cleanup, request, page, deadline, statistics)
             written = None
             if own is not None and own.cells:
-                written = own.rows(question.table_id, page.start, page.end)
-                _lay_over(rows, written, question.columns)
+                written = own.rows(request.table_id, page.start, page.end)
+                _lay_over(rows, written, request.columns)
             if page.locks or written:
                 found = [(row, cells) for row, cells in rows.items() if cells]
-                found.sort(key=_row_of, reverse=question.reverse)
+                found.sort(key=_row_of, reverse=request.reverse)
                 yield found
             else:
                 yield list(rows.items())
 
 
-async def settled_cells(
-    around: Surroundings,
+async def resolved_page(
+    env: Environment,
     cleanup: Cleanup,
-    question: RangeQuestion,
+    request: RangeRequest,
     page: CellPage,
     timeout_seconds: float,
     statistics: Statistics,
 ) -> CellPage:
-    """The page, after its rows with locks were read again. Without deletions."""
+    """The page after its rows with locks were read again; deleted cells are left out."""
     if not page.locks:
         return page
-    deadline = around.clock.monotonic_seconds() + timeout_seconds
-    rows = await _without_locks(around, cleanup, question, page.by_row(), deadline, statistics)
+    deadline = env.clock.monotonic_seconds() + timeout_seconds
+    rows = await _without_locks(env, cleanup, request, page.by_row(), deadline, statistics)
     cells = [
         (row, column, found.commit_timestamp, found.value)
-        for row in sorted(rows, reverse=question.reverse)
+        for row in sorted(rows, reverse=request.reverse)
         for column, found in sorted(rows[row].items())
         if found.value is not None
     ]
@@ -88,9 +88,9 @@ async def settled_cells(
 
 
 async def _without_locks(
-    around: Surroundings,
+    env: Environment,
     cleanup: Cleanup,
-    question: RangeQuestion,
+    request: RangeRequest,
     page: RangePage,
     deadline: float,
     statistics: Statistics,
@@ -99,19 +99,19 @@ async def _without_locks(
     rows = page.rows
     blocked = sorted({cell.row for cell in page.locks})
     again = [
-        RowQuestion(
-            question.table_id,
+        RowRequest(
+            request.table_id,
             RowRead(
                 row=row,
-                columns=question.columns,
-                all_columns=question.columns is None,
-                timestamp=question.timestamp,
-                report_deletes=question.report_deletes,
+                columns=request.columns,
+                all_columns=request.columns is None,
+                timestamp=request.timestamp,
+                report_deletes=request.report_deletes,
             ),
         )
         for row in blocked
     ]
-    answers = await read_rows(around, cleanup, again, question.timestamp, deadline, statistics)
+    answers = await read_rows(env, cleanup, again, request.timestamp, deadline, statistics)
     for row, answer in zip(blocked, answers, strict=True):
         rows[row] = answer.found
     return rows
@@ -138,7 +138,8 @@ def _row_of(row: FoundRow) -> bytes:
 
 
 def own_value(own: WriteSet, cell: CellAddress) -> FoundCell | None:
-    """What the transaction itself has written; a value of None if it deleted the cell."""
+    """The transaction's own write, with a value of None if it deleted the cell; None if it has not
+    written the cell."""
     write = own.cells.get(cell)
     if write is None or write[0] == KIND_LOCK_ONLY:
         return None

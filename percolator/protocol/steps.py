@@ -1,17 +1,18 @@
 """Every step of the protocol, as one conditional mutation of one cell.
 
 A transaction with start timestamp s takes a cell from nothing to locked to committed, or to rolled
-back, and no step goes back or is done twice with another effect: each may be lost, repeated and
-delayed as a network likes. Conditions are judged in the order written; the first that fails is
-answered with the cell that failed it. So the order is part of the meaning: the own commit is looked
-for first, then the own rollback marker, then the lock, then the commits of others. An *absent* lock
-alone says nothing.
+back. No step goes backwards, and repeating one has no further effect, so the network may lose,
+repeat and delay each of them. Conditions are judged in the order written; the first that fails is
+reported, with the cell that failed it. So the order is part of the meaning: look for the
+transaction's own commit first, then its own rollback marker, then the lock, then commits of other
+transactions. The *absence* of a lock alone proves nothing.
 
-Prewrite and the commit point are refused below the safe point (`not_below`). Roll-backs and commits
-of secondaries are not: after it was raised, what older transactions have left must still be
-settled, before anything is collected. (Of its own, a late owner sends them so: aftermath.py.) Once
-something was collected, the tablet refuses older roll-backs, too: then nothing was left to settle,
-and the commit that one of them would have met may be gone.
+Prewrite and the commit point are refused below the safe point (`not_below`). Rollbacks and commits
+of secondaries are not: after the safe point was raised, what older transactions left behind must
+still be resolved before anything is collected. (A late owner does set `not_below` on its own
+secondaries: aftermath.py.) Once something has been collected, the tablet refuses older rollbacks
+too: by then no lock is left to resolve, and the commit that such a rollback would have met may be
+gone.
 
 The constants name the conditions by their place in each step.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from percolator.protocol.records import timestamp_bytes
+from percolator.formats.records import timestamp_bytes
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation
 
@@ -37,10 +38,12 @@ _DELETE = Change.KIND_DELETE
 _DELETE_IF_PREFIX = Change.KIND_DELETE_IF_PREFIX
 
 OWN_COMMIT = 0
-"""Of every step but a heartbeat: the transaction is committed, at the timestamp of the cell."""
+"""In every step but a heartbeat: the transaction is committed, at the timestamp of the cell."""
 OWN_ROLLBACK = 1
-"""Of prewrite, commit_primary and status: the transaction was rolled back."""
+"""In prewrite, commit_primary and status: the transaction was rolled back."""
 PREWRITE_LOCKED = 2
+OWN_LOCK = 2
+"""In commit_primary and commit_part: the lock is gone, or is not as it has to be."""
 PREWRITE_NEWER_COMMIT = 3
 
 _NO_OWN_COMMIT = Condition(space=_WRITE, expectation=_ABSENT)
@@ -52,8 +55,8 @@ _PUT_LOCK = Change(kind=_PUT, space=_LOCK)
 _DELETE_LOCK = Change(kind=_DELETE, space=_LOCK)
 _PUT_RECORD = Change(kind=_PUT, space=_WRITE)
 
-# What is the same in every step of a transaction that all goes well for. Reading it from bytes and
-# setting the rest costs a quarter less than making each step from its parts.
+# The parts that are the same in every transaction that meets no obstacle. Parsing them from bytes
+# and setting the rest costs a quarter less than building each step from its parts.
 _PREWRITE = Mutation(
     conditions=(_NO_OWN_COMMIT, _NO_OWN_ROLLBACK, _NO_LOCK, _NO_NEWER_COMMIT), changes=(_PUT_LOCK,)
 ).SerializeToString()
@@ -68,11 +71,12 @@ _COMMIT_SECONDARY = Mutation(
 def prewrite(row: bytes, column: bytes, start: int, lock: bytes, data: bytes | None) -> Mutation:
     """Locks the cell; `data` is the value when it is too long to travel in the lock.
 
-    Without the first condition, a repeated prewrite after the own commit would be reported as a
-    conflict, and the user would do the work twice. Without the second, a late prewrite would
-    resurrect a transaction that others have rolled back and reported as such. The lock of another
-    means that it may commit below or above us, so nobody can say yet whether the snapshot holds.
-    A commit at or above s is a lost update if we went on.
+    Without the first condition, a prewrite repeated after the transaction's own commit would be
+    reported as a conflict, and the user would do the work twice. Without the second, a late
+    prewrite would resurrect a transaction that others have rolled back and reported as such. The
+    third: the holder of another lock may still commit below or above us, so it is not yet known
+    whether our snapshot holds. The fourth: continuing past a commit at or above s would lose that
+    update.
     """
     step = Mutation.FromString(_PREWRITE)
     step.row, step.column, step.not_below = row, column, start
@@ -86,11 +90,52 @@ def prewrite(row: bytes, column: bytes, start: int, lock: bytes, data: bytes | N
     return step
 
 
-def replace_lock(row: bytes, column: bytes, seen: bytes, lock: bytes) -> Mutation:
-    """A heartbeat (only the time to live is raised) or a push (only min_commit_timestamp is).
+def prewrite_since(
+    row: bytes, column: bytes, start: int, since: int, lock: bytes, data: bytes | None
+) -> Mutation:
+    """Locks the cell, as `prewrite`, unless it was committed at or above `since`, which is at most
+    `start`. Below the safe point, a deletion that was committed since may be collected."""
+    step = prewrite(row, column, start, lock, data)
+    step.conditions[PREWRITE_NEWER_COMMIT].from_timestamp = since
+    step.not_below = since
+    return step
 
-    `seen` is the lock's beginning as it was last read: the two are compare-and-set, or each would
-    undo what the other has raised.
+
+def commit_part(row: bytes, column: bytes, start: int, commit: int, record: bytes) -> Mutation:
+    """Commits the primary of one part of a shared transaction, together with those of the others.
+
+    Unlike at another commit point, the lock need not be as it was last seen, as long as no reader
+    has pushed it above `commit`: with hundreds of primaries, one or the other is pushed all the
+    time. A second commit timestamp may follow only if one was pushed above the first; that part,
+    and with it the group, can never be committed at the first.
+    """
+    step = commit_primary(row, column, start, 0, commit, record, ())
+    own_lock = step.conditions[OWN_LOCK]
+    own_lock.expectation = Condition.EXPECTATION_AT_MOST
+    own_lock.prefix, own_lock.required = timestamp_bytes(start), timestamp_bytes(commit)
+    return step
+
+
+def require_open(row: bytes, column: bytes, start: int) -> Mutation:
+    """Looks whether a shared transaction has ended. Later, what says so may be collected."""
+    step = Mutation(row=row, column=column, not_below=start)
+    _no_own_commit(step, start)
+    _no_own_rollback(step, start)
+    return step
+
+
+def close_committed(row: bytes, column: bytes, start: int, commit: int, record: bytes) -> Mutation:
+    """Ends a shared transaction with the commits of its parts, unless it was given up before."""
+    step = require_open(row, column, start)
+    step.changes.add(kind=_PUT, space=_WRITE, timestamp=commit, value=record)
+    return step
+
+
+def replace_lock(row: bytes, column: bytes, seen: bytes, lock: bytes) -> Mutation:
+    """A heartbeat (raises only the time to live) or a push (raises only min_commit_timestamp).
+
+    `seen` is the beginning of the lock as it was last read. Both steps are compare-and-set;
+    otherwise each would undo what the other has raised.
     """
     step = Mutation(row=row, column=column)
     step.conditions.add(space=_LOCK, expectation=_PRESENT, prefix=seen)
@@ -109,9 +154,10 @@ def commit_primary(
 ) -> Mutation:
     """The commit point.
 
-    The lock has to carry the min_commit_timestamp that we saw (at most `commit`): a reader above
-    `commit` that has pushed it has already read around us. Nothing else lets a second attempt use
-    another commit timestamp: that number only grows, so the first attempt can never hold again.
+    The lock must still carry the min_commit_timestamp that we saw, which is at most `commit`. If it
+    does not, a reader above `commit` has pushed the lock and read past it, and would have missed
+    our write. Only after a push may a second attempt use another commit timestamp: since
+    min_commit_timestamp only grows, the first attempt can no longer succeed.
     """
     own = timestamp_bytes(start)
     step = Mutation.FromString(_COMMIT_PRIMARY)
@@ -134,8 +180,8 @@ def commit_secondary(
 ) -> Mutation:
     """Rolls a cell forward, once the primary's commit record was *seen*.
 
-    Whoever does it, owner or passer-by, writes the same. A lock that is gone was rolled forward by
-    somebody else, which the first condition finds.
+    The owner and any other client write the same record. A lock that is gone was rolled forward by
+    another client, which the first condition finds.
     """
     own = timestamp_bytes(start)
     step = Mutation.FromString(_COMMIT_SECONDARY)
@@ -150,8 +196,8 @@ def commit_secondary(
 def roll_back(row: bytes, column: bytes, start: int) -> Mutation:
     """Makes sure that the transaction never holds this cell: not now, and not by a late prewrite.
 
-    Deletes the lock only if it is this transaction's: another one may have locked the cell since,
-    and would lose its write.
+    Deletes the lock only if it is this transaction's: another transaction may have locked the cell
+    since, and would lose its write.
     """
     step = Mutation(row=row, column=column)
     _no_own_commit(step, start)
@@ -160,10 +206,10 @@ def roll_back(row: bytes, column: bytes, start: int) -> Mutation:
 
 
 def roll_back_expired(row: bytes, column: bytes, start: int, seen: bytes) -> Mutation:
-    """The same, because the lock's time to live ran out.
+    """Rolls back like `roll_back`, because the lock's time to live has run out.
 
-    `seen` is the beginning of the lock that was judged, empty if there was none: a heartbeat that
-    came since then proves the owner alive.
+    `seen` is the beginning of the lock that was judged, empty if there was none. A heartbeat since
+    then proves that the owner is alive, and makes this step fail.
     """
     own = timestamp_bytes(start)
     step = Mutation(row=row, column=column)
@@ -179,8 +225,8 @@ def roll_back_expired(row: bytes, column: bytes, start: int, seen: bytes) -> Mut
 def status(row: bytes, column: bytes, start: int) -> Mutation:
     """Asks the primary what became of its transaction; changes nothing.
 
-    Applied means that there is no trace: not yet prewritten, or never. Nobody may conclude from it
-    that the transaction is dead; only a marker says so.
+    "Applied" means that there is no trace: the cell has not been prewritten yet, or never will be.
+    This does not prove that the transaction is dead; only a rollback marker does.
     """
     step = Mutation(row=row, column=column)
     _no_own_commit(step, start)
@@ -190,7 +236,7 @@ def status(row: bytes, column: bytes, start: int) -> Mutation:
 
 
 def notify(row: bytes, column: bytes, commit: int, observers: tuple[bytes, ...]) -> Mutation:
-    """Weak notifications, which carry no data and take no lock."""
+    """Writes weak notifications, which carry no data and take no lock."""
     step = Mutation(row=row, column=column)
     _notify(step, commit, observers)
     return step
@@ -199,9 +245,10 @@ def notify(row: bytes, column: bytes, commit: int, observers: tuple[bytes, ...])
 def forget_notifications(
     row: bytes, column: bytes, observer: bytes, timestamps: Sequence[int]
 ) -> Mutation:
-    """After the observer has seen them: exactly these, since it has seen no other.
+    """Deletes notifications that the observer has handled: exactly these, since it saw no others.
 
-    A newer one, of a commit above the observer's snapshot, has to stay, or that commit is lost.
+    A newer one, from a commit above the observer's snapshot, has to stay: deleting it would lose
+    that change.
     """
     step = Mutation(row=row, column=column)
     for timestamp in timestamps:
@@ -209,11 +256,11 @@ def forget_notifications(
     return step
 
 
-# ---------------------------------------------------------------------- what steps have in common
+# ---------------------------------------------------------------------- parts shared by the steps
 
 
 def _no_own_commit(step: Mutation, start: int) -> None:
-    """A committed transaction is never rolled back, whatever anybody believed about its owner."""
+    """A committed transaction is never rolled back, whatever was believed about its owner."""
     step.conditions.add(
         space=_WRITE, expectation=_ABSENT, from_timestamp=start, prefix=timestamp_bytes(start)
     )
@@ -226,7 +273,7 @@ def _no_own_rollback(step: Mutation, start: int) -> None:
 
 
 def _set_record(step: Mutation, commit: int, record: bytes, observers: tuple[bytes, ...]) -> None:
-    """The notifications land with the write record: an observed commit without one is lost work."""
+    """The notifications land with the record: an observed commit without one would be lost work."""
     put = step.changes[1]
     put.timestamp, put.value = commit, record
     if observers:

@@ -1,20 +1,22 @@
 """What a transaction wants to write, kept in the client until commit, and seen by its own reads.
 
-A deletion is a write; so is a lock, which changes nothing but conflicts with other writers. A value
-of no bytes is a value. The limits are checked as the set grows, so that the caller learns at the
-line that is too much.
+A deletion is a write; so is a lock, which changes nothing but conflicts with other writers. An
+empty value is a value. The limits are checked as the set grows, so that the error is raised at the
+line that exceeds them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from percolator.errors import CellAddress, TransactionTooLarge
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.limits import Limits
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.write_steps import Write
 
 
 class WriteSet:
-    """One write per cell: the last one counts."""
+    """The writes by cell; only the last write to a cell counts."""
 
     __slots__ = ("_limits", "cells", "size_bytes")
 
@@ -32,6 +34,22 @@ class WriteSet:
     def lock(self, cell: CellAddress) -> None:
         if cell not in self.cells:  # a put or a delete locks the cell anyway
             self._write(cell, (KIND_LOCK_ONLY, b""))
+
+    def write_together(self, writes: Sequence[tuple[CellAddress, bytes | None]]) -> None:
+        """Writes all values, or none if there is no room for all of them; None deletes."""
+        before = {cell: self.cells.get(cell) for cell, _ in writes}
+        size_bytes = self.size_bytes
+        try:
+            for cell, value in writes:
+                self._write(cell, (KIND_DELETE, b"") if value is None else (KIND_PUT, value))
+        except TransactionTooLarge:
+            for cell, old in before.items():
+                if old is None:
+                    self.cells.pop(cell, None)
+                else:
+                    self.cells[cell] = old
+            self.size_bytes = size_bytes
+            raise
 
     def _write(self, cell: CellAddress, write: Write) -> None:
         cells, limits = self.cells, self._limits
@@ -53,7 +71,7 @@ class WriteSet:
         self.size_bytes = size_bytes
 
     def rows(self, table_id: int, start: bytes, end: bytes) -> dict[bytes, dict[bytes, Write]]:
-        """What is written in a range of rows, by row and column. An empty end: to the last row."""
+        """The writes in a range of rows, by row and column. An empty `end` means the last row."""
         found: dict[bytes, dict[bytes, Write]] = {}
         for (table, row, column), write in self.cells.items():
             if table == table_id and start <= row and (not end or row < end):

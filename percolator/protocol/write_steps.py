@@ -1,7 +1,7 @@
 """The steps of one transaction: the table of `steps.py`, filled in with its cells and values.
 
-Building a step has no effect and may be repeated: the content depends on nothing but the write set,
-the start timestamp and the arguments, so that a repeated step says the same again.
+Building a step has no effect and may be repeated: its content depends on nothing but the write set,
+the start timestamp and the arguments, so a repeated step is identical.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from percolator.errors import CellAddress
-from percolator.protocol import steps
-from percolator.protocol.records import (
+from percolator.formats.records import (
     KIND_LOCK_ONLY,
     KIND_PUT_IN_DATA,
     LOCK_HEADER,
@@ -18,17 +17,26 @@ from percolator.protocol.records import (
     lock_prefix,
     shared_part,
 )
-from percolator.wire.catalog import TableSchema
-from percolator.wire.questions import Step
+from percolator.protocol import steps
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CellMutation
 
 Write = tuple[int, bytes]
 """KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put."""
 
 
 class WriteSteps:
-    """What one transaction sends about the cells that it writes."""
+    """Builds the steps that one transaction sends for the cells that it writes."""
 
-    __slots__ = ("_inline_bytes_max", "_shared", "cells", "primary", "start", "writes")
+    __slots__ = (
+        "_session",
+        "_shared",
+        "cells",
+        "inline_bytes_max",
+        "primary",
+        "start",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -42,50 +50,55 @@ class WriteSteps:
         self.writes = writes
         self.cells = sorted(writes) if len(writes) > 1 else list(writes)
         self.primary = self.cells[0]
-        """The least cell: a function of the write set, so that whoever commits the transaction
-        again picks the same one."""
-        self._shared = shared_part(session, self.primary)
-        self._inline_bytes_max = inline_bytes_max
+        """The least cell: a function of the write set, so that every committer of the transaction
+        picks the same one."""
+        self._session = session
+        self._shared = b""
+        self.inline_bytes_max = inline_bytes_max
 
-    def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> Step:
+    def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> CellMutation:
         kind, value = self.writes[cell]
         data = None
-        if len(value) > self._inline_bytes_max:
+        if len(value) > self.inline_bytes_max:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
-        header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
-        lock = b"".join((header, self._shared, value))
-        return Step(cell[0], steps.prewrite(cell[1], cell[2], self.start, lock, data))
+        lock = self._lock(min_commit, ttl_milliseconds, kind, value)
+        return CellMutation(cell[0], steps.prewrite(cell[1], cell[2], self.start, lock, data))
 
-    def heartbeat(self, min_commit: int, ttl_seen: int, ttl_milliseconds: int) -> Step:
+    def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
+        if not self._shared:  # what commits in one round needs no lock
+            self._shared = shared_part(self._session, self.primary)
+        header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
+        return b"".join((header, self._shared, value))
+
+    def heartbeat(self, min_commit: int, ttl_seen: int, ttl_milliseconds: int) -> CellMutation:
         table_id, row, column = self.primary
         kind, value = self.writes[self.primary]
-        if len(value) > self._inline_bytes_max:
+        if len(value) > self.inline_bytes_max:
             kind, value = KIND_PUT_IN_DATA, b""
-        header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
-        lock = b"".join((header, self._shared, value))
+        lock = self._lock(min_commit, ttl_milliseconds, kind, value)
         seen = lock_prefix(self.start, min_commit, ttl_seen)
-        return Step(table_id, steps.replace_lock(row, column, seen, lock))
+        return CellMutation(table_id, steps.replace_lock(row, column, seen, lock))
 
-    def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> Step:
+    def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> CellMutation:
         table_id, row, column = self.primary
         record, observers = self._record(self.primary, schema)
         step = steps.commit_primary(row, column, self.start, min_commit, commit, record, observers)
-        return Step(table_id, step, schema.version)
+        return CellMutation(table_id, step, schema.version)
 
-    def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> Step:
+    def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> CellMutation:
         table_id, row, column = cell
         record, observers = self._record(cell, schema)
         step = steps.commit_secondary(row, column, self.start, commit, record, observers)
-        return Step(table_id, step, schema.version)
+        return CellMutation(table_id, step, schema.version)
 
-    def roll_back(self, cell: CellAddress) -> Step:
+    def roll_back(self, cell: CellAddress) -> CellMutation:
         table_id, row, column = cell
-        return Step(table_id, steps.roll_back(row, column, self.start))
+        return CellMutation(table_id, steps.roll_back(row, column, self.start))
 
     def _record(self, cell: CellAddress, schema: TableSchema) -> tuple[bytes, tuple[bytes, ...]]:
-        """The commit record of a cell, and whom its commit notifies."""
+        """The commit record of a cell, and the observers that its commit notifies."""
         kind, value = self.writes[cell]
-        if len(value) > self._inline_bytes_max:
+        if len(value) > self.inline_bytes_max:
             kind, value = KIND_PUT_IN_DATA, b""
         # A lock-only write changes nothing that an observer could see.
         observers = () if kind == KIND_LOCK_ONLY else schema.observers.get(cell[2], ())

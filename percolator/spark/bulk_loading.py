@@ -1,16 +1,16 @@
-"""Loading a DataFrame in bulk: many times quicker than transactions, into an empty range of rows.
+"""Loading a DataFrame in bulk into an empty range of rows: much faster than transactions.
 
     from percolator.spark.bulk_loading import bulk_load
 
     bulk_load(frame, table="pages", catalog=catalog, load_name="crawl-7")
 
-The range (all rows, or those from `load_from` to `load_to`) is closed to everybody while it is
-loaded: what reads or writes there meanwhile waits. All rows appear at one timestamp. When the job
-fails, what was loaded is deleted and the range opened. When the driver dies, it stays closed; the
-same load, under the same `load_name`, takes over from there, or `abandon_load` opens it.
+The range (all rows, or those from `load_from` to `load_to`) is closed during the load: other reads
+and writes there wait. All rows appear at one timestamp. If the job fails, what it loaded is deleted
+and the range opens again. If the driver dies, the range stays closed: run the same load again under
+the same `load_name` to take over, or open the range with `abandon_load`.
 
-A row has to be in the frame once. The frame is arranged so that each task has the rows of one
-tablet, in order; one that is written as it comes is loaded as well, but slower.
+A row may appear only once in the frame. `bulk_load` arranges the frame so that each task has the
+rows of one tablet, in order. A frame that is not arranged loads as well, but more slowly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark.connections import checked
+from percolator.spark.created_tables import refuse_created_table
+from percolator.spark.fields import Cell
 from percolator.spark.options import BULK_LOAD, WriteOptions
 from percolator.spark.raw_cells import COLUMN
-from percolator.spark.shapes import Cell, shape_of
-from percolator.spark.writing import Written, log, show_log, total
+from percolator.spark.shapes import shape_of
+from percolator.spark.stored_catalogs import with_stored_catalog
+from percolator.spark.written import Written, log, show_log, total
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,48 +44,50 @@ NAME_BYTES = 8
 
 
 def bulk_load(frame: DataFrame, **options: object) -> None:
-    """Arranges the rows by tablets, and loads them. The options are those of the data source."""
+    """Arranges the rows by tablet and loads them. Takes the options of the data source."""
     given = _given(options)
     writer = arranged(frame, given).write.format("percolator").options(**given)
     writer.mode("append").save()
 
 
 def abandon_load(**options: object) -> bool:
-    """Opens the range of a load that was left behind, after deleting what was loaded.
+    """Opens the range of an abandoned load, after deleting what was loaded.
 
-    The options are `load_name` and those of the load that say where: `table`, `address`,
-    `load_from`, `load_to`, and the `catalog` if these two are given. Returns whether the load
-    turned out to be complete; then its rows stay.
+    Takes `load_name` and the options that said where the rows were to go: `table`, `address`,
+    `load_from`, `load_to`, and the `catalog` if these two are given. Returns True if the load
+    turned out to be complete; its rows then stay.
     """
     given = _given(options)
     parsed = WriteOptions.parse(given)
     if not parsed.load_name:
-        raise InvalidArgument("load_name", "is missing: which load?")
+        raise InvalidArgument("load_name", "is missing: give the name of the load")
     here = checked(parsed.target)
     return here.call(BulkLoad(here.database, _plan(parsed)).abandon)
 
 
 def _given(options: Mapping[str, object]) -> dict[str, str]:
-    """As Spark hands them over; None is as good as nothing."""
+    """The options as Spark passes them. None means that an option was not given."""
     if options.get("operation", BULK_LOAD) != BULK_LOAD:
-        raise InvalidArgument("operation", f"is {BULK_LOAD!r} here, and nothing else")
+        raise InvalidArgument(
+            "operation", f"expected {BULK_LOAD!r}, found {options['operation']!r}"
+        )
     given = {name: str(value) for name, value in options.items() if value is not None}
-    return given | {"operation": BULK_LOAD}
+    return with_stored_catalog(given | {"operation": BULK_LOAD})
 
 
 def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
-    """The rows of each tablet in a partition of its own, and there in order."""
+    """The frame with the rows of each tablet in one partition, in order."""
     from pyspark.sql import functions as spark_sql
 
     parsed = WriteOptions.parse(options)
     keys = shape_of(parsed.catalog).key_fields
-    # Cells, too, that are there twice come one after the other.
+    # Raw cells that appear twice have to be neighbours as well, to be found.
     order = keys if parsed.catalog is not None else (*keys, COLUMN)
     here = checked(parsed.target)
     starts = [tablet.start for tablet in here.call(lambda: here.tablets(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:
-        # Ranges of equal numbers of rows: tablets of such keys cannot be compared in Spark.
+        # Spark cannot compare such keys with the tablets' bounds: partitions of equal size instead.
         return frame.repartitionByRange(len(starts), *keys).sortWithinPartitions(*order)
     key = spark_sql.col(keys[0]).cast("binary")
     tablet = spark_sql.lit(0)
@@ -95,14 +100,14 @@ def _plan(options: WriteOptions) -> LoadPlan:
     return LoadPlan(
         table=options.target.table,
         name=options.load_name or f"spark-{os.urandom(NAME_BYTES).hex()}",
-        start=options.load_from,
-        end=options.load_to,
+        start=options.load_rows.start,
+        end=options.load_rows.end,
         notify=options.notify,
     )
 
 
 class BulkLoadWriter(DataSourceArrowWriter):
-    """Closes the range when it is made, on the driver, before any task."""
+    """Closes the range on creation, which is on the driver and before any task."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -110,12 +115,11 @@ class BulkLoadWriter(DataSourceArrowWriter):
         show_log()
         here = checked(options.target)
         self._timestamps = here.call(BulkLoad(here.database, self._plan).begin)
-        log.info(
-            "bulk load %r into table %r: the range is closed", self._plan.name, self._plan.table
-        )
+        log.info("bulk load %r into table %r: closed the range", self._plan.name, self._plan.table)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         show_log()
+        refuse_created_table()
         began = told = time.monotonic()
         here = checked(self._options.target)
         shape = shape_of(self._options.catalog)
@@ -134,7 +138,7 @@ class BulkLoadWriter(DataSourceArrowWriter):
             written.cells += len(cells)
             if time.monotonic() - told >= PROGRESS_SECONDS:
                 told = time.monotonic()
-                log.info("bulk load %r: %d rows of this task", self._plan.name, written.rows)
+                log.info("bulk load %r: %d rows by this task so far", self._plan.name, written.rows)
         if under_way is not None:
             under_way.wait()
         written.seconds = time.monotonic() - began
@@ -154,18 +158,18 @@ class BulkLoadWriter(DataSourceArrowWriter):
         load = BulkLoad(here.database, self._plan)
         try:
             undone = here.call(lambda: load.undo(self._timestamps))
-            what = "was undone" if undone else "another run has taken over"
+            what = "its rows were deleted" if undone else "another run has taken over"
         except LoadComplete:
-            what = "was complete, its rows are there"
-        log.warning("bulk load %r failed, and %s", self._plan.name, what)
+            what = "but its load was complete: the rows are there"
+        log.warning("the job of bulk load %r failed; %s", self._plan.name, what)
 
 
 def _sorted(cells: list[Cell]) -> list[LoadedCell]:
-    """In the order of rows. Each address may be there once."""
+    """The cells in the order of their rows. Raises `SchemaError` if one appears twice."""
     found: dict[tuple[bytes, bytes], bytes] = {}
     for row, column, value in cells:
         if value is None:
-            raise SchemaError("a null cannot be loaded in bulk: nothing is there to be deleted")
+            raise SchemaError("a bulk load cannot load a null: there is nothing to delete yet")
         found[row, column] = value
     if len(found) < len(cells):
         raise _twice()
@@ -173,7 +177,7 @@ def _sorted(cells: list[Cell]) -> list[LoadedCell]:
 
 
 def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
-    """Where the rows are in order, one that is there twice may be in two batches."""
+    """Finds a row that ends one batch and begins the next: rows in order repeat like this."""
     if not (before and cells) or before[-1][0] != cells[0][0]:
         return
     row = cells[0][0]
@@ -183,4 +187,6 @@ def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
 
 
 def _twice() -> SchemaError:
-    return SchemaError("a row is in the frame twice, and a bulk load cannot tell which counts")
+    return SchemaError(
+        "a row appears twice in the frame, and a bulk load cannot tell which one to keep"
+    )

@@ -1,7 +1,7 @@
-"""One connection to each cluster for every Python process that Spark starts, made when needed.
+"""One connection to each cluster in every Python process that Spark starts, made when needed.
 
-Never pickled: a task on an executor connects by itself. Spark forks its Python processes before
-anything of the library was used in them, and uses each for many tasks.
+Connections are never pickled: each executor process makes its own. Spark forks these processes
+before they have used anything of the library, and runs many tasks in each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from percolator import aio, loop_thread
+from percolator import aio
+from percolator.blocking import loop_thread
+from percolator.blocking.loop_thread import LoopThread
 from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -20,19 +22,18 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
-from percolator.loop_thread import LoopThread
 from percolator.spark.options import Target
 
 R = TypeVar("R")
 
 DRAIN_SECONDS = 10.0
 BATCH_ROWS_MAX = 1_024
-"""Rows of one call to a tablet server: whole transactions of the usual size."""
+"""Rows per call to a tablet server: a whole transaction of the usual size."""
 PAGE_ROWS_MAX = 4_096
 
 
 class Connection:
-    """A database of asyncio, and the thread in which its event loop runs."""
+    """An asyncio database, and the thread in which its event loop runs."""
 
     def __init__(self, thread: LoopThread, database: aio.Database) -> None:
         self.thread = thread
@@ -42,12 +43,12 @@ class Connection:
         return self.thread.call(function)
 
     def deadline(self, target: Target) -> float:
-        """Of a call that begins now."""
-        return self.database.engine.now() + target.timeout_seconds
+        """The deadline of a call that begins now."""
+        return self.database.internal.engine.now() + target.timeout_seconds
 
     async def tablets(self, target: Target) -> list[TabletLocation]:
-        """Of the table, in the order of their rows, as they are now. In the event loop."""
-        catalog, deadline = self.database.engine.catalog, self.deadline(target)
+        """The tablets of the table as they are now, in order. Runs in the event loop."""
+        catalog, deadline = self.database.internal.engine.catalog, self.deadline(target)
         info = await catalog.table(target.table, deadline)
         return await catalog.all_tablets(info.table_id, deadline)
 
@@ -56,8 +57,8 @@ _connections: dict[tuple[str, float], Connection] = {}
 _guard = threading.Lock()
 
 
-def _connection(target: Target) -> Connection:
-    """Made when it is asked for first."""
+def connection_to(target: Target) -> Connection:
+    """The connection of this process, made on first use."""
     key = target.address, target.timeout_seconds
     with _guard:
         found = _connections.get(key)
@@ -95,14 +96,14 @@ def _connect(target: Target) -> Connection:
 
 
 def checked(target: Target) -> Connection:
-    """This process's connection to the table's cluster, once the table is known to exist.
+    """This process's connection to the table's cluster, after a check that the table exists.
 
-    Asked anew each time: the process may have been used for another table of that name, which is
-    gone. Raises `InvalidArgument` when there is none, and `Unavailable`, in the words of the option
-    `address`, when nobody answers.
+    The check is made every time: the process may remember a table of that name that was dropped
+    since. Raises `InvalidArgument` if there is no such table, and `Unavailable`, which names the
+    option `address`, if no cluster answers.
     """
-    found = _connection(target)
-    catalog, deadline = found.database.engine.catalog, found.deadline(target)
+    found = connection_to(target)
+    catalog, deadline = found.database.internal.engine.catalog, found.deadline(target)
     try:
         found.call(lambda: catalog.describe(target.table, deadline))
     except SchemaError:

@@ -1,13 +1,12 @@
 """The data source `percolator`. Importing it is cheap: Spark does that in every session.
 
-Spark makes one of these for every `load()` and every `save()`, in processes of its own on the
-driver, and hands pickled copies to everybody else. So whatever a read has to keep the same in all
-its jobs, its snapshot above all, is settled before the first pickling.
+Spark makes one of these for every `load()` and every `save()`, in a process of its own on the
+driver, and passes pickled copies to all others. So whatever has to be the same in all jobs of a
+read, its snapshot above all, is settled before it is pickled for the first time.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
@@ -21,14 +20,11 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from percolator.spark.options import ReadOptions
-
-_PUSHING_FILTERS = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The program in which Spark plans a read with filters."""
-
 
 class PercolatorDataSource(DataSource):
-    """See `percolator.spark.options` for what `options` may hold."""
+    """`percolator.spark.options` lists the options."""
+
+    options: dict[str, str]
 
     @classmethod
     def name(cls) -> str:
@@ -42,50 +38,67 @@ class PercolatorDataSource(DataSource):
         self._snapshot_timestamp = 0
 
     def schema(self) -> StructType:
-        from percolator.spark.options import ReadOptions
+        from percolator.spark.frame_timestamps import stamped
+        from percolator.spark.options import ReadOptions, StreamOptions, is_stream
         from percolator.spark.shapes import shape_of
+        from percolator.spark.stored_catalogs import with_stored_catalog
 
+        if is_stream(self.options):
+            from percolator.spark.streaming.change_shapes import stream_schema
+            from percolator.spark.streaming.stream_reader import check_table
+
+            stream = StreamOptions.parse(with_stored_catalog(self.options))
+            check_table(stream)
+            return stream_schema(stream.read)
+        # An error reaches the user as it is from here; at pickling, as a failure to pickle.
+        self._settle()
         options = ReadOptions.parse(self.options)
-        # What is wrong is told as it is here; at pickling, as a failure to pickle.
-        self._settle_snapshot(options)
-        return shape_of(options.catalog).schema(options.columns)
+        schema = shape_of(options.catalog).schema(options.columns)
+        return stamped(schema, self._snapshot_timestamp)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from percolator.spark.options import ReadOptions
-        from percolator.spark.reader import FilteringTableReader, TableReader
+        from percolator.spark.reader import TableReader
 
-        # Spark refuses a reader that takes filters while they are turned off, and plans reads
-        # with filters in another program than reads without.
-        reader = FilteringTableReader if _PUSHING_FILTERS in sys.modules else TableReader
-        return reader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
+        return TableReader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from percolator.spark.options import WriteOptions
-        from percolator.spark.writing import writer_of
+        from percolator.spark.stored_catalogs import with_stored_catalog
+        from percolator.spark.writers import writer_of
 
-        return writer_of(WriteOptions.parse(self.options), schema, overwrite=overwrite)
+        given = with_stored_catalog(self.options)
+        return writer_of(WriteOptions.parse(given, overwrite=overwrite), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        raise _no_streams("a table's changes are what observers are for")
+        from percolator.spark.options import StreamOptions
+        from percolator.spark.stored_catalogs import with_stored_catalog
+        from percolator.spark.streaming.stream_reader import ChangeStreamReader
+
+        options = StreamOptions.parse(with_stored_catalog(self.options))
+        return ChangeStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        raise _no_streams("use foreachBatch, and write each batch with append")
+        from percolator.spark.sink import sink_of
+        from percolator.spark.stored_catalogs import with_stored_catalog
+
+        return sink_of(with_stored_catalog(self.options), schema, complete=overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Only a read is pickled as a whole: from here on its snapshot is the same for all."""
-        from percolator.spark.options import ReadOptions
+        """Reads and sinks are pickled as a whole. From here on, all copies of a read have the same
+        snapshot."""
+        from percolator.spark.options import is_sink, is_stream
 
-        self._settle_snapshot(ReadOptions.parse(self.options))
+        if not is_stream(self.options) and not is_sink(self.options):
+            self._settle()
         return self.__dict__.copy()
 
-    def _settle_snapshot(self, options: ReadOptions) -> None:
+    def _settle(self) -> None:
+        """Makes sure of the snapshot and of the catalogue, for all copies of this read."""
         if not self._snapshot_timestamp:
+            from percolator.spark.options import ReadOptions
             from percolator.spark.pins import pinned_timestamp
+            from percolator.spark.stored_catalogs import with_stored_catalog
 
-            self._snapshot_timestamp = pinned_timestamp(options)
-
-
-def _no_streams(instead: str) -> Exception:
-    from percolator.errors import UsageError
-
-    return UsageError(f"percolator is no source or sink of streams: {instead}")
+            self.options = with_stored_catalog(self.options)
+            self._snapshot_timestamp = pinned_timestamp(ReadOptions.parse(self.options))

@@ -1,4 +1,4 @@
-"""Which ranges of rows the tasks of a read get: those of the tablets, large ones cut further."""
+"""Which rows each task of a read gets: those of one tablet, or a part of a large one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from percolator.errors import (
 )
 from percolator.schema import Column, Table
 from percolator.spark.connections import Connection
-from percolator.spark.key_range import RowsBetween
 from percolator.spark.options import ReadOptions
+from percolator.spark.row_ranges import RowRanges, RowsBetween
 from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
@@ -30,49 +30,54 @@ ANY_COLUMN = "any"
 
 @dataclass
 class TableRows(InputPartition):
-    """The rows of one task: from start (included) to end (excluded; empty: to the last row)."""
+    """The rows of one task, as ranges in order."""
 
-    start: bytes
-    end: bytes
+    ranges: tuple[RowsBetween, ...]
 
 
 async def plan(
-    connection: Connection, options: ReadOptions, wanted: RowsBetween, timestamp: Timestamp
+    connection: Connection, options: ReadOptions, timestamp: Timestamp
 ) -> list[TableRows]:
-    """One after the other, all of the wanted rows. Raises what would make every task fail."""
-    if wanted.nothing:
+    """All rows of the read, in order. Raises what would make every task fail."""
+    if not options.rows.ranges:
         return []
-    await _require_kept(connection, options, wanted.start, timestamp)
+    await _require_kept(connection, options, options.rows.ranges[0].start, timestamp)
     tablets = await connection.tablets(options.target)
-    parts = [(RowsBetween(one.start, one.end).intersected(wanted), one) for one in tablets]
-    cut = [_cut(connection, options, rows, one) for rows, one in parts if not rows.nothing]
+    parts = [(options.rows.within(RowsBetween(one.start, one.end)), one) for one in tablets]
+    cut = [_cut(connection, options, ranges, one) for ranges, one in parts if ranges]
     return [rows for some in await asyncio.gather(*cut) for rows in some]
 
 
 async def _cut(
-    connection: Connection, options: ReadOptions, rows: RowsBetween, tablet: TabletLocation
+    connection: Connection,
+    options: ReadOptions,
+    ranges: tuple[RowsBetween, ...],
+    tablet: TabletLocation,
 ) -> list[TableRows]:
-    """The rows of one tablet, in as many parts as they are large."""
+    """The rows wanted from one tablet: in one part, or in several of `partition_bytes` each."""
+    start, end = ranges[0].start, ranges[-1].end
     request = wire.ProposePartsRequest(
         target=wire.TabletTarget(tablet_id=tablet.tablet_id, epoch=tablet.epoch),
-        range=RowRange(start=rows.start, end=rows.end),
+        range=RowRange(start=start, end=end),
         part_bytes=options.partition_bytes,
     )
-    propose = connection.database.engine.world.network.unary(tablet.address, PROPOSE_PARTS)
+    propose = connection.database.internal.engine.world.network.unary(tablet.address, PROPOSE_PARTS)
     try:
         inner = list((await propose(request, options.target.timeout_seconds)).rows)
     except (NotExecuted, ExecutionUnknown):
-        inner = []  # it moves at this moment: whoever reads it will find it
-    bounds = [rows.start, *inner, rows.end]
-    return [TableRows(start, end) for start, end in itertools.pairwise(bounds)]
+        inner = []  # it is moving right now; the task that reads it will find it
+    wanted = RowRanges(ranges)
+    bounds = itertools.pairwise([start, *inner, end])
+    parts = [wanted.within(RowsBetween(first, last)) for first, last in bounds]
+    return [TableRows(part) for part in parts if part]
 
 
 async def _require_kept(
     connection: Connection, options: ReadOptions, row: bytes, timestamp: Timestamp
 ) -> None:
-    """Reads nothing, at the timestamp: one tablet that answers speaks for the table."""
+    """Reads one cell at the timestamp: if one tablet still has the history, all do."""
     table = Table(options.target.table, key=codecs.raw)
-    snapshot = connection.database.new_snapshot(timestamp, options.target.timeout_seconds)
+    snapshot = connection.database.internal.snapshot(timestamp, options.target.timeout_seconds)
     async with snapshot:
         try:
             await snapshot.get(row, Column(table, ANY_COLUMN, codecs.raw))

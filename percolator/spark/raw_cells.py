@@ -1,4 +1,4 @@
-"""Raw cells: a row of the DataFrame for each cell, with the bytes as they are stored."""
+"""Raw cells: each row of the DataFrame is a cell, with its bytes as they are stored."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.routing.cells import CellPage
 from percolator.schema import Column, Table
-from percolator.spark.shapes import (
+from percolator.spark.fields import (
     BINARY,
     Cell,
     check_fields,
@@ -17,16 +18,13 @@ from percolator.spark.shapes import (
     refuse_nulls,
     type_name,
 )
-from percolator.wire.questions import CellPage
 
 ROW, COLUMN, VALUE, COMMITTED = "row", "column", "value", "commit_timestamp"
 _ANY_TABLE = Table("any")
 
 
 class RawCells:
-    """`Shape` without a catalogue."""
-
-    key_codec = codecs.raw
+    """The `Shape` of a read or write without a catalogue."""
 
     @property
     def key_fields(self) -> tuple[str, ...]:
@@ -49,7 +47,7 @@ class RawCells:
             known = field_named(full, field.name)
             if known is not None and field.dataType != known.dataType:
                 raise SchemaError(
-                    f"field {field.name!r} is {type_name(field.dataType)}; of raw cells it is "
+                    f"field {field.name!r} is {type_name(field.dataType)}; raw cells have "
                     f"{type_name(known.dataType)}"
                 )
 
@@ -74,23 +72,28 @@ class RawCells:
         self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
     ) -> None:
         if columns is not None:
-            raise InvalidArgument("columns", "raw cells name their column themselves")
+            raise InvalidArgument(
+                "columns",
+                "raw cells carry the name of their column in each row; leave the option out",
+            )
         needed = (ROW, COLUMN) if deletes else (ROW, COLUMN, VALUE)
-        # What a read of raw cells gives can be written as it is.
+        # Whatever a read of raw cells returns can be written as it is.
         check_fields(schema, (*needed, VALUE, COMMITTED), "raw cells (no catalog was given)")
         for name in needed:
             field = field_named(schema, name)
             if field is None:
-                raise SchemaError(f"field {name!r} is missing; without a catalog, cells are raw")
+                raise SchemaError(
+                    f"field {name!r} is missing; without a catalog, a row is a raw cell"
+                )
             if field.dataType != BINARY:
                 raise SchemaError(
-                    f"field {name!r} is {type_name(field.dataType)}; of raw cells it is binary"
+                    f"field {name!r} is {type_name(field.dataType)}; raw cells have binary"
                 )
 
     def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
         values = column_of(batch, VALUE)
         if nulls == "refuse":
-            refuse_nulls(values, VALUE, "; option nulls says what that means: skip or delete")
+            refuse_nulls(values, VALUE, "; set the option nulls to skip or delete")
         found = list(zip(*self._addresses(batch), values.to_pylist(), strict=True))
         return [cell for cell in found if cell[2] is not None] if nulls == "skip" else found
 
@@ -104,5 +107,5 @@ class RawCells:
         refuse_nulls(columns, COLUMN, "")
         names: list[bytes] = columns.to_pylist()
         for name in set(names):
-            Column(_ANY_TABLE, name, codecs.raw)  # raises what is wrong with the name
+            Column(_ANY_TABLE, name, codecs.raw)  # raises if the name is not valid
         return rows.to_pylist(), names

@@ -1,7 +1,12 @@
 """Reading a table: a partition for each tablet, a batch for each page.
 
-Partitions are ranges of rows and nothing else: the client finds the tablet that holds the rows when
-the task runs, wherever it is by then, and settles the locks that it meets.
+A partition is a list of row ranges and nothing else. When its task runs, the client finds the
+tablets that have these rows by then, and resolves the locks that it meets.
+
+Filters are not pushed down: there is no `pushFilters` here, and there must not be. Spark 4.3 keeps
+the partitions and the read function that it planned with pushed filters on the relation of the
+frame, and uses them for later queries of that frame, which then miss rows. What Spark keeps has to
+be right for every query, so only the options of the frame choose rows.
 """
 
 from __future__ import annotations
@@ -11,14 +16,14 @@ from contextlib import closing
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from percolator import codecs
 from percolator.schema import Table
+from percolator.spark.cell_pages import cell_pages
 from percolator.spark.connections import checked
-from percolator.spark.key_range import KeyFilters, RowsBetween
 from percolator.spark.options import ReadOptions
 from percolator.spark.partitions import TableRows, plan
 from percolator.spark.shapes import shape_of
@@ -26,7 +31,7 @@ from percolator.timestamps import Timestamp
 
 
 class TableReader(DataSourceReader):
-    """Reads all rows, or those in the range that was pushed down."""
+    """Reads all rows of a table, or those that options choose, at one timestamp."""
 
     def __init__(self, options: ReadOptions, schema: StructType, timestamp: int) -> None:
         self._options = options
@@ -36,23 +41,19 @@ class TableReader(DataSourceReader):
         self._shape.check_read(schema)
         self._stored = self._shape.stored(schema, options.columns)
         self._target = to_arrow_schema(schema, timezone="UTC")
-        self.rows = RowsBetween()
 
     def partitions(self) -> Sequence[InputPartition]:
         here = checked(self._options.target)
-        return here.call(partial(plan, here, self._options, self.rows, self._timestamp))
+        return here.call(partial(plan, here, self._options, self._timestamp))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, TableRows):
-            return  # Spark makes one when there is nothing to read
+            return  # Spark makes one of its own when there is nothing to read
         options = self._options
         here = checked(options.target)
-        snapshot = here.database.new_snapshot(self._timestamp, options.target.timeout_seconds)
+        snapshot = here.database.internal.snapshot(self._timestamp, options.target.timeout_seconds)
         table = Table(options.target.table, key=codecs.raw)
-        cells = snapshot.scan_cells(
-            table, start=partition.start, end=partition.end, columns=self._stored
-        )
-        pages = here.thread.iterate(cells)
+        pages = here.thread.iterate(cell_pages(snapshot, table, partition.ranges, self._stored))
         try:
             with closing(pages):
                 for page in pages:
@@ -60,12 +61,3 @@ class TableReader(DataSourceReader):
                         yield self._shape.batch(page, self._schema, self._target)
         finally:
             here.call(snapshot.close)
-
-
-class FilteringTableReader(TableReader):
-    """As `TableReader`, in a session that pushes filters down."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-        keys = KeyFilters(self._shape.key_fields, self._shape.key_codec)
-        self.rows, left = keys.push(filters)
-        return left

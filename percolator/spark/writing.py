@@ -1,123 +1,69 @@
-"""Writing a DataFrame: many transactions, several at a time in each task.
+"""Writing a DataFrame with transactions, several at a time in each task.
 
-At least once: Spark runs a task again that failed, and may run two attempts at the same time. Every
-attempt writes the same rows, so that what is there in the end is the same; a cell that is written
-twice has two versions, and its observers run again, unless `skip_equal` is set. What was written
-before a job failed stays.
+At least once: Spark runs a failed task again, and may run two attempts of a task at the same time.
+All attempts write the same rows, so the table ends up the same; a cell that is written twice has
+two versions, and its observers run twice, unless `skip_equal` is set. If a job fails, what it has
+committed so far stays.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from percolator.errors import InvalidArgument
-from percolator.limits import Limits
+from percolator.errors import SchemaError
 from percolator.spark.connections import DRAIN_SECONDS, checked
-from percolator.spark.options import WriteOptions
-from percolator.spark.shapes import Cell, shape_of
+from percolator.spark.created_tables import refuse_created_table
+from percolator.spark.fields import Cell, column_of
+from percolator.spark.options import MERGE, WriteOptions
+from percolator.spark.shapes import Shape, shape_of
 from percolator.spark.transactions import Transactions
+from percolator.spark.written import Written, log, show_log, total
+from percolator.timestamps import Timestamp
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql.types import StructType
-
-log = logging.getLogger("percolator.spark")
-
-COLLECTOR = (50_000, 20, 50)
-
-
-@dataclass
-class Written(WriterCommitMessage):
-    """What one task has done."""
-
-    rows: int = 0
-    cells: int = 0
-    equal: int = 0
-    """Cells that were there already, with `skip_equal`."""
-    transactions: int = 0
-    conflicts: int = 0
-    """Attempts at a transaction that others were in the way of, or nobody answered."""
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rows} rows, {self.cells} cells in {self.transactions} transactions, "
-            f"{self.equal} cells were there already, {self.conflicts} attempts were repeated, "
-            f"{self.seconds:.1f} s"
-        )
-
-
-def total(messages: list[WriterCommitMessage | None]) -> Written:
-    """Of all tasks that have reported."""
-    found = Written()
-    for message in messages:
-        if isinstance(message, Written):
-            for field in fields(Written):
-                value = getattr(found, field.name) + getattr(message, field.name)
-                setattr(found, field.name, value)
-    return found
-
-
-def writer_of(options: WriteOptions, schema: StructType, *, overwrite: bool) -> DataSourceWriter:
-    """On the driver, before any task: what cannot work is refused here."""
-    if overwrite:
-        raise InvalidArgument(
-            "mode", 'overwrite would delete the table: use mode("append"), which replaces rows'
-        )
-    shape = shape_of(options.catalog)
-    deletes = options.operation == "delete"
-    shape.check_write(schema, options.columns, deletes=deletes)
-    cells_max = Limits().transaction_cells_max
-    if options.transaction_rows * len(schema.fields) > cells_max:
-        raise InvalidArgument(
-            "transaction_rows",
-            f"{options.transaction_rows} rows of {len(schema.fields)} fields may have more than "
-            f"the {cells_max} cells that a transaction can write",
-        )
-    checked(options.target)
-    if options.operation == "bulk_load":
-        from percolator.spark.bulk_loading import BulkLoadWriter
-
-        return BulkLoadWriter(options)
-    return TransactionWriter(options)
+COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 class TransactionWriter(DataSourceArrowWriter):
-    """Upserts or deletes."""
+    """Upserts, deletes or merges."""
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, began: Timestamp) -> None:
+        """Made on the driver, at `began`, before any task."""
         self._options = options
+        self._began = began
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         show_log()
+        refuse_created_table()
         began = time.monotonic()
         here = checked(self._options.target)
-        transactions = Transactions(here, self._options)
-        cells = self._cells()
+        transactions = Transactions(
+            here, self._options, began=self._began, is_first=_is_first_attempt()
+        )
+        cells = cells_of(self._options)
         written = Written()
         try:
-            with _collector_seldom():
+            with collecting_rarely():
                 for batch in iterator:
                     written.rows += batch.num_rows
                     transactions.write(cells(batch))
                 transactions.finish()
+        except Exception as error:
+            transactions.settle()
+            _count(written, transactions, began)
+            log.warning("the task failed; what it committed stays: %s", written)
+            error.add_note(f"the task failed; what it committed stays: {written}")
+            raise
         finally:
-            # The process may end with the task: what was committed is finished before that.
-            here.call(lambda: here.database.engine.around.background.drain(DRAIN_SECONDS))
-        written.cells = transactions.cells
-        written.equal = transactions.equal
-        written.transactions = transactions.committed
-        written.conflicts = transactions.conflicts
-        written.seconds = time.monotonic() - began
+            # The process may end with the task: let it finish what it has committed.
+            here.call(lambda: here.database.internal.engine.env.background.drain(DRAIN_SECONDS))
+        _count(written, transactions, began)
         log.info("task: %s", written)
         return written
 
@@ -127,31 +73,71 @@ class TransactionWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         show_log()
-        log.warning("the job failed; what was written stays, at least: %s", total(messages))
+        reported = sum(message is not None for message in messages)
+        log.warning(
+            "the job failed; what it committed stays. %d of %d tasks reported %s. "
+            "A task that failed has logged its own count",
+            reported,
+            len(messages),
+            total(messages),
+        )
 
-    def _cells(self) -> Callable[[pa.RecordBatch], list[Cell]]:
-        options = self._options
-        shape = shape_of(options.catalog)
-        if options.operation == "delete":
-            return lambda batch: shape.deletions(batch, options.columns)
-        return lambda batch: shape.cells(batch, options.nulls)
+
+def cells_of(options: WriteOptions) -> Callable[[pa.RecordBatch], list[Cell]]:
+    """What turns the rows of a frame into the cells that are written."""
+    shape = shape_of(options.catalog)
+    if options.operation == "delete":
+        return lambda batch: shape.deletions(batch, options.columns)
+    if options.operation == MERGE:
+        return lambda batch: _merge_cells(batch, shape, options)
+    return lambda batch: shape.cells(batch, options.nulls)
+
+
+def _is_first_attempt() -> bool:
+    """Whether Spark says that no attempt of this task was made before.
+
+    It does not say so of a whole stage that runs again: then rows that the task has written before
+    are refused, which is safe.
+    """
+    task = TaskContext.get()
+    return task is None or not task.attemptNumber()
+
+
+def _merge_cells(batch: pa.RecordBatch, shape: Shape, options: WriteOptions) -> list[Cell]:
+    """The cells of rows to write, and the deletions of those that `delete_field` names."""
+    if options.delete_field is None:
+        found = shape.cells(batch, options.nulls)
+    else:
+        flags = [bool(flag) for flag in column_of(batch, options.delete_field).to_pylist()]
+        rows = batch.drop_columns([_named(batch, options.delete_field)])
+        kept = rows.filter(pa.array([not flag for flag in flags], pa.bool_()))
+        gone = rows.filter(pa.array(flags, pa.bool_()))
+        found = shape.cells(kept, options.nulls) + shape.deletions(gone, None)
+    addresses = [(row, column) for row, column, _ in found]
+    if len(set(addresses)) < len(addresses):
+        raise SchemaError("a key appears twice in the frame, and a merge needs each key once")
+    return found
+
+
+def _named(batch: pa.RecordBatch, name: str) -> str:
+    """The name as the batch spells it."""
+    return next(one for one in batch.schema.names if one.lower() == name.lower())
+
+
+def _count(written: Written, transactions: Transactions, began: float) -> None:
+    written.cells = transactions.cells
+    written.equal = transactions.equal
+    written.transactions = transactions.committed
+    written.conflicts = transactions.conflicts
+    written.seconds = time.monotonic() - began
 
 
 @contextmanager
-def _collector_seldom() -> Iterator[None]:
-    """Thousands of rows in flight are no garbage, and looking for some among them is dear."""
+def collecting_rarely() -> Iterator[None]:
+    """Thousands of rows in flight are not garbage, and searching them for some is expensive."""
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECTOR)
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-def show_log() -> None:
-    """Spark's Python processes set up no logging, and the counters would be lost."""
-    if not log.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)

@@ -1,18 +1,21 @@
-"""Bulk load: rows are put into an empty range without transactions, behind a fence.
+"""Bulk load: puts rows into an empty range without transactions, behind a fence.
 
 What each rule prevents:
 
-* The fence is raised between two group commits, and only over rows without cells and locks: behind
-  it is nobody who could commit there, and no cell that a load would lie above or below.
-* It is durable before it is answered. The loader takes its timestamps after that, so that whoever
-  has read the range as it was has a snapshot below the load.
-* What is read or judged while it stands is refused, not read around: a snapshot above the load must
-  not see a part of it.
-* Runs are numbered by the oracle, and a later one takes over for good. Whoever loads has taken a
-  run of its own after the range was cleared: a request to clear it that comes late deletes nothing.
-* A load that is not complete is cleared before the fence goes, or a part of it would stay for ever.
-* When the fence goes, the tablet knows in the same write that it has commits up to the load's: else
-  a transaction that began before it would pass the judge (recent_writes.py).
+* The fence is raised between two group commits, and only over rows without cells and locks. So no
+  transaction can still commit behind it, and no cell can be above or below the loaded ones.
+* It is durable before the request is answered. The loader takes its timestamps after that, so any
+  reader that saw the range before the load has a snapshot below the load.
+* Reads and mutations in the range are refused while it stands; reads do not skip the range: a
+  snapshot above the load must not see only part of it.
+* Runs are numbered by the oracle, and a later one takes over for good. Each loader takes a new run
+  after the range was cleared, so a late request to clear it deletes nothing.
+* A load that is not complete is cleared before the fence is lifted, or part of it would stay for
+  ever.
+* The write that lifts the fence also records that the tablet has commits up to the load's.
+  Otherwise a transaction that began before the load would pass the judge (recent_writes.py).
+* Rows are added to the change feed in the write that stores them. Until the fence is lifted, scans
+  of changes do not show them either (change_scan.py).
 * Rollback markers stay where they are: they keep late transactions out.
 """
 
@@ -24,7 +27,7 @@ from dataclasses import replace
 from itertools import islice
 
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
+from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
 from percolator.tablet import keys, opening
 from percolator.tablet.keys import (
     LOAD_FLOOR_KEY,
@@ -35,12 +38,16 @@ from percolator.tablet.keys import (
     L,
     N,
     W,
+    change_key,
+    change_of_write,
     component,
     inverted,
 )
-from percolator.tablet.load_fences import LoadFence
-from percolator.tablet.recent_writes import NEWEST
-from percolator.tablet.state import TabletState
+from percolator.tablet.memory.change_feed import loaded_change
+from percolator.tablet.memory.load_fences import LoadFence
+from percolator.tablet.memory.recent_writes import NEWEST
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.turn import Turn
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -48,15 +55,13 @@ NAME_BYTES_MAX = 255
 CLEARED_PER_WRITE = 4_096
 WRITES_PER_CALL = 16
 INLINE_BYTES_MAX = 1_024
-"""As the client's `value_inline_bytes_max`: longer values are stored apart."""
+"""Same as the client's `value_inline_bytes_max`: longer values are stored separately."""
 
 _CLEARED_SPACES = (W, D, N)
 
 
-async def fence(
-    state: TabletState, turn: asyncio.Lock, request: pb.FenceRequest
-) -> pb.FenceResponse:
-    """`turn` is held while something is written: `GroupCommit.between_batches`.
+async def fence(state: TabletState, turn: Turn, request: pb.FenceRequest) -> pb.FenceResponse:
+    """`turn` is held during writes: `GroupCommit.between_batches`.
 
     Raises `InvalidArgument`, `StoreUnusable`, `TabletMoved`.
     """
@@ -67,7 +72,7 @@ async def fence(
     async with turn:
         state.require_open()
         response = await action(state, asked)
-        state.require_ownership()
+        await state.require_ownership()
         present = state.load_fences.get(asked.name)
         if present is not None:
             response.fence.CopyFrom(present.message())
@@ -108,14 +113,14 @@ async def _clear(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
         raise InvalidArgument("action", f"the load {present.name!r} is complete: it is not cleared")
     entries = _entries(state, present, _CLEARED_SPACES)
     for _ in range(WRITES_PER_CALL):
-        # One walk for all writes: each new one would begin with everything that is deleted.
+        # One walk for all writes: each new walk would first pass everything already deleted.
         if not await _delete(state, list(islice(entries, CLEARED_PER_WRITE))):
             return pb.FenceResponse(remains=False)
     return pb.FenceResponse(remains=True)
 
 
 async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> bool:
-    """Whether there was anything to delete."""
+    """Deletes these entries. Returns whether there were any."""
     if not entries:
         return False
     batch = state.storage.batch()
@@ -124,6 +129,10 @@ async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> boo
         batch.delete(key)
     state.counters.cells -= len(counted)
     state.counters.bytes -= sum(len(key) + len(value) for key, value in counted)
+    if state.feed.ever_on:
+        for key, _ in counted:
+            if key.startswith(W):
+                batch.delete(change_of_write(key))
     batch.put(STATISTICS_KEY, opening.counts_record(state))
     await state.write(batch)
     for key, _ in entries:
@@ -136,7 +145,6 @@ async def _finish(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     present = _of_run(state, asked)
     if not asked.commit_timestamp:
         raise InvalidArgument("fence.commit_timestamp", "missing")
-    state.guard.admit(asked.commit_timestamp, "fence.commit_timestamp")
     if not present.commit_timestamp:
         await _put(state, replace(present, commit_timestamp=asked.commit_timestamp))
     return pb.FenceResponse()
@@ -145,7 +153,7 @@ async def _finish(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
 async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     present = state.load_fences.get(asked.name)
     if present is None:
-        return pb.FenceResponse()  # it was lifted before
+        return pb.FenceResponse()  # it was already lifted
     commit = present.commit_timestamp
     _of_run(state, asked)
     if not commit:
@@ -160,10 +168,16 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     batch.put(LOAD_FLOOR_KEY, floor.to_bytes(8, "big"))
     batch.put(NEWEST_KEY, NEWEST.pack(*newest))
     batch.put(STATISTICS_KEY, opening.counts_record(state))
+    feed = state.feed
+    if commit > feed.complete_from and present.run <= feed.loads_before:
+        feed = replace(feed, complete_from=commit)
+        feed.note(batch)
     await state.write(batch)
+    state.feed = feed
     if commit:
-        # What is remembered of single cells may not be true of those that were loaded.
+        # What is remembered about single cells may be wrong for the loaded ones.
         recent.forget(commit)
+        state.last_changes.forget()
     state.load_fences.remove(present.name)
     state.load_fences.floor = floor
     return pb.FenceResponse()
@@ -184,7 +198,7 @@ _ACTIONS = {
 
 
 async def load(
-    state: TabletState, turn: asyncio.Lock, request: pb.LoadRequest, columns: ColumnEncoder
+    state: TabletState, turn: Turn, request: pb.LoadRequest, columns: ColumnEncoder
 ) -> None:
     """Puts cells behind the fence. Raises as `fence` does, and `SchemaChanged`."""
     if not len(request.rows) == len(request.columns) == len(request.values):
@@ -192,10 +206,9 @@ async def load(
     start, commit = request.start_timestamp, request.commit_timestamp
     if not 0 < start < commit:
         raise InvalidArgument("commit_timestamp", f"expected {start} < {commit}, and both above 0")
-    state.guard.admit(commit, "commit_timestamp")
     async with turn:
         if request.target.schema_version:
-            # Judged under this version, or an observer that is new would miss some.
+            # Check under this version, or a new observer would miss some changes.
             state.require_target(request.target)
         else:
             state.require_tablet(request.target)
@@ -206,7 +219,7 @@ async def load(
         await behind.fill()
         await state.write(behind.batch)
         behind.publish()
-        state.require_ownership()
+        await state.require_ownership()
 
 
 class _Loading:
@@ -236,6 +249,7 @@ class _Loading:
         commit, start = inverted(request.commit_timestamp), inverted(request.start_timestamp)
         inline = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT)
         apart = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT_IN_DATA)
+        in_feed, change = self._state.feed.on, loaded_change(request.start_timestamp)
         cells = zip(request.rows, request.columns, request.values, strict=True)
         for index, (row, column, value) in enumerate(cells):
             if row < first or (end and row >= end):
@@ -253,6 +267,8 @@ class _Loading:
                 put(D + cell + start, value)
                 self._cells += 1
                 self._bytes += len(cell) + 9
+            if in_feed and column[0] != 0:
+                put(change_key(cell, request.commit_timestamp), change)
             for observer in observers.get(column, ()):
                 notification = cell + component(observer) + commit
                 put(N + notification, b"")
@@ -263,7 +279,7 @@ class _Loading:
         self._cells += len(request.rows)
 
     def publish(self) -> None:
-        """Once it is durable. A cell that is loaded a second time is counted twice until then."""
+        """Call this once it is durable. A cell that is loaded a second time is counted again."""
         state, counters = self._state, self._state.counters
         for notification in self._notifications:
             state.index.put(notification)
@@ -288,7 +304,7 @@ def _asked(fence: pb.LoadFence) -> LoadFence:
 
 
 def _of_run(state: TabletState, asked: LoadFence) -> LoadFence:
-    """The fence of the run that asks; nobody else may touch what is behind it."""
+    """The fence of the requesting run; no other run may touch what is behind it."""
     present = state.load_fences.get(asked.name)
     if present is None or present.run != asked.run:
         raise _taken_over(asked)
@@ -311,7 +327,7 @@ async def _put(state: TabletState, fence: LoadFence) -> None:
 
 
 def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:
-    """A cell or a lock in the range. The mirror knows the locks, without walking over dead ones."""
+    """A cell or lock in the range. The mirror has the locks, without walking over deleted ones."""
     start, end = _rows_of(state, fence)
     for locked, record in state.mirror.between(*keys.cell_bounds(start, end)):
         return _cell(L + locked, record)
@@ -323,7 +339,7 @@ def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:
 def _cell(key: bytes, value: bytes) -> cells_pb2.Cell:
     found = keys.decode(key)
     return cells_pb2.Cell(
-        space=keys.SPACE_OF_PREFIX[key[:1]],  # type: ignore[arg-type]
+        space=keys.SPACE_OF_PREFIX[key[:1]],  # type: ignore[arg-type]  # the number of an enum
         row=found.row,
         column=found.column,
         timestamp=found.timestamp,
@@ -334,7 +350,7 @@ def _cell(key: bytes, value: bytes) -> cells_pb2.Cell:
 def _entries(
     state: TabletState, fence: LoadFence, spaces: tuple[bytes, ...]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """What is stored behind the fence in this tablet."""
+    """The entries stored behind the fence in this tablet."""
     start, end = _rows_of(state, fence)
     for space in spaces:
         yield from state.storage.iterate(*keys.space_bounds(space, start, end))

@@ -1,15 +1,16 @@
-"""Keys: how a cell's address becomes bytes that sort as the cells do.
+"""Keys: how a cell's address is encoded in bytes that sort in the order of the cells.
 
     key        space 1 | row | column | [qualifier, only in N] | [~timestamp 8, not in L]
-    component  the bytes, each 00 written as 00 FF, closed by 00 01
+    change     F | timestamp 8 | row | column
+    component  the bytes, each 00 written as 00 FF, terminated by 00 01
 
 `~timestamp` is the 64-bit complement, big-endian: the newest version of a cell comes first.
 A component never contains 00 01 before its end, and its end sorts below every continuation
-(00 01 < 00 FF < 01 < ... FF), so that for any bytes, 00 and the empty string included:
-keys sort by row, then column, then qualifier, then newest first; no component of one key is
-mistaken for part of another; and the keys of one row, or of one cell, are contiguous.
+(00 01 < 00 FF < 01 < ... FF). So for any bytes, including 00 and the empty string, keys sort by
+row, then column, then qualifier, then newest first; no component of one key is mistaken for part of
+another; and the keys of one row, or of one cell, are contiguous.
 
-Between the spaces stand *fences*: entries that are never deleted. Without them an iterator that
+Between the spaces are *fences*: entries that are never deleted. Without them, an iterator that
 leaves a space walks over all deleted entries at the beginning of the next one: after a million
 committed locks, that took 300 us instead of 2.
 """
@@ -28,14 +29,17 @@ ROLLBACK: int = cells_pb2.SPACE_ROLLBACK
 NOTIFY: int = cells_pb2.SPACE_NOTIFY
 SPACES = (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)
 
-D, L, M, N, R, W = b"D", b"L", b"M", b"N", b"R", b"W"
-"""First bytes of keys: the five spaces, and M for what the tablet notes about itself."""
+D, F, L, M, N, R, W = b"D", b"F", b"L", b"M", b"N", b"R", b"W"
+"""First bytes of keys: the five spaces, F for the change feed, and M for what the tablet notes
+about itself."""
 
 PREFIX_OF_SPACE = {LOCK: L, WRITE: W, DATA: D, ROLLBACK: R, NOTIFY: N}
 SPACE_OF_PREFIX = {prefix: space for space, prefix in PREFIX_OF_SPACE.items()}
 
 FENCES = (b"C", b"E", b"M", b"O", b"S", b"V", b"X")
 """Live entries before D, after D, after L, after N, after R, before W and after W."""
+FEED_FENCE = b"G"
+"""A live entry after F, in tablets with a change feed."""
 
 FORMAT_KEY = M + b"format"
 SAFE_POINT_KEY = M + b"safe_point"
@@ -43,14 +47,15 @@ NEWEST_KEY = M + b"newest"
 STATISTICS_KEY = M + b"statistics"
 LOAD_FENCE_PREFIX = M + b"load_fence "
 LOAD_FLOOR_KEY = M + b"load_floor"
-"""What the tablet notes about itself: see opening.py and load_fences.py."""
+FEED_KEY = M + b"feed"
+"""What the tablet stores about itself: see opening.py, load_fences.py and change_feed.py."""
 
 TIMESTAMP_MAX = 2**64 - 1
 TIMESTAMP_BYTES = 8
 
 RESERVED = b"\0\xff"
-"""How a reserved column begins as a component: one whose name begins with 00. It holds what an
-observer notes beside a cell, is read by whoever names it, and is no part of "all columns"."""
+"""How a reserved column, whose name begins with 00, begins as a component. It holds what an
+observer notes beside a cell. It is read only if it is named, and is not part of "all columns"."""
 
 _END = b"\0\x01"
 _AFTER = b"\0\x02"
@@ -58,7 +63,7 @@ _COLUMN_CACHE_ENTRIES_MAX = 4096
 
 
 class CellKey(NamedTuple):
-    """What a key of one of the five spaces says."""
+    """The contents of a key in one of the five spaces."""
 
     space: int
     row: bytes
@@ -75,17 +80,17 @@ def component(raw: bytes) -> bytes:
 
 
 def after_component(encoded: bytes) -> bytes:
-    """The least bytes that sort after every key beginning with this component."""
+    """The smallest bytes that sort after every key beginning with this component."""
     return encoded[:-2] + _AFTER
 
 
 def cell_prefix(row: bytes, column: bytes) -> bytes:
-    """What all keys of a (row, column) have in common after their space byte."""
+    """The prefix that all keys of a (row, column) share after their space byte."""
     return component(row) + component(column)
 
 
 def inverted(timestamp: int) -> bytes:
-    """A timestamp as keys have it: larger ones sort first."""
+    """A timestamp as encoded in keys: larger ones sort first."""
     return (timestamp ^ TIMESTAMP_MAX).to_bytes(8, "big")
 
 
@@ -107,7 +112,7 @@ def encode(
 
 
 def decode(key: bytes) -> CellKey:
-    """The address that `encode` was given."""
+    """Decodes a key into the address that `encode` was given."""
     space = SPACE_OF_PREFIX.get(key[:1])
     if space is None:
         raise InvariantViolation(f"a key of no space: {key[:1]!r}")
@@ -124,7 +129,7 @@ def decode(key: bytes) -> CellKey:
 
 
 def split_component(key: bytes, at: int) -> tuple[bytes, int]:
-    """The raw bytes of the component at this offset, and the offset behind it."""
+    """The raw bytes of the component at this offset, and the offset after it."""
     end = key.find(_END, at)
     if end < 0:
         raise InvariantViolation("a key with a component that does not end")
@@ -133,7 +138,33 @@ def split_component(key: bytes, at: int) -> tuple[bytes, int]:
 
 def unescaped(encoded: bytes) -> bytes:
     """The raw bytes of a component without its end."""
-    return encoded.replace(b"\0\xff", b"\0") if b"\0" in encoded else encoded
+    if b"\0" not in encoded:
+        return encoded
+    if encoded.count(b"\0") != encoded.count(b"\0\xff"):
+        # Damage: taken for a row, it would be another row than the one that lies here.
+        raise InvariantViolation("a key with a byte 00 that is not escaped")
+    return encoded.replace(b"\0\xff", b"\0")
+
+
+def change_key(cell: bytes, timestamp: int) -> bytes:
+    """The key in the change feed of a commit of this cell (`cell_prefix`)."""
+    return F + timestamp.to_bytes(8, "big") + cell
+
+
+def change_of_write(key: bytes) -> bytes:
+    """The key in the change feed of what is stored under this key of W."""
+    return change_key(key[1:-TIMESTAMP_BYTES], timestamp_of(key))
+
+
+def split_change(key: bytes) -> tuple[int, bytes]:
+    """The commit timestamp and the cell of a key of the change feed."""
+    return int.from_bytes(key[1:9], "big"), key[9:]
+
+
+def is_reserved(cell: bytes) -> bool:
+    """Whether the column of this cell (`cell_prefix`) is reserved."""
+    # Hardly any cell contains these bytes at all, and every commit asks.
+    return RESERVED in cell and cell.startswith(RESERVED, split_component(cell, 0)[1])
 
 
 def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:
@@ -142,7 +173,7 @@ def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]
 
 
 def cell_bounds(start: bytes, end: bytes) -> tuple[bytes, bytes | None]:
-    """As `space_bounds`, of what follows the space byte; None: no limit."""
+    """Like `space_bounds`, without the space byte; None: no limit."""
     return component(start), component(end) if end else None
 
 
@@ -151,7 +182,7 @@ def _next(prefix: bytes) -> bytes:
 
 
 class ColumnEncoder(dict[bytes, bytes]):
-    """Components of columns, remembered: a table has few columns and many rows."""
+    """Caches the components of columns: a table has few columns and many rows."""
 
     def __missing__(self, column: bytes) -> bytes:
         if len(self) >= _COLUMN_CACHE_ENTRIES_MAX:

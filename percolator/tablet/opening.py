@@ -1,8 +1,9 @@
-"""From a storage to a tablet that can serve, and what the tablet notes about itself in it.
+"""Loads a tablet from its storage, including what the tablet stores there about itself.
 
-M format       the number of the layout of everything else: another one is refused by name
+M format       the number of the layout of everything else, 2 in tablets that have had a change
+               feed: any other is refused, naming it
 M safe_point   of reads 8, of transactions 8, of roll-backs 8; stored before anything below them
-               is collected. One that was stored without the last has 0 there
+               is collected
 M statistics   cells 8, bytes 8, and the rows they were counted for: all that are stored here
 """
 
@@ -24,10 +25,12 @@ from percolator.tablet.keys import (
     N,
     W,
 )
-from percolator.tablet.recent_writes import NEWEST
-from percolator.tablet.state import SafePoints, TabletState
+from percolator.tablet.memory.change_feed import FORMAT_WITH_FEED, ChangeFeed
+from percolator.tablet.memory.recent_writes import NEWEST
+from percolator.tablet.memory.state import SafePoints, TabletState
 
 FORMAT = b"1"
+_KNOWN_FORMATS = (FORMAT, FORMAT_WITH_FEED)
 
 _SAFE_POINTS = struct.Struct(">QQQ")
 _COUNTS = struct.Struct(">QQ")
@@ -35,25 +38,24 @@ _SLICE = 4096
 
 
 async def load(state: TabletState) -> None:
-    """Checks the format, or makes an empty storage a tablet, and fills memory from it.
+    """Checks the format, or creates a tablet in an empty storage, and loads its memory from it.
 
     Raises `StoreUnusable`.
     """
     found = state.storage.get(FORMAT_KEY)
     if found is None:
         await _create(state)
-    elif found != FORMAT:
+    elif found not in _KNOWN_FORMATS:
         raise StoreUnusable(
-            f"{state.identity} has format {found!r}, this server knows {FORMAT!r}",
+            f"{state.identity} has format {found!r}, this server knows "
+            f"{FORMAT!r} and {FORMAT_WITH_FEED!r}",
             fault=StoreFault.DAMAGED,
         )
     state.safe_points = _safe_points(state)
     newest = state.storage.get(NEWEST_KEY)
     if newest is not None:
-        bounds = NEWEST.unpack(newest)
-        state.recent.load(*bounds)
-        # An oracle may be ahead of this clock for good: what the tablet has stored, it has seen.
-        state.guard.newest = max(*bounds, *state.safe_points)
+        state.recent.load(*NEWEST.unpack(newest))
+    state.feed = ChangeFeed.load(state.storage)
     state.load_fences.load(state.storage, state.identity.start, state.identity.end)
     _load_counts(state)
     await _load_locks(state)
@@ -62,42 +64,49 @@ async def load(state: TabletState) -> None:
 
 
 async def fill_index(state: TabletState) -> None:
-    """Puts live notifications into the index, from where it misses some, as far as there is room.
-    Serving goes on."""
+    """Adds live notifications to the index, from the first key it may lack, while there is room.
+    The tablet keeps serving."""
     index = state.index
     start, stop = keys.space_bounds(N, state.identity.start, state.identity.end)
     while index.missing_from is not None:
         # A new iterator for every slice: one from before a pause would show what was deleted since.
-        # It may begin before the last one's end: at what came meanwhile, and found no room.
+        # It may begin before the end of the last one, at a key that was added meanwhile and found
+        # no room.
         first = max(start, N + index.missing_from)
         found = [key for key, _ in islice(state.storage.iterate(first, stop), _SLICE)]
         for key in found:
             if not index.put(key[1:]):
                 index.missing_from = key[1:]
                 return
-        # Nothing was put meanwhile: the index knows all of the slice, and what it refused before.
+        # Nothing was added meanwhile: the index has the whole slice, and what it refused before.
         index.missing_from = found[-1][1:] + b"\0" if len(found) == _SLICE else None
         await asyncio.sleep(0)
         state.require_open()
 
 
 def counts_record(state: TabletState) -> bytes:
-    """What `load` will find at STATISTICS_KEY."""
+    """The record that is stored at STATISTICS_KEY."""
     counters, (start, end) = state.counters, state.counted_rows
     counts = _COUNTS.pack(max(0, counters.cells), max(0, counters.bytes))
     return counts + keys.component(start) + keys.component(end)
 
 
 def safe_points_record(safe_points: SafePoints) -> bytes:
-    """What `load` will find at SAFE_POINT_KEY."""
+    """The record that is stored at SAFE_POINT_KEY."""
     return _SAFE_POINTS.pack(*safe_points)
 
 
 def _safe_points(state: TabletState) -> SafePoints:
-    record = state.storage.get(SAFE_POINT_KEY) or b""
-    # Older releases have no third timestamp. Locks that they have left below the other two are
-    # still to be rolled back: so 0, until history is collected the next time.
-    return SafePoints(*_SAFE_POINTS.unpack(record.ljust(_SAFE_POINTS.size, b"\0")))
+    record = state.storage.get(SAFE_POINT_KEY)
+    if record is None:
+        return SafePoints()
+    if len(record) != _SAFE_POINTS.size:
+        raise StoreUnusable(
+            f"the safe points of {state.identity} have {len(record)} bytes, not "
+            f"{_SAFE_POINTS.size}; see docs/formats.md",
+            fault=StoreFault.DAMAGED,
+        )
+    return SafePoints(*_SAFE_POINTS.unpack(record))
 
 
 async def _create(state: TabletState) -> None:
@@ -122,7 +131,7 @@ async def _create(state: TabletState) -> None:
 
 async def _load_locks(state: TabletState) -> None:
     first, stop = keys.space_bounds(L, state.identity.start, state.identity.end)
-    # One record at a time: each may hold a value, and a slice of them more than there is memory.
+    # One record at a time: each may hold a value, and a slice of them may not fit into memory.
     for number, (key, record) in enumerate(state.storage.iterate(first, stop), 1):
         state.mirror.put(key[1:], record)
         if number % _SLICE == 0:
@@ -130,7 +139,7 @@ async def _load_locks(state: TabletState) -> None:
 
 
 def _load_counts(state: TabletState) -> None:
-    """Of a tablet that was split, the part that is not its own is estimated by its size."""
+    """For a split tablet, the part that belongs to other tablets is estimated from its size."""
     record = state.storage.get(STATISTICS_KEY)
     if record is None:
         return

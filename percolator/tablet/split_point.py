@@ -1,8 +1,8 @@
-"""Proposes the row at which a tablet falls into two halves of about the same size.
+"""Proposes the row that divides a tablet into two halves of about the same size.
 
-The storage estimates the size of any range of keys, so a bisection over rows that exist finds the
-middle in a few dozen seeks. A tablet that is small, or was written only now, is not seen by the
-estimate; its middle is found by walking over it.
+The storage estimates the size of any range of keys, so a bisection over existing rows finds the
+middle in a few dozen seeks. The estimate does not see a tablet that is small or has only just been
+written; its middle is found by walking over it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import asyncio
 from typing import Any
 
 from percolator.tablet.keys import D, W, component, space_bounds, split_component
-from percolator.tablet.state import TabletState
+from percolator.tablet.memory.state import TabletState
 from percolator.world import Storage
 
 ESTIMATE_TRUSTED_BYTES = 32 * 1024 * 1024
-"""Above the largest write buffer by far: less than that may be mostly in memory."""
+"""Far above the largest write buffer: anything smaller may be mostly in memory."""
 STEPS_MAX = 256
 PARTS_MAX = 256
-"""Of one range, roughly."""
+"""Roughly the most parts of one range."""
 
 
 async def propose(state: TabletState) -> bytes | None:
-    """The first row of the upper half; None when there are fewer than two rows."""
+    """The first row of the upper half; None if there are fewer than two rows."""
     identity = state.identity
     first, stop = space_bounds(W, identity.start, identity.end)
     lowest = _row_at(state.storage, first, stop)
@@ -37,7 +37,7 @@ async def propose(state: TabletState) -> bytes | None:
 
 
 def parts(state: TabletState, start: bytes, end: bytes, part_bytes: int) -> list[bytes]:
-    """The first rows of all parts but the first one, each cut until it is small enough."""
+    """The first rows of all parts except the first; ranges are cut until they are small enough."""
     estimate = state.storage.approximate_bytes
     size, first, stop = max(
         (estimate(*bounds), *bounds) for bounds in (space_bounds(one, start, end) for one in (W, D))
@@ -59,9 +59,9 @@ def _row_at(storage: Storage[Any], key: bytes, stop: bytes) -> bytes | None:
 
 
 def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> bytes | None:
-    """The row whose key has half of the bytes before it, by halving the interval of keys.
+    """Finds the row with half of the bytes before it, by halving the interval of keys.
 
-    Keys are treated as fractions: after what two bounds have in common, eight bytes and more.
+    Keys are treated as binary fractions of any length.
     """
     low, high = first, _last_key(storage, stop)
     best: bytes | None = None
@@ -82,7 +82,7 @@ def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> byte
 
 
 def _last_key(storage: Storage[Any], stop: bytes) -> bytes:
-    """The last key before `stop`: there is one."""
+    """The last key before `stop`, which must exist."""
     cursor = storage.cursor()
     try:
         cursor.seek(stop)
@@ -93,7 +93,7 @@ def _last_key(storage: Storage[Any], stop: bytes) -> bytes:
 
 
 def _between(low: bytes, high: bytes) -> bytes | None:
-    """Some key strictly between the two, near the middle; None when there is hardly any room."""
+    """A key strictly between the two, near the middle; None if there is hardly any room."""
     length = max(len(low), len(high)) + 1
     low_number = int.from_bytes(low.ljust(length, b"\0"), "big")
     high_number = int.from_bytes(high.ljust(length, b"\0"), "big")
@@ -103,7 +103,7 @@ def _between(low: bytes, high: bytes) -> bytes | None:
 
 
 async def _walk(state: TabletState, first: bytes, stop: bytes) -> bytes | None:
-    """The same for a small tablet, exactly: the row in which the running total passes the half."""
+    """Exact, for a small tablet: finds the row at which the running total is nearest to half."""
     sizes: list[tuple[bytes, int]] = []
     total = 0
     row_prefix = b"\0"

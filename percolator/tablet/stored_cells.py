@@ -1,8 +1,8 @@
-"""Stored cells of one space as they are, page by page: for audits, for finding work, for clean-up.
+"""Raw stored cells of one space, page by page: for audits, for finding work, for clean-up.
 
-Locks come from the mirror, and notifications from the index as long as it is complete: where
-cells are deleted soon after they were written, an iterator would walk over the dead ones.
-A page is read without letting go of the event loop, and the next one goes on behind its last key.
+Locks come from the mirror, and notifications from the index if it is complete: where cells are
+deleted soon after they are written, an iterator would walk over the deleted ones. A page is read
+without yielding to the event loop, and the next one continues after its last key.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import START_TIMESTAMP_BYTES
+from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.tablet import keys
 from percolator.tablet.keys import LOCK, NOTIFY, PREFIX_OF_SPACE
+from percolator.tablet.memory.state import TabletState
 from percolator.tablet.opening import fill_index
-from percolator.tablet.scans import clipped
-from percolator.tablet.state import TabletState
+from percolator.tablet.reading.scans import clipped
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
 Entry = tuple[bytes, bytes | None]
-"""A key and its value: None, when it is gone already."""
+"""A key and its value, which is None if it has been deleted meanwhile."""
 
 
 async def pages(
     state: TabletState, request: pb.ScanCellsRequest
 ) -> AsyncIterator[pb.ScanCellsResponse]:
-    """Raises `InvalidArgument` before the first page."""
+    """Yields pages. Raises `InvalidArgument` before the first one."""
     if request.space not in PREFIX_OF_SPACE:
-        raise InvalidArgument("space", f"{request.space} is no space")
+        raise InvalidArgument("space", f"{request.space} is not a space")
     if request.until_timestamp and request.until_timestamp <= request.from_timestamp:
         raise InvalidArgument("until_timestamp", "not above from_timestamp: inverted")
     start, end = clipped(state, request.range)
@@ -46,7 +46,7 @@ async def pages(
         if first is not None:
             row, _ = keys.split_component(first, 1)
             response.rest.CopyFrom(cells_pb2.RowRange(start=row, end=end))
-        state.require_ownership()
+        await state.require_ownership()
         yield response
         cells_left -= len(response.cells)
 
@@ -54,7 +54,7 @@ async def pages(
 def _page(
     request: pb.ScanCellsRequest, entries: Iterator[Entry], cells_max: int, state: TabletState
 ) -> tuple[pb.ScanCellsResponse, bytes | None]:
-    """As many of the entries as fit into a page, and the key at which the next one begins."""
+    """A page with as many entries as fit, and the key at which the next page begins."""
     limits = state.limits
     rows_max = min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max)
     response = pb.ScanCellsResponse()
@@ -95,9 +95,9 @@ def _in_time(request: pb.ScanCellsRequest, cell: keys.CellKey, value: bytes) -> 
 
 
 def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> Iterator[Entry]:
-    """The entries from `first` on: one more than a page looks at, so that it knows what follows.
+    """Entries from `first` on: one more than a page examines, so that it knows what follows.
 
-    One by one, because each may hold megabytes and a page takes few of those.
+    They are read one by one, because each may hold megabytes, and then few fit into a page.
     """
     most = state.limits.slice_entries + 1
     if space == LOCK:
@@ -110,13 +110,13 @@ def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> Itera
 
 
 def _behind_space(stop: bytes) -> bytes | None:
-    """The end of a range of keys, without its space byte; None when it is the space's own end."""
+    """The end of a range of keys, without its space byte; None if it is the end of the space."""
     return stop[1:] or None
 
 
 def _present(state: TabletState, prefix: bytes, addresses: Iterable[bytes]) -> Iterator[Entry]:
-    """Entries that memory knows of, as they are in the storage. What is gone there already is not
-    left out: a page that saw fewer entries than it asked for would believe that nothing follows."""
+    """The stored entries for addresses known in memory. Those already deleted are not left out:
+    a page that saw fewer entries than it asked for would assume that nothing follows."""
     get = state.storage.get
     return ((prefix + address, get(prefix + address)) for address in addresses)
 

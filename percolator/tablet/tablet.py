@@ -1,12 +1,14 @@
 """One tablet: a contiguous range of rows over one `Storage`.
 
-Lives on one event loop: open it, serve, close it; a closed one is never opened again. Everything
-here may be called concurrently. What it promises, and where:
+A tablet belongs to one event loop: open it, serve, close it; it is never opened again once closed.
+Everything here may be called concurrently. What it guarantees, and where:
 
 * mutations: judged, durable, ownership checked, and only then answered (group_commit.py);
 * reads see nothing that is not durable, and everything committed at or below their timestamp,
-  unless they report a lock in the way (lock_mirror.py); they never wait for a write;
-* no answer leaves after the ownership was lost, and none below the safe point (state.py).
+  unless they report a lock in the way (lock_mirror.py); they wait for no write but that of a
+  transaction that commits in one round (held_cells.py);
+* changes of the schema, safe points, collection and loads write between two batches (upkeep.py);
+* no response is sent after ownership was lost, and none below the safe point (state.py).
 """
 
 from __future__ import annotations
@@ -14,20 +16,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
-from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
-from percolator.tablet import bulk_load, opening, scans, split_point, stored_cells, trimming
-from percolator.tablet.collection import collect
-from percolator.tablet.commit_work import CommitWork
-from percolator.tablet.group_commit import GroupCommit
-from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
+from percolator.errors import InvalidArgument, PercolatorError
+from percolator.tablet import description, opening, split_point, stored_cells
+from percolator.tablet.collection import trimming
+from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.limits import TabletLimits
-from percolator.tablet.mutations import MutationChecker
-from percolator.tablet.notification_scan import LockVanished, NotificationLook
-from percolator.tablet.notification_watch import NotificationWatch
-from percolator.tablet.point_reads import PointReads
-from percolator.tablet.state import Collected, SafePoints, TabletIdentity, TabletState
-from percolator.tablet.to_the_end import ToTheEnd
-from percolator.v1 import cells_pb2
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.state import (
+    Collected,
+    CommitTimestamps,
+    SafePoints,
+    TabletIdentity,
+    TabletState,
+)
+from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
+from percolator.tablet.ownership import Ownership
+from percolator.tablet.reading import change_scan, scans
+from percolator.tablet.reading.notification_scan import LockVanished, NotificationLook
+from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.reading.scan_page import ScanPlan
+from percolator.tablet.upkeep import Upkeep
+from percolator.tablet.writing.commit_work import CommitWork
+from percolator.tablet.writing.group_commit import GroupCommit
+from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
+from percolator.tablet.writing.together import require_different_cells
+from percolator.tablet.writing.transactions import TransactionChecker, WholeTransaction
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
 
@@ -46,36 +59,43 @@ class Tablet:
         schema_version: int,
         storage: Storage[Any],
         clock: Clock,
-        still_owner: Callable[[], bool],
+        ownership: Ownership,
         on_closed: Callable[[PercolatorError], None],
+        guard: TimestampGuard,
         limits: TabletLimits = TabletLimits(),  # noqa: B008 - frozen
         watch: NotificationWatch | None = None,
+        timestamps: CommitTimestamps | None = None,
         notifications_written: int = 0,
+        change_feed: bool = False,
     ) -> None:
-        """`still_owner` is one stat of the tablet's directory: called after each batch, before any
-        answer of it leaves. `on_closed` is called once, on the event loop, when the tablet stops
-        serving by itself: with `StoreUnusable` after a failed write (close this object, then open
-        a new storage and a new tablet), with `TabletMoved` after a failed owner check (close only).
-        `watch` is told of notifications. `notifications_written` is what the counter begins with:
-        within an epoch it must never shrink.
+        """`ownership` is checked after each batch and each read, before any response is sent.
+        `on_closed` is called once, on the event loop, when the tablet stops serving by itself: with
+        `StoreUnusable` after a failed write (close this object, then open a new storage and a new
+        tablet), with `TabletMoved` after a failed owner check (close only). `guard` is shared by
+        all tablets of a server. `watch` receives notifications. `timestamps` asks the oracle for
+        commit timestamps; without it, no transaction commits in one round.
+        `notifications_written` is the counter's initial value: within an epoch it must never
+        shrink. `change_feed` says whether the table has a change feed under this version of its
+        schema.
         """
         self._state = TabletState(
             identity,
             schema_version=schema_version,
             storage=storage,
             clock=clock,
-            still_owner=still_owner,
+            ownership=ownership,
             on_closed=on_closed,
             limits=limits,
+            guard=guard,
+            timestamps=timestamps,
         )
         self._state.watch = watch
         self._state.counters.notifications_written = notifications_written
         self._columns = ColumnEncoder()
         self._checker = MutationChecker(self._state, self._columns)
+        self._transactions = TransactionChecker(self._state, self._columns)
         self._commit = GroupCommit(self._state)
-        self._to_the_end = ToTheEnd()
-        """What writes between two batches: torn there, it would let the next batch be judged while
-        the disk is still at the write, and memory would never learn of what became durable."""
+        self._upkeep = Upkeep(self._state, self._commit, self._columns, change_feed=change_feed)
 
     @property
     def identity(self) -> TabletIdentity:
@@ -97,7 +117,7 @@ class Tablet:
 
     @property
     def collected(self) -> Collected:
-        """The last whole pass of collection since the tablet was opened."""
+        """The last complete pass of collection since the tablet was opened."""
         return self._state.collected
 
     @property
@@ -115,6 +135,7 @@ class Tablet:
         """
         try:
             await opening.load(self._state)
+            await self._upkeep.switch_feed()
         except self._state.storage.failures as error:
             raise self._state.storage_failed(error) from error
 
@@ -124,81 +145,31 @@ class Tablet:
 
         Raises `StoreUnusable` when the storage cannot be closed cleanly: it is closed anyway.
         """
-        await self._to_the_end.run(self._close())
+        await self._upkeep.close()
 
-    async def _close(self) -> None:
-        state = self._state
-        async with self._commit.between_batches():
-            served_until_now = state.closed_because is None
-            state.closed_because = state.closed_because or state.moved("closed here")
-            self._commit.abandon()
-            try:
-                try:
-                    if served_until_now:
-                        await self._note(STATISTICS_KEY, opening.counts_record(state))
-                finally:
-                    await state.storage.close()
-            except state.storage.failures as error:
-                raise state.storage_failed(error) from error
-
-    async def set_schema_version(self, schema_version: int) -> None:
-        """Judges under this version from now on; returns when all that was judged under an older
-        one is durable and answered. Never goes back: an older version is ignored."""
-        self._state.schema_version = max(self._state.schema_version, schema_version)
-        async with self._commit.between_batches():
-            self._state.require_open()
+    async def set_schema_version(self, schema_version: int, *, change_feed: bool = False) -> None:
+        """Judges under this version from now on: see `Upkeep`, as for the methods that follow."""
+        await self._upkeep.set_schema_version(schema_version, change_feed=change_feed)
 
     async def raise_safe_points(self, asked: SafePoints) -> None:
-        """Refuses reads and mutations below them from now on, durably; returns when nothing below
-        them is being judged. Never goes back."""
-        state = self._state
-        state.safe_points = state.safe_points.raised_to(asked)
-        await self._to_the_end.run(self._note_safe_points())
+        await self._upkeep.raise_safe_points(asked)
 
-    async def _note_safe_points(self) -> None:
-        state = self._state
-        async with self._commit.between_batches():
-            state.require_open()
-            await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
-            state.require_ownership()
-
-    async def collect(self, below: int) -> Collected:
-        """Deletes, beside everything else, what no read at or above `below` can see: the safe
-        points must have been raised to it, and all older locks of all tables be resolved before.
-
-        Raises `NotReady` while such locks are left here, `StoreUnusable`, `TabletMoved`.
-        """
-        state = self._state
-        state.require_open()
-        try:
-            state.collected = await collect(
-                state,
-                self._commit.between_batches(),
-                below,
-                before_deleting=lambda: self.raise_safe_points(SafePoints(collected=below)),
-            )
-        except state.storage.failures as error:
-            raise self._unreadable(error) from error
-        state.counters.cells_collected += state.collected.cells
-        state.counters.bytes_collected += state.collected.bytes
-        return state.collected
+    async def collect(self, below: int, ended_below: int = 0) -> Collected:
+        return await self._upkeep.collect(below, ended_below)
 
     @property
     def needs_trimming(self) -> bool:
-        """Whether cells of other tablets' rows may be stored here, as after a split."""
+        """Whether cells of other tablets' rows may be stored here, for example after a split."""
         return trimming.is_due(self._state)
 
     async def trim(self) -> int:
-        """Deletes such cells, beside everything else; returns how many.
+        return await self._upkeep.trim()
 
-        Raises `StoreUnusable`, `TabletMoved`.
-        """
-        state = self._state
-        state.require_open()
-        try:
-            return await trimming.trim(state, self._commit.between_batches())
-        except state.storage.failures as error:
-            raise self._unreadable(error) from error
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
+        return await self._upkeep.fence(request)
+
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        return await self._upkeep.load(request)
 
     async def mutate(
         self, batch: pb.MutationBatch, *, deadline_seconds: float
@@ -208,48 +179,112 @@ class Tablet:
         The result has one entry per mutation: once queued, each has its own outcome (NOT_EXECUTED
         and UNKNOWN with their `error`), and nothing is raised. Before that, the whole batch is
         refused, nothing executed: `InvalidArgument` (field paths begin at the batch:
-        "mutations[3].row"), `Overloaded`, `StoreUnusable`, `TabletMoved`, `SchemaChanged`.
+        "mutations[3].row"), `Overloaded`, `NotReady` (the oracle has to be asked about a timestamp,
+        and does not answer), `StoreUnusable`, `TabletMoved`, `SchemaChanged`.
         """
-        self._state.require_target(batch.target)
-        self._commit.require_room(0)
-        steps, weight = self._checker.check(batch)
-        if not steps:
-            raise InvalidArgument("mutations", "none")
-        work = CommitWork(steps, weight, batch.target.schema_version, deadline_seconds)
+        mutations, weight = await self._state.guard.checked(lambda: self._checked(batch))
+        work = CommitWork(mutations, weight, batch.target.schema_version, deadline_seconds)
         return pb.MutationBatchResult(results=await self._commit.execute(work))
 
+    def _checked(self, batch: pb.MutationBatch) -> tuple[list[CheckedMutation], int]:
+        self._state.require_target(batch.target)
+        self._commit.require_room(0)
+        mutations, weight = self._checker.check(batch)
+        if not mutations:
+            raise InvalidArgument("mutations", "none")
+        return mutations, weight
+
+    async def mutate_together(
+        self, batch: pb.MutationBatch, *, deadline_seconds: float
+    ) -> pb.MutateTogetherResponse:
+        """Applies all mutations of the batch at one moment, or none. Raises what `mutate` does when
+        nothing was executed, and `ExecutionUnknown` when it may have been."""
+        mutations, _ = await self._state.guard.checked(lambda: self._checked(batch))
+        require_different_cells(mutations)
+        results = await self._upkeep.apply_together(
+            mutations, batch.target.schema_version, deadline_seconds
+        )
+        return pb.MutateTogetherResponse(results=results)
+
+    async def commit(
+        self, batch: pb.TransactionBatch, *, deadline_seconds: float
+    ) -> pb.TransactionBatchResult:
+        """Commits whole transactions in one round; means and raises what `mutate` does."""
+        transactions = await self._state.guard.checked(
+            lambda: self._checked_transactions(batch, deadline_seconds)
+        )
+        return await self._commit.commit(transactions)
+
+    def _checked_transactions(
+        self, batch: pb.TransactionBatch, deadline_seconds: float
+    ) -> list[WholeTransaction]:
+        self._state.require_target(batch.target)
+        self._commit.require_room(0)
+        return self._transactions.check(batch, deadline_seconds)
+
     async def read(self, batch: pb.ReadBatch) -> pb.ReadBatchResult:
-        """Raises `InvalidArgument` ("reads[3].row"), `TabletMoved`, `SchemaChanged` or
-        `StoreUnusable`; then nothing of the batch is answered."""
+        """Raises `InvalidArgument` ("reads[3].row"), `NotReady` (as `mutate` does), `TabletMoved`,
+        `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered."""
         state = self._state
-        state.require_target(batch.target)
-        try:
-            result = await PointReads(state, batch.reads, self._columns).answer()
-        except state.storage.failures as error:
-            raise self._unreadable(error) from error
-        state.require_ownership()
-        return result
+        while True:
+            state.require_target(batch.target)
+            try:
+                result = await PointReads(state, batch.reads, self._columns).answer()
+            except UnheardTimestamp as unheard:
+                await state.guard.settle(unheard)
+            except state.storage.failures as error:
+                raise state.unreadable(error) from error
+            else:
+                await state.require_ownership()
+                return result
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         """Pages; raises like `read`, and `SnapshotTooOld`, possibly after some pages."""
         state = self._state
-        state.require_target(request.target)
-        plan = scans.plan_scan(state, request, self._columns)
+        plan = await state.guard.checked(lambda: self._planned(request))
         try:
             async for page in scans.pages(state, request, plan):
                 yield page
         except state.storage.failures as error:
-            raise self._unreadable(error) from error
+            raise state.unreadable(error) from error
+
+    def _planned(self, request: pb.ScanRequest) -> ScanPlan:
+        self._state.require_target(request.target)
+        return scans.plan_scan(self._state, request, self._columns)
 
     async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
-        """Pages of stored cells, as they are. Raises like `read`, possibly after some pages."""
+        """Pages of raw stored cells. Raises like `read`, possibly after some pages."""
         state = self._state
         state.require_target(request.target)
         try:
             async for page in stored_cells.pages(state, request):
                 yield page
         except state.storage.failures as error:
-            raise self._unreadable(error) from error
+            raise state.unreadable(error) from error
+
+    async def scan_changes(
+        self, request: pb.ScanChangesRequest
+    ) -> AsyncIterator[pb.ScanChangesResponse]:
+        """Pages of the change feed. Means the same under every version of the schema. Raises like
+        `scan`, and `InvalidArgument` if the table has no feed."""
+        state = self._state
+        state.require_tablet(request.target)
+        plan = await state.guard.checked(lambda: change_scan.plan_changes(state, request))
+        try:
+            async for page in change_scan.pages(state, plan):
+                yield page
+        except state.storage.failures as error:
+            raise state.unreadable(error) from error
+
+    async def look_for_changes(self, asked: pb.ChangesLook) -> pb.ChangesLookResult:
+        """How new the newest change is. Raises like `scan_changes`."""
+        state = self._state
+        state.require_tablet(asked.target)
+        await state.guard.checked(lambda: change_scan.check_times(state, asked.after, asked.until))
+        try:
+            return await change_scan.look(state, asked)
+        except state.storage.failures as error:
+            raise state.unreadable(error) from error
 
     async def scan_notifications(self, scan: pb.NotificationScan) -> pb.NotificationScanResult:
         """Work for observers. Means the same under every version of the schema. Raises like `read`,
@@ -266,28 +301,9 @@ class Tablet:
                     state.require_open()
                     result = NotificationLook(state, scan).answer()
         except state.storage.failures as error:
-            raise self._unreadable(error) from error
-        state.require_ownership()
+            raise state.unreadable(error) from error
+        await state.require_ownership()
         return result
-
-    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
-        """Closes rows for a bulk load, or opens them. Raises `InvalidArgument`, `StoreUnusable`,
-        `TabletMoved`."""
-        self._state.require_tablet(request.target)
-        try:
-            return await self._to_the_end.run(
-                bulk_load.fence(self._state, self._commit.between_batches(), request)
-            )
-        except self._state.storage.failures as error:
-            raise self._unreadable(error) from error
-
-    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
-        """Puts rows into a range that is closed for them. Raises like `fence`, and
-        `SchemaChanged`."""
-        self._state.require_tablet(request.target)
-        turn = self._commit.between_batches()
-        await self._to_the_end.run(bulk_load.load(self._state, turn, request, self._columns))
-        return pb.LoadResponse()
 
     async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
         """Rows that cut a range into parts. Raises `TabletMoved`, `InvalidArgument`."""
@@ -299,60 +315,23 @@ class Tablet:
         try:
             rows = split_point.parts(state, start, end, request.part_bytes)
         except state.storage.failures as error:
-            raise self._unreadable(error) from error
+            raise state.unreadable(error) from error
         return pb.ProposePartsResponse(rows=rows)
 
     async def propose_split(self, target: pb.TabletTarget | None = None) -> bytes | None:
         """The first row of the upper half by size; None when there are fewer than two rows. Refuses
         a target that is not this tablet at this epoch and schema."""
-        self._state.require_open()
+        state = self._state
+        state.require_open()
         if target is not None:
-            self._state.require_target(target)
+            state.require_target(target)
         try:
-            return await split_point.propose(self._state)
-        except self._state.storage.failures as error:
-            raise self._unreadable(error) from error
+            return await split_point.propose(state)
+        except state.storage.failures as error:
+            raise state.unreadable(error) from error
 
     def statistics(self) -> pb.TabletStatistics:
-        state, counters = self._state, self._state.counters
-        return pb.TabletStatistics(
-            cells=max(0, counters.cells - counters.foreign_cells),
-            bytes=max(0, counters.bytes - counters.foreign_bytes),
-            locks=len(state.mirror),
-            notifications=len(state.index),
-            mutations_applied=counters.mutations_applied,
-            mutations_refused=counters.mutations_refused,
-            reads=counters.reads,
-            rows_scanned=counters.rows_scanned,
-            versions_skipped=counters.versions_skipped,
-            batches_synced=counters.batches_synced,
-            mutations_per_second=counters.mutation_rate.per_second(),
-            reads_per_second=counters.read_rate.per_second(),
-            queue_bytes=self._commit.queued_bytes,
-            notifications_written=counters.notifications_written,
-            locks_written=counters.locks_written,
-        )
+        return description.statistics(self._state, self._commit.queued_bytes)
 
     def describe(self) -> pb.TabletDescription:
-        identity = self._state.identity
-        return pb.TabletDescription(
-            table_id=identity.table_id,
-            tablet_id=identity.tablet_id,
-            epoch=identity.epoch,
-            schema_version=self._state.schema_version,
-            range=cells_pb2.RowRange(start=identity.start, end=identity.end),
-            statistics=self.statistics(),
-        )
-
-    async def _note(self, key: bytes, value: bytes) -> None:
-        """Writes something about the tablet itself. Only between two batches."""
-        batch = self._state.storage.batch()
-        batch.put(key, value)
-        await self._state.write(batch)
-
-    def _unreadable(self, error: Exception) -> StoreUnusable:
-        """Reading failed: that costs the request, not the tablet. Other rows may be fine."""
-        state = self._state
-        return StoreUnusable(
-            f"{state.identity} cannot be read: {error}", fault=state.storage.fault(error)
-        )
+        return description.describe(self._state, self._commit.queued_bytes)

@@ -12,6 +12,8 @@ that asks for `percolator_db` an empty one. Observers are run until nothing is l
     def test_index(percolator_db):
         ...
         percolator.testing.run_observers(percolator_db, [index])
+
+The rooms `simulator/`, `isolation/` and `store_audit/` are for tests of Percolator itself.
 """
 
 from percolator.testing.local_database import connect, connect_async

@@ -21,7 +21,7 @@ class InProcessNetwork:
 
     def __init__(self, handlers: dict[str, object] | None = None) -> None:
         self.handlers = handlers or {}
-        """By address."""
+        """Handlers by address."""
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
@@ -44,8 +44,8 @@ class InProcessNetwork:
     def _find(self, address: str, path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
         handler = self.handlers.get(address)
         if handler is None:
-            raise Unavailable("nobody listens", where=f"{path} at {address}")
+            raise Unavailable("nothing is listening", where=f"{path} at {address}")
         return getattr(handler, method_name(path.rpartition("/")[2]))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection is open."""

@@ -1,11 +1,11 @@
-"""A database for tests: no servers, no sockets, there in milliseconds, gone at the end.
+"""A database for tests: no servers, no sockets, ready in milliseconds, gone at the end.
 
     with percolator.testing.connect() as db:
         db.create_table(accounts)
         transfer(db, "bob", "joe", 7)
 
-It is the real client over the real tablet; only what is between and below is replaced: the network
-by calls, the disk by memory, the oracle by a counter. The same tests hold it and a cluster.
+It is the real client over the real tablet. Only what is between and below is replaced: the network
+by calls, the disk by memory, the oracle by a counter. It passes the same tests as a cluster.
 """
 
 from __future__ import annotations
@@ -16,21 +16,35 @@ from typing import Any
 
 from percolator import aio
 from percolator.aio.connecting import Connecting, connect_to
-from percolator.database import Database
+from percolator.blocking.database import Database
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import MachineClock, World
 
+PATIENT_SECONDS = 600.0
+PATIENT_LIMITS = Limits(
+    call_seconds=PATIENT_SECONDS,
+    attempt_seconds_max=PATIENT_SECONDS,
+    lock_ttl_seconds=PATIENT_SECONDS,
+    lock_wait_seconds=PATIENT_SECONDS,
+    background_seconds=PATIENT_SECONDS,
+)
+PATIENT_RETRIES = RetryPolicy(deadline_seconds=PATIENT_SECONDS)
+"""Nothing in this process fails to answer. If time passes, the machine has something else to do."""
+
 
 def connect_async(*, limits: Limits | None = None, retry: RetryPolicy | None = None) -> Connecting:
-    """As `connect`, for asyncio."""
+    """Like `connect`, for asyncio."""
     return Connecting(_starting(limits, retry))
 
 
 def connect(*, limits: Limits | None = None, retry: RetryPolicy | None = None) -> Database:
-    """An empty database of its own, in this process."""
+    """A new, empty database in this process.
+
+    Unless `limits` and `retry` say otherwise, it is patient: a busy machine fails no test.
+    """
     return Database.over(_starting(limits, retry))
 
 
@@ -42,6 +56,12 @@ def _starting(
         cluster = ClusterInMemory(clock)
         network = InProcessNetwork({ADDRESS: cluster})
         world = World(clock=clock, network=network, random=random.Random())  # noqa: S311
-        return await connect_to(world, [ADDRESS], limits or Limits(), retry or RetryPolicy())
+        return await connect_to(
+            world,
+            [ADDRESS],
+            limits or PATIENT_LIMITS,
+            retry or PATIENT_RETRIES,
+            timeout_seconds=PATIENT_SECONDS,
+        )
 
     return start

@@ -1,10 +1,10 @@
-"""Running observers in a test until they have nothing left to do: in order, one after the other.
+"""Runs observers in a test until they have nothing left to do: in order, one after the other.
 
     run_observers(db, [index, count])
 
-Always in the same order, the oldest change first, so that a test takes the same course each time.
-What an observer raises comes out here; nothing is tried again, and nothing put aside. An observer
-that the database did not know yet also runs for what was written before.
+The order is always the same, the oldest change first, so that a test takes the same course each
+time. What an observer raises is raised here; nothing is retried, and nothing becomes a dead letter.
+An observer that the database did not know yet also runs for what was written before.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ from dataclasses import replace
 from functools import partial
 
 from percolator import aio
-from percolator.aio.observing import observers_client
+from percolator.aio.observer_transaction import ObserverTransaction
+from percolator.aio.observing import worker_context
+from percolator.blocking.database import Database
+from percolator.blocking.transaction import Transaction
 from percolator.codecs import raw
-from percolator.database import Database
 from percolator.errors import ConflictError, UsageError
-from percolator.observers.client import Client
-from percolator.observers.dead_letter import DeadLetters, dead_letters_table
+from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer, checked
-from percolator.observers.deletions import Deletions
-from percolator.observers.registration import register
-from percolator.observers.run import ObserverRun
+from percolator.observers.finding.notifications import (
+    LOCKS_OF_ANY_AGE,
+    FoundWork,
+    WorkRequest,
+    find_work,
+)
+from percolator.observers.registry.registration import register
+from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
+from percolator.observers.running.deletions import Deletions
+from percolator.observers.running.run import ObserverRun
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.protocol.cleanup import MetLock
 from percolator.schema import Table
-from percolator.transaction import Transaction
-from percolator.wire.notifications import LOCKS_OF_ANY_AGE, FoundWork, WorkQuestion, find_work
 
 RUNS_MAX = 10_000
 
 _OTHERS_SECONDS = 0.001
-"""For whoever holds a lock, and is just committing."""
+"""How long to wait for another transaction that holds a lock and is about to commit."""
 
 
 def run_observers(
@@ -43,8 +49,8 @@ def run_observers(
 ) -> int:
     """Runs them until nothing is left to do; returns how many runs have committed.
 
-    Blocking observers run in this thread. Raises `UsageError` when that many runs did not suffice:
-    most likely an observer keeps on causing itself.
+    Blocking observers run in this thread. Raises `UsageError` if `runs_max` runs were not enough:
+    most likely an observer keeps triggering itself.
     """
     loop = database._loop_thread
 
@@ -53,34 +59,36 @@ def run_observers(
 
     quiet = loop.call(begin)
     while (run := loop.call(quiet.next)) is not None:
-        if run.observer.is_async:
-            loop.call(partial(run.observer.function, run.transaction, *run.arguments))
-        else:
-            run.observer.call_blocking(Transaction(loop, run.transaction), *run.arguments)
-        loop.call(partial(quiet.finish, run))
+        with run:
+            if run.observer.is_async:
+                loop.call(partial(run.observer.function, run.transaction, *run.arguments))
+            else:
+                run.observer.call_blocking(Transaction(loop, run.transaction), *run.arguments)
+            loop.call(partial(quiet.finish, run))
     return quiet.runs
 
 
 async def run_observers_async(
     database: aio.Database, observers: Sequence[Observer], *, runs_max: int = RUNS_MAX
 ) -> int:
-    """As `run_observers`, for asyncio. Blocking observers run in a thread."""
+    """Like `run_observers`, for asyncio. Blocking observers run in a thread."""
     quiet = await _UntilQuiet.over(database, observers, runs_max)
     while (run := await quiet.next()) is not None:
-        if run.observer.is_async:
-            await run.observer.function(run.transaction, *run.arguments)
-        else:
-            await asyncio.to_thread(_call, run, quiet.client)
-        await quiet.finish(run)
+        with run:
+            if run.observer.is_async:
+                await run.observer.function(run.transaction, *run.arguments)
+            else:
+                await asyncio.to_thread(_call, run, quiet.context)
+            await quiet.finish(run)
     return quiet.runs
 
 
-def _call(run: _Begun, client: Client) -> None:
-    run.observer.call_blocking(client.as_blocking(run.transaction), *run.arguments)
+def _call(run: _Begun, context: WorkerContext) -> None:
+    context.blocking.call(run.observer, run.transaction, run.arguments)
 
 
 class _Begun:
-    """A run whose function is to be called."""
+    """A run whose function is to be called. Leaving its block rolls back what has not ended."""
 
     def __init__(self, work: Work, run: ObserverRun, transaction: aio.Transaction) -> None:
         self.work = work
@@ -91,16 +99,22 @@ class _Begun:
         if self.observer.wants_column:
             self.arguments.append(work.watched.column(work.column))
 
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None:
+        if not self.transaction.ended:
+            self.transaction.rollback()
+
 
 class _UntilQuiet:
     """What is left to do."""
 
     def __init__(self, database: aio.Database, runs_max: int) -> None:
-        self._engine = database.engine
-        self.client = observers_client(self._engine, self._begin)
-        self._transaction = aio.Transaction(self._engine, None)
-        self._deletions = Deletions(self.client.around)
-        self._dead_letters = DeadLetters(self.client, 0)
+        self._engine = database.internal.engine
+        self.context = worker_context(self._engine, self._begin)
+        self._transaction = ObserverTransaction(self._engine)
+        self._deletions = Deletions(self.context.env)
+        self._dead_letters = DeadLetters(self.context, 0)
         self._watched: list[Watched] = []
         self._waiting: list[Work] = []
         self._runs_max = runs_max
@@ -115,18 +129,18 @@ class _UntilQuiet:
         known = {
             (table, one.name)
             for table in sorted({observer.table.name for observer in chosen})
-            for one in (await quiet.client.describe(table)).observers
+            for one in (await quiet.context.describe(table)).observers
         }
-        quiet._watched = await register(quiet.client, chosen)
-        # A worker that ran before may have put something aside.
-        quiet._dead_letters = DeadLetters(quiet.client, await dead_letters_table(quiet.client))
+        quiet._watched = await register(quiet.context, chosen)
+        # A worker that ran before may have left dead letters.
+        quiet._dead_letters = DeadLetters(quiet.context, await dead_letters_table(quiet.context))
         for one in quiet._watched:
             if not one.observer.weak and (one.observer.table.name, one.observer.name) not in known:
                 quiet._waiting += await _written_before(database, one)
         return quiet
 
-    def _begin(self, work: Work | None) -> aio.Transaction:
-        self._transaction = aio.Transaction(self._engine, None)
+    def _begin(self, work: Work | None) -> ObserverTransaction:
+        self._transaction = ObserverTransaction(self._engine)
         return self._transaction
 
     async def next(self) -> _Begun | None:
@@ -137,7 +151,7 @@ class _UntilQuiet:
             if not self._waiting:
                 return None
             work = self._waiting.pop(0)
-            run = ObserverRun(self.client, self._dead_letters, work)
+            run = ObserverRun(self.context, self._dead_letters, work)
             if await run.begin():
                 if self.runs >= self._runs_max:
                     self._transaction.rollback()
@@ -152,7 +166,7 @@ class _UntilQuiet:
         try:
             await begun.run.commit()
         except ConflictError:
-            return  # with the test itself; it is found again
+            return  # a conflict with the test itself; the work is found again
         self.runs += 1
         await self._forget(begun.work, begun.run.start)
 
@@ -161,24 +175,24 @@ class _UntilQuiet:
         await self._deletions.done()
 
     async def _find(self) -> list[Work]:
-        """Everything that waits, the oldest first. Locks are settled before: they may hide more."""
-        client = self.client
+        """Everything that waits, the oldest first. Resolves locks before: they may hide more."""
+        context = self.context
         while True:
             answers = [
-                answer for question in self._questions() for answer in await self._ask(question)
+                answer for request in self._requests() for answer in await self._ask(request)
             ]
             met = [
-                MetLock.of(answer.question.table_id, lock)
+                MetLock.of(answer.request.table_id, lock)
                 for answer in answers
                 for lock in answer.locks
             ]
             if not met:
                 break
-            now = await client.around.timestamps.get()
-            await client.cleanup.clear(
-                met, deadline=client.deadline(), known_now=now, waited_seconds=0.0
+            now = await context.env.timestamps.get()
+            await context.cleanup.resolve(
+                met, deadline=context.deadline(), known_now=now, waited_seconds=0.0
             )
-            await client.world.clock.sleep(_OTHERS_SECONDS)
+            await context.world.clock.sleep(_OTHERS_SECONDS)
         by_name = {(one.table_id, one.id): one for one in self._watched if one.is_active}
         found: list[Work] = []
         for waiting in (one for answer in answers for one in answer.waiting):
@@ -190,37 +204,39 @@ class _UntilQuiet:
         found.sort(key=_order)
         return found
 
-    def _questions(self) -> list[WorkQuestion]:
+    def _requests(self) -> list[WorkRequest]:
         columns: dict[int, set[bytes]] = {}
         for one in self._watched:
             columns.setdefault(one.table_id, set()).update(one.columns)
         return [
-            WorkQuestion(
+            WorkRequest(
                 table_id, locked_columns=tuple(sorted(names)), locks_before=LOCKS_OF_ANY_AGE
             )
             for table_id, names in sorted(columns.items())
         ]
 
-    async def _ask(self, question: WorkQuestion) -> list[FoundWork]:
-        """All answers to it, page after page."""
-        client = self.client
+    async def _ask(self, request: WorkRequest) -> list[FoundWork]:
+        """All work that is found for the request, page after page."""
+        context = self.context
         answers: list[FoundWork] = []
-        open_questions = [question]
-        while open_questions:
-            found = await find_work(client.world, client.tablets, open_questions, client.deadline())
-            open_questions = []
+        open_requests = [request]
+        while open_requests:
+            found = await find_work(
+                context.world, context.tablets, open_requests, context.deadline()
+            )
+            open_requests = []
             for answer in found:
                 if answer.problem is not None:
                     raise answer.problem
                 if answer.rest is not None:
                     start, end = answer.rest
-                    open_questions.append(replace(question, start=start, end=end))
+                    open_requests.append(replace(request, start=start, end=end))
             answers += found
         return answers
 
 
 async def _written_before(database: aio.Database, watched: Watched) -> list[Work]:
-    """What `percolator observers backfill` would notify."""
+    """The cells that `percolator observers backfill` would notify."""
     table = Table(watched.observer.table.name, key=raw)
     columns = [table.column(name, raw) for name in watched.columns]
     found: list[Work] = []

@@ -33,7 +33,7 @@ ROUTE_DIRECT: Route
 ROUTE_THROUGH: Route
 
 class Server(_message.Message):
-    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds")
+    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds", "clock_lead_milliseconds")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Server(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     kind: ServiceKind
     server_id: str
     address: str
@@ -48,33 +49,40 @@ class Server(_message.Message):
     version: str
     uptime_milliseconds: int
     silence_milliseconds: int
-    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ...) -> None: ...
+    clock_lead_milliseconds: int
+    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ..., clock_lead_milliseconds: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("cluster_id", "version", "format", "route", "servers")
+    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     version: str
     format: int
     route: Route
     servers: _containers.RepeatedCompositeFieldContainer[Server]
-    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+    wall_milliseconds: int
+    timestamp_lead_milliseconds: int
+    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("cluster_id", "server")
+    __slots__ = ("cluster_id", "server", "wall_milliseconds")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    WALL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     server: Server
-    def __init__(self, cluster_id: _Optional[str] = ..., server: _Optional[_Union[Server, _Mapping]] = ...) -> None: ...
+    wall_milliseconds: int
+    def __init__(self, cluster_id: _Optional[str] = ..., server: _Optional[_Union[Server, _Mapping]] = ..., wall_milliseconds: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("cluster_id", "format", "interval_milliseconds")

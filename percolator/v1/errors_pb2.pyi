@@ -89,14 +89,16 @@ class SessionExpired(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
 
 class TabletMoved(_message.Message):
-    __slots__ = ("tablet_id", "epoch", "locations")
+    __slots__ = ("tablet_id", "epoch", "locations", "highest_epoch")
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     tablet_id: int
     epoch: int
     locations: _containers.RepeatedCompositeFieldContainer[TabletLocation]
-    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[TabletLocation, _Mapping]]] = ...) -> None: ...
+    highest_epoch: int
+    def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., locations: _Optional[_Iterable[_Union[TabletLocation, _Mapping]]] = ..., highest_epoch: _Optional[int] = ...) -> None: ...
 
 class TabletLocation(_message.Message):
     __slots__ = ("table_id", "tablet_id", "epoch", "range", "address")

@@ -82,6 +82,40 @@ class ScanTableResponse(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[FoundRow]
     def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ...) -> None: ...
 
+class FollowChangesRequest(_message.Message):
+    __slots__ = ("table", "after", "until", "before")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    after: int
+    until: int
+    before: bool
+    def __init__(self, table: _Optional[str] = ..., after: _Optional[int] = ..., until: _Optional[int] = ..., before: bool = ...) -> None: ...
+
+class FollowedChange(_message.Message):
+    __slots__ = ("commit_timestamp", "row", "column", "value", "before")
+    COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    commit_timestamp: int
+    row: bytes
+    column: bytes
+    value: bytes
+    before: bytes
+    def __init__(self, commit_timestamp: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., value: _Optional[bytes] = ..., before: _Optional[bytes] = ...) -> None: ...
+
+class FollowChangesResponse(_message.Message):
+    __slots__ = ("changes", "reached")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[FollowedChange]
+    reached: int
+    def __init__(self, changes: _Optional[_Iterable[_Union[FollowedChange, _Mapping]]] = ..., reached: _Optional[int] = ...) -> None: ...
+
 class CellWrite(_message.Message):
     __slots__ = ("kind", "table", "row", "column", "value")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

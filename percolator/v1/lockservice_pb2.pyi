@@ -30,16 +30,20 @@ class SessionInfo(_message.Message):
     def __init__(self, description: _Optional[str] = ..., ttl_milliseconds: _Optional[int] = ..., oldest_start_timestamp: _Optional[int] = ..., pin: bool = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("info",)
+    __slots__ = ("info", "ttl_may_be_shorter")
     INFO_FIELD_NUMBER: _ClassVar[int]
+    TTL_MAY_BE_SHORTER_FIELD_NUMBER: _ClassVar[int]
     info: SessionInfo
-    def __init__(self, info: _Optional[_Union[SessionInfo, _Mapping]] = ...) -> None: ...
+    ttl_may_be_shorter: bool
+    def __init__(self, info: _Optional[_Union[SessionInfo, _Mapping]] = ..., ttl_may_be_shorter: bool = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "ttl_milliseconds")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+    ttl_milliseconds: int
+    def __init__(self, session_id: _Optional[bytes] = ..., ttl_milliseconds: _Optional[int] = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
     __slots__ = ("session_id", "info")

@@ -21,15 +21,17 @@ class Observer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ..., paused: bool = ...) -> None: ...
 
 class TableOptions(_message.Message):
-    __slots__ = ("retention_milliseconds", "split_bytes")
+    __slots__ = ("retention_milliseconds", "split_bytes", "change_feed")
     RETENTION_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
     retention_milliseconds: int
     split_bytes: int
-    def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ...) -> None: ...
+    change_feed: bool
+    def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ..., change_feed: bool = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting")
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +39,7 @@ class Table(_message.Message):
     OBSERVERS_FIELD_NUMBER: _ClassVar[int]
     TABLETS_FIELD_NUMBER: _ClassVar[int]
     DELETING_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     name: str
     schema_version: int
@@ -44,7 +47,8 @@ class Table(_message.Message):
     observers: _containers.RepeatedCompositeFieldContainer[Observer]
     tablets: int
     deleting: bool
-    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ...) -> None: ...
+    created_at: int
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("name", "splits", "options", "exist_ok")
@@ -121,6 +125,20 @@ class ChangeObserversRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ..., pause: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ..., replace: bool = ...) -> None: ...
 
 class ChangeObserversResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class SetChangeFeedRequest(_message.Message):
+    __slots__ = ("table", "change_feed")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    change_feed: bool
+    def __init__(self, table: _Optional[str] = ..., change_feed: bool = ...) -> None: ...
+
+class SetChangeFeedResponse(_message.Message):
     __slots__ = ("table",)
     TABLE_FIELD_NUMBER: _ClassVar[int]
     table: Table
@@ -257,20 +275,22 @@ class DescribeCollectionResponse(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[TableHistory, _Mapping]]] = ..., transactions_safe_point: _Optional[int] = ..., held_by: _Optional[str] = ..., held_by_session_id: _Optional[bytes] = ..., held_at: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., age_milliseconds: _Optional[int] = ...) -> None: ...
 
 class TabletServerInfo(_message.Message):
-    __slots__ = ("server_id", "address", "tablets", "serving", "draining", "silence_milliseconds")
+    __slots__ = ("server_id", "address", "tablets", "serving", "draining", "silence_milliseconds", "writes_refused")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TABLETS_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     address: str
     tablets: int
     serving: int
     draining: bool
     silence_milliseconds: int
-    def __init__(self, server_id: _Optional[str] = ..., address: _Optional[str] = ..., tablets: _Optional[int] = ..., serving: _Optional[int] = ..., draining: bool = ..., silence_milliseconds: _Optional[int] = ...) -> None: ...
+    writes_refused: _errors_pb2.ErrorDetail
+    def __init__(self, server_id: _Optional[str] = ..., address: _Optional[str] = ..., tablets: _Optional[int] = ..., serving: _Optional[int] = ..., draining: bool = ..., silence_milliseconds: _Optional[int] = ..., writes_refused: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ListServersRequest(_message.Message):
     __slots__ = ()

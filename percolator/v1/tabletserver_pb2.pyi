@@ -40,11 +40,13 @@ class Condition(_message.Message):
         EXPECTATION_PRESENT: _ClassVar[Condition.Expectation]
         EXPECTATION_EQUALS: _ClassVar[Condition.Expectation]
         EXPECTATION_BEGINS_IF_PRESENT: _ClassVar[Condition.Expectation]
+        EXPECTATION_AT_MOST: _ClassVar[Condition.Expectation]
     EXPECTATION_UNSPECIFIED: Condition.Expectation
     EXPECTATION_ABSENT: Condition.Expectation
     EXPECTATION_PRESENT: Condition.Expectation
     EXPECTATION_EQUALS: Condition.Expectation
     EXPECTATION_BEGINS_IF_PRESENT: Condition.Expectation
+    EXPECTATION_AT_MOST: Condition.Expectation
     SPACE_FIELD_NUMBER: _ClassVar[int]
     EXPECTATION_FIELD_NUMBER: _ClassVar[int]
     FROM_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +140,82 @@ class MutateResponse(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[MutationBatchResult]
     def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ...) -> None: ...
+
+class MutateTogetherRequest(_message.Message):
+    __slots__ = ("batch",)
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    batch: MutationBatch
+    def __init__(self, batch: _Optional[_Union[MutationBatch, _Mapping]] = ...) -> None: ...
+
+class MutateTogetherResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[MutationResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ...) -> None: ...
+
+class TransactionBatch(_message.Message):
+    __slots__ = ("target", "start_timestamps", "cells", "rows", "columns", "kinds", "values", "observed", "notifications")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    NOTIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    start_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    kinds: _containers.RepeatedScalarFieldContainer[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
+    notifications: _containers.RepeatedCompositeFieldContainer[WeakNotification]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., cells: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[bytes]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., notifications: _Optional[_Iterable[_Union[WeakNotification, _Mapping]]] = ...) -> None: ...
+
+class WeakNotification(_message.Message):
+    __slots__ = ("transaction", "row", "column", "observers")
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    transaction: int
+    row: bytes
+    column: bytes
+    observers: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, transaction: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., observers: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CommitTransactionsRequest(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[TransactionBatch]
+    def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatch, _Mapping]]] = ...) -> None: ...
+
+class UncommittedTransaction(_message.Message):
+    __slots__ = ("transaction", "result")
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    transaction: int
+    result: MutationResult
+    def __init__(self, transaction: _Optional[int] = ..., result: _Optional[_Union[MutationResult, _Mapping]] = ...) -> None: ...
+
+class TransactionBatchResult(_message.Message):
+    __slots__ = ("commit_timestamps", "uncommitted", "error")
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    UNCOMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    uncommitted: _containers.RepeatedCompositeFieldContainer[UncommittedTransaction]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, commit_timestamps: _Optional[_Iterable[int]] = ..., uncommitted: _Optional[_Iterable[_Union[UncommittedTransaction, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class CommitTransactionsResponse(_message.Message):
+    __slots__ = ("batches",)
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[TransactionBatchResult]
+    def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatchResult, _Mapping]]] = ...) -> None: ...
 
 class RowRead(_message.Message):
     __slots__ = ("row", "columns", "all_columns", "timestamp", "passing", "report_deletes")
@@ -376,6 +454,94 @@ class WatchNotificationsResponse(_message.Message):
     left_out: int
     def __init__(self, notifications: _Optional[_Iterable[_Union[WatchedNotification, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
 
+class ScanChangesRequest(_message.Message):
+    __slots__ = ("target", "range", "after", "until", "passing", "changes_max", "page_bytes_max", "before", "settled")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    PASSING_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    range: _cells_pb2.RowRange
+    after: int
+    until: int
+    passing: _containers.RepeatedScalarFieldContainer[int]
+    changes_max: int
+    page_bytes_max: int
+    before: bool
+    settled: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., after: _Optional[int] = ..., until: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., changes_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., before: bool = ..., settled: bool = ...) -> None: ...
+
+class FoundChanges(_message.Message):
+    __slots__ = ("commit_timestamps", "rows", "columns", "values", "deletes", "values_before", "new_cells")
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    NEW_CELLS_FIELD_NUMBER: _ClassVar[int]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    deletes: _containers.RepeatedScalarFieldContainer[int]
+    values_before: _containers.RepeatedScalarFieldContainer[bytes]
+    new_cells: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, commit_timestamps: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., deletes: _Optional[_Iterable[int]] = ..., values_before: _Optional[_Iterable[bytes]] = ..., new_cells: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScanChangesResponse(_message.Message):
+    __slots__ = ("found", "reached", "locks", "error")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    found: FoundChanges
+    reached: int
+    locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, found: _Optional[_Union[FoundChanges, _Mapping]] = ..., reached: _Optional[int] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class ChangesLook(_message.Message):
+    __slots__ = ("target", "after", "until", "passing")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    PASSING_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    after: int
+    until: int
+    passing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., after: _Optional[int] = ..., until: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LookForChangesRequest(_message.Message):
+    __slots__ = ("looks",)
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
+    looks: _containers.RepeatedCompositeFieldContainer[ChangesLook]
+    def __init__(self, looks: _Optional[_Iterable[_Union[ChangesLook, _Mapping]]] = ...) -> None: ...
+
+class ChangesLookResult(_message.Message):
+    __slots__ = ("reached", "newest", "locks", "error")
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    LOCKS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    reached: int
+    newest: int
+    locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
+    error: _errors_pb2.ErrorDetail
+    def __init__(self, reached: _Optional[int] = ..., newest: _Optional[int] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+
+class LookForChangesResponse(_message.Message):
+    __slots__ = ("looks",)
+    LOOKS_FIELD_NUMBER: _ClassVar[int]
+    looks: _containers.RepeatedCompositeFieldContainer[ChangesLookResult]
+    def __init__(self, looks: _Optional[_Iterable[_Union[ChangesLookResult, _Mapping]]] = ...) -> None: ...
+
 class TabletStatistics(_message.Message):
     __slots__ = ("cells", "bytes", "locks", "notifications", "mutations_applied", "mutations_refused", "reads", "rows_scanned", "versions_skipped", "batches_synced", "mutations_per_second", "reads_per_second", "queue_bytes", "notifications_written", "locks_written")
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -441,8 +607,10 @@ class DescribeTabletsResponse(_message.Message):
     def __init__(self, tablets: _Optional[_Iterable[_Union[TabletDescription, _Mapping]]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("newest_timestamp",)
+    NEWEST_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    newest_timestamp: int
+    def __init__(self, newest_timestamp: _Optional[int] = ...) -> None: ...
 
 class ReportedTablet(_message.Message):
     __slots__ = ("tablet_id", "epoch", "schema_version", "error")
@@ -457,12 +625,14 @@ class ReportedTablet(_message.Message):
     def __init__(self, tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
-    __slots__ = ("server_id", "tablets")
+    __slots__ = ("server_id", "tablets", "writes_refused")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     TABLETS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     tablets: _containers.RepeatedCompositeFieldContainer[ReportedTablet]
-    def __init__(self, server_id: _Optional[str] = ..., tablets: _Optional[_Iterable[_Union[ReportedTablet, _Mapping]]] = ...) -> None: ...
+    writes_refused: _errors_pb2.ErrorDetail
+    def __init__(self, server_id: _Optional[str] = ..., tablets: _Optional[_Iterable[_Union[ReportedTablet, _Mapping]]] = ..., writes_refused: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ProposeSplitRequest(_message.Message):
     __slots__ = ("target",)
@@ -571,7 +741,7 @@ class LoadResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenTabletRequest(_message.Message):
-    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch")
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch", "change_feed")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -580,6 +750,7 @@ class OpenTabletRequest(_message.Message):
     MUST_EXIST_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     tablet_id: int
     epoch: int
@@ -588,7 +759,8 @@ class OpenTabletRequest(_message.Message):
     must_exist: bool
     origin_tablet_id: int
     origin_epoch: int
-    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ...) -> None: ...
+    change_feed: bool
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., change_feed: bool = ...) -> None: ...
 
 class OpenTabletResponse(_message.Message):
     __slots__ = ("tablet",)

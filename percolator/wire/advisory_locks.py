@@ -1,8 +1,8 @@
-"""Advisory locks in the name of this process's session: who works on what, so that two do not.
+"""Advisory locks held by this process's session: they keep two processes off the same work.
 
 They are hints and nothing else. While no lock service answers, or there is no session, every lock
-is said to be held: two processes may then do the same work, which the transactions of the work
-settle, and nobody stands still.
+is reported as held: two processes may then do the same work, which its transactions sort out, and
+the work does not stop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HASH_BYTES = 16
 
 
 class Session(Protocol):
-    """Whose locks they are: `percolator.wire.sessions.Sessions`."""
+    """The owner of the locks: `percolator.wire.sessions.Sessions`."""
 
     calls: LockServiceCalls
 
@@ -34,7 +34,7 @@ class Session(Protocol):
 
 
 def row_name(table_id: int, row: bytes) -> bytes:
-    """The name under which everybody locks a row, whatever the row's length."""
+    """The name under which every process locks a row, whatever the row's length."""
     name = table_id.to_bytes(8, "big") + row
     if len(name) <= NAME_BYTES_MAX - _HASH_BYTES:
         return name
@@ -46,21 +46,21 @@ _Ask = Callable[[bytes, list[bytes]], Awaitable[Sequence[bool]]]
 
 
 class AdvisoryLocks:
-    """Takes, extends and lets go of many at once. Names that occur twice are locked once."""
+    """Takes, extends and releases many locks at once. Names that occur twice are locked once."""
 
     def __init__(
         self, session: Session, *, ttl_seconds: float = 3.0, timeout_seconds: float = 1.0
     ) -> None:
-        """A lock is let go of by itself `ttl_seconds` after it was taken or extended, and with the
-        session. `timeout_seconds` is how long an answer is waited for."""
+        """A lock expires `ttl_seconds` after it was taken or extended, and with the session.
+        `timeout_seconds` is how long to wait for an answer."""
         self._session = session
         self._ttl_milliseconds = round(ttl_seconds * 1000)
         self._timeout_seconds = timeout_seconds
         self.last_error: PercolatorError | None = None
-        """Why the last call was not answered; None when it was."""
+        """Why the last call was not answered; None if it was."""
 
     async def try_lock(self, names: Sequence[bytes]) -> list[bool]:
-        """For each name, whether nobody else holds it now; never waits for a lock."""
+        """Returns for each name whether we hold it now; never waits for a lock."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
             request = wire.TryLockRequest(
@@ -74,7 +74,7 @@ class AdvisoryLocks:
         return await self._ask(names, ask)
 
     async def renew(self, names: Sequence[bytes]) -> list[bool]:
-        """Extends them. For each, whether it was still held."""
+        """Extends locks. Returns for each whether it was still held."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
             request = wire.RenewLocksRequest(
@@ -88,7 +88,7 @@ class AdvisoryLocks:
         return await self._ask(names, ask)
 
     async def unlock(self, names: Sequence[bytes]) -> None:
-        """Lets go of them. What could not be said expires by itself."""
+        """Releases locks. Those for which the call fails expire by themselves."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
             request = wire.UnlockRequest(session_id=session_id, names=part)
@@ -107,14 +107,14 @@ class AdvisoryLocks:
             try:
                 held.update(zip(part, await ask(session_id, part), strict=False))
             except PercolatorError as error:
-                # The service is gone, or has forgotten the session: its locks are gone, too.
+                # The service is gone, or has forgotten the session: its locks are gone too.
                 self._report(error)
                 break
             self.last_error = None
         return [held.get(name, True) for name in names]
 
     def _report(self, error: PercolatorError) -> None:
-        """Once per loss, not once per call."""
+        """Logs once per outage, not once per call."""
         if self.last_error is None:
-            _log.warning("going on without advisory locks: %s", error)
+            _log.warning("continuing without advisory locks: %s", error)
         self.last_error = error

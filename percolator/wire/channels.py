@@ -1,8 +1,8 @@
-"""The real network: gRPC channels, one per address, shared by everybody in the event loop.
+"""The real network: gRPC channels, one per address, shared by everything in the event loop.
 
-When a call finds nobody, or is not known to whom it finds, the files of the credentials are looked
-at: if they have changed, later calls use channels of their own, with the new ones. A connection
-that stands is never closed for that: it was let in when it was made.
+When a call finds no server, or is refused as unauthenticated, the credential files are checked: if
+they have changed, later calls use new channels with the new credentials. Calls in progress may
+finish on the former channels: they were accepted when they were made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from percolator.world import (
 )
 
 SERVER_METADATA = "percolator-server"
-"""The metadata of a call that a gateway is to pass on: to which server."""
+"""The metadata key that tells a gateway to which server it must forward the call."""
 
 _MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Above the largest request a server accepts (16 MiB): its own limit answers more precisely."""
@@ -41,14 +41,14 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_permit_without_calls", 0),
     # A restarted server is found again at once, not after a back-off of minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # This is also what connecting may take: with TLS, to a busy machine or a far one, a while.
+    # This is also how long connecting may take: with TLS, to a busy or distant machine, a while.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Nor is a new channel held to the back-off of another one of this process.
+    # A new channel does not inherit the back-off of another channel of this process.
     ("grpc.use_local_subchannel_pool", 1),
-    # Nor is a name that stands for another address by now believed for half a minute.
+    # A host name that has changed its address is not used with the old one for half a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
-    # Retrying is decided where it is known whether it is safe: in the protocol, not here.
+    # Retries are decided where it is known whether they are safe: in the protocol, not here.
     ("grpc.enable_retries", 0),
 ]
 
@@ -56,7 +56,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 _OTHER_CREDENTIALS_MAY_HELP = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
 _FORMER_SECONDS = 60.0
-"""For what was called over channels of former credentials; a stream is then begun again."""
+"""How long calls over channels of former credentials may last; a stream is then begun again."""
 
 Metadata = tuple[tuple[str, str], ...] | None
 _Bind = Callable[[], tuple[Any, Metadata]]
@@ -78,7 +78,7 @@ class GrpcNetwork:
             self._tls = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
 
     def failed(self, error: grpc.aio.AioRpcError) -> None:
-        """A call over one of the channels has failed: with other credentials, it may not."""
+        """After a failed call: switches to renewed credentials if that may help."""
         if self._renewal is None or error.code() not in _OTHER_CREDENTIALS_MAY_HELP:
             return
         found = self._renewal.current()
@@ -94,7 +94,7 @@ class GrpcNetwork:
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT], *, server: str = ""
     ) -> UnaryCall[RequestT, ResponseT]:
-        """With a `server`, the address is a gateway's, which passes the call on."""
+        """If `server` is given, `address` is that of a gateway, which forwards the call to it."""
         where = _where(method.path, address, server)
 
         def bind() -> tuple[Any, Metadata]:
@@ -117,7 +117,7 @@ class GrpcNetwork:
             except grpc.aio.AioRpcError as error:
                 meaning = self._meaning(error, where)
                 if isinstance(meaning, errors.Unauthenticated) and self.credentials is not used:
-                    # Nothing of it was executed, and by now there is another token.
+                    # Nothing was executed, and by now there is another token.
                     return await call(request, timeout)
                 raise meaning from None
             except grpc.aio.UsageError:
@@ -179,7 +179,7 @@ class GrpcNetwork:
         await asyncio.gather(*(channel.close() for channel in channels))
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        """For whoever passes on bytes that it does not read."""
+        """The channel to an address, for callers that forward bytes without decoding them."""
         if not address:
             raise errors.InvalidArgument("address", "is empty; expected host:port")
         channel = self._channels.get(address)
@@ -201,7 +201,7 @@ class GrpcNetwork:
         return (*(metadata or ()), (SERVER_METADATA, server))
 
     def _closed_by(self, used: Credentials, where: str) -> errors.PercolatorError:
-        """A channel is closed with its network, or because its credentials are former ones."""
+        """The error of a channel that was closed with its network, or to change credentials."""
         return _closed(where) if self.credentials is used else _closed_meanwhile(where)
 
     def _meaning(self, error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
@@ -210,7 +210,7 @@ class GrpcNetwork:
 
 
 class _Bound:
-    """A procedure at an address, over the channel of the present credentials."""
+    """A procedure at an address, over the channel of the current credentials."""
 
     __slots__ = ("_bind", "_bound", "_credentials", "_network")
 
@@ -236,9 +236,10 @@ def _closed(where: str) -> errors.UsageError:
 
 
 def _by_its_caller() -> bool:
-    """Whether a call was cancelled by who waits for it: gRPC says the same of a closed channel.
+    """Whether the call's own task was cancelled: gRPC raises the same error for a closed channel.
 
-    Taken for the first, the second would end a task without a word that nobody has cancelled.
+    If a closed channel were mistaken for a cancellation, a task that was never cancelled would end
+    silently.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
@@ -249,7 +250,8 @@ def _closed_meanwhile(where: str) -> errors.Unavailable:
 
 
 def _understood(response: ResponseT | None, where: str) -> ResponseT:
-    """gRPC gives None for what it could not decode: whatever listens there, it did something."""
+    """The response. gRPC gives None if it could not decode it: then the server, whatever it is, may
+    have executed the call."""
     if response is None:
-        raise errors.ExecutionUnknown("the answer is not a message of its type", where=where)
+        raise errors.ExecutionUnknown("the response is not a message of its type", where=where)
     return response

@@ -1,6 +1,6 @@
-"""Finding a cluster: one list of `host:port` is all that anybody needs.
+"""Finding a cluster: one list of `host:port` is all that a client needs.
 
-Any master or gateway of the list describes the cluster; the first answer wins.
+Any master or gateway in the list describes the cluster; the first answer wins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENVIRONMENT_VARIABLE = "PERCOLATOR_ADDRESS"
 
 
 def parse_addresses(text: str, *, field: str = "address") -> list[str]:
-    """Splits "host:port,host:port"; an empty or malformed one is refused by name."""
+    """Splits "host:port,host:port"; `InvalidArgument` names `field` if one is malformed."""
     addresses = [parse_host_port(part.strip(), field) for part in text.split(",")]
     for address in addresses:
         if address.port == 0:
@@ -34,7 +34,7 @@ def parse_addresses(text: str, *, field: str = "address") -> list[str]:
 
 
 def default_addresses() -> list[str]:
-    """What PERCOLATOR_ADDRESS says, or the port of a master on this machine."""
+    """The addresses in PERCOLATOR_ADDRESS, or else the port of a master on this machine."""
     text = os.environ.get(ENVIRONMENT_VARIABLE, DEFAULT_ADDRESS)
     return parse_addresses(text, field=ENVIRONMENT_VARIABLE)
 
@@ -49,14 +49,14 @@ async def describe(
 async def described_by(
     network: Network, addresses: Sequence[str], timeout_seconds: float
 ) -> tuple[str, DescribeResponse]:
-    """As `describe`; and which address it was."""
+    """Like `describe`, and also returns the address that answered."""
     problems = []
     for address in addresses:
         try:
             call = network.unary(address, DESCRIBE)
             return address, await call(DescribeRequest(), timeout_seconds / len(addresses))
         except (Unauthenticated, PermissionDenied):
-            # The others would say the same; who asks has to be told what is wrong with him.
+            # The others would say the same, and the caller needs to know what is wrong.
             raise
         except PercolatorError as error:
             problems.append(f"{address}: {error.message}")
@@ -64,5 +64,5 @@ async def described_by(
 
 
 def addresses_of(cluster: DescribeResponse, kind: ServiceKind) -> list[str]:
-    """Where the servers of one kind listen."""
+    """The addresses of the servers of one kind."""
     return [server.address for server in cluster.servers if server.kind == kind]

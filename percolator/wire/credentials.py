@@ -1,7 +1,7 @@
-"""By what this process proves who it is: a certificate, and for clients a bearer token.
+"""How this process proves its identity: by a certificate and, for clients, a bearer token.
 
 A token is a secret. It is read from a file or given by a program, never taken from a command line,
-where everybody on the machine can read it, and it appears in no error and no log.
+where every user of the machine can read it, and it appears in no error and no log.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _TOKEN = re.compile(rf"[!-~]{{1,{TOKEN_CHARACTERS_MAX}}}")
 
 @dataclass(frozen=True)
 class Credentials:
-    """Nothing of it: plain text, to servers that ask nobody who he is."""
+    """A certificate and perhaps a token; by default neither: plain text, without authentication."""
 
     tls: TlsMaterial | None = None
     token: str = field(default="", repr=False)
     renewal: Renewal[Credentials] | None = field(default=None, repr=False, compare=False)
-    """None when they hold for as long as the process lives."""
+    """Reads them again when their files change; None if they never change."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """What every call carries."""
+        """The metadata that every call carries."""
         return ((AUTHORIZATION, SCHEME + self.token),) if self.token else None
 
 
@@ -55,7 +55,8 @@ def client_credentials(
     token: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Credentials:
-    """As a program says, and else PERCOLATOR_TLS_CA, ..._CERTIFICATE, ..._KEY and ..._TOKEN_FILE.
+    """The credentials from the arguments, or else from the files that PERCOLATOR_TLS_CA,
+    ..._CERTIFICATE, ..._KEY and PERCOLATOR_TOKEN_FILE name.
 
     `InvalidArgument` names the argument or the variable, and the file.
     """

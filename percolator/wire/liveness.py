@@ -1,8 +1,8 @@
 """Asking whether the owners of locks are alive.
 
 Invariants:
-- An answer is never older than the question: whoever asks while a call is in flight shares the
-  next one, not that one. (An owner may die between the two.) Nothing is cached.
+- An answer is never older than its lookup: one that begins while a call is in flight goes into the
+  next call. (The owner may have died since that call was answered.) Nothing is cached.
 - No answer means *undecided*, never dead.
 """
 
@@ -31,8 +31,8 @@ class Liveness(IntEnum):
 _BY_VALUE: dict[int, Liveness] = {known.value: known for known in Liveness}
 
 
-class _Question:
-    """The sessions that the next calls ask about, for everybody who waits for it."""
+class _Lookup:
+    """The sessions that the next calls ask about, for all callers that wait for the answers."""
 
     def __init__(self) -> None:
         self.session_ids: set[bytes] = set()
@@ -41,32 +41,33 @@ class _Question:
         )
 
 
-class LivenessQuestions:
-    """Coalesces questions: one call is in flight, and those who came meanwhile share the next."""
+class LivenessLookups:
+    """Coalesces lookups: while one call is in flight, new lookups collect for the next."""
 
     def __init__(self, calls: LockServiceCalls, *, timeout_seconds: float) -> None:
         self._calls = calls
         self._timeout_seconds = timeout_seconds
-        self._next: _Question | None = None
+        self._next: _Lookup | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def ask(self, session_ids: Sequence[bytes]) -> list[Liveness]:
-        """In the order asked. What cannot be a session's id is undecided: its lock has a TTL."""
+        """Returns answers in the order of the ids. What cannot be the id of a session is undecided:
+        the time to live of its lock decides."""
         for index, session_id in enumerate(session_ids):
             if not isinstance(session_id, bytes):
-                # It would break the call that carries everybody's questions.
+                # It would break the call that all callers share.
                 raise InvalidArgument(f"session_ids[{index}]", f"is not bytes: {session_id!r}")
-        question = self._next or _Question()
-        self._next = question
-        question.session_ids.update(i for i in session_ids if len(i) == SESSION_ID_BYTES)
+        lookup = self._next or _Lookup()
+        self._next = lookup
+        lookup.session_ids.update(i for i in session_ids if len(i) == SESSION_ID_BYTES)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask_all())
-        # Shielded, because the answer is for others too: one who gives up takes it from nobody.
-        answers = await asyncio.shield(question.answers)
+        # Shielded, because others wait for the answer too: one cancelled caller must not end it.
+        answers = await asyncio.shield(lookup.answers)
         return [answers.get(session_id, Liveness.UNDECIDED) for session_id in session_ids]
 
     async def close(self) -> None:
-        """Whoever still waits is told that nothing is known."""
+        """Stops asking; callers that still wait are answered with "undecided"."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
@@ -76,15 +77,15 @@ class LivenessQuestions:
 
     async def _ask_all(self) -> None:
         while self._next is not None:
-            question, self._next = self._next, None
+            lookup, self._next = self._next, None
             answers: dict[bytes, Liveness] = {}
             try:
-                await self._answer(question, answers)
+                await self._answer(lookup, answers)
             finally:
-                question.answers.set_result(answers)
+                lookup.answers.set_result(answers)
 
-    async def _answer(self, question: _Question, answers: dict[bytes, Liveness]) -> None:
-        session_ids = sorted(question.session_ids)
+    async def _answer(self, lookup: _Lookup, answers: dict[bytes, Liveness]) -> None:
+        session_ids = sorted(lookup.session_ids)
         for start in range(0, len(session_ids), _IDS_PER_CALL_MAX):
             asked = session_ids[start : start + _IDS_PER_CALL_MAX]
             request = wire.CheckSessionsRequest(session_ids=asked)
@@ -93,11 +94,12 @@ class LivenessQuestions:
                     lambda stub: stub.check_sessions, request, self._timeout_seconds
                 )
             except PercolatorError:
-                # Whatever it was: it says nothing about these sessions, so their TTL decides.
+                # Whatever the error was, it says nothing about these sessions, so their locks'
+                # time to live decides.
                 return
             answers.update(zip(asked, map(_from_wire, response.liveness), strict=False))
 
 
 def _from_wire(value: int) -> Liveness:
-    """A value of a newer version is one that this version cannot act upon."""
+    """The liveness that a number stands for; undecided for values of a newer version."""
     return _BY_VALUE.get(value, Liveness.UNDECIDED)

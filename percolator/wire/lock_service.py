@@ -1,7 +1,7 @@
-"""Calls to the lock service: to one address as long as it answers, else to the next.
+"""Calls to the lock service: to one address as long as it answers, then to the next.
 
-A session is known to the service that opened it, so everybody stays at one address and moves on
-only when it does not answer.
+A session is known only to the service that opened it, so each client stays with one address and
+moves on only when it does not answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LockServiceCalls:
         request: RequestT,
         timeout: float,
     ) -> ResponseT:
-        """Calls the present address. If it does not answer, the next call goes to the next one."""
+        """Calls the current address. If it does not answer, later calls go to the next address."""
         try:
             return await procedure(self._stub())(request, timeout)
         except (ExecutionUnknown, NotReady):
@@ -62,9 +62,9 @@ class LockServiceCalls:
         request: RequestT,
         timeout: float,
     ) -> ResponseT:
-        """Calls one address after the other until one answers, each at most once.
+        """Calls one address after another until one answers, each at most once.
 
-        The time-out is for all of them together.
+        The timeout is for all of them together.
         """
         addresses = len(self.addresses)
         for _ in range(addresses - 1):
@@ -81,7 +81,7 @@ class LockServiceCalls:
         address = addresses[self._turn % len(addresses)]
         stub = self._stubs.get(address)
         if stub is None:
-            # An address that is no longer among them is not called again.
+            # Drop the stubs of addresses that are no longer listed: they are not called again.
             self._stubs = {known: s for known, s in self._stubs.items() if known in addresses}
             stub = self._stubs[address] = self._connect(address)
         return stub

@@ -1,4 +1,4 @@
-"""Every remote procedure, by service, with its types. A test holds them against the protos."""
+"""Every remote procedure, by service, with its types. A test compares them with the protos."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORD_START = re.compile(r"(?<!^)(?=[A-Z])")
 
 @functools.cache
 def method_name(rpc: str) -> str:
-    """The method of a handler that answers an RPC: "GetTimestamps" → "get_timestamps"."""
+    """The name of the handler method that answers an RPC: "GetTimestamps" → "get_timestamps"."""
     return _WORD_START.sub("_", rpc).lower()
 
 
@@ -71,6 +71,16 @@ REGISTER = UnaryMethod(
 MUTATE = UnaryMethod(
     "/percolator.v1.TabletServerService/Mutate", tablets.MutateRequest, tablets.MutateResponse
 )
+COMMIT_TRANSACTIONS = UnaryMethod(
+    "/percolator.v1.TabletServerService/CommitTransactions",
+    tablets.CommitTransactionsRequest,
+    tablets.CommitTransactionsResponse,
+)
+MUTATE_TOGETHER = UnaryMethod(
+    "/percolator.v1.TabletServerService/MutateTogether",
+    tablets.MutateTogetherRequest,
+    tablets.MutateTogetherResponse,
+)
 READ = UnaryMethod(
     "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse
 )
@@ -91,6 +101,16 @@ WATCH_NOTIFICATIONS = StreamMethod(
     "/percolator.v1.TabletServerService/WatchNotifications",
     tablets.WatchNotificationsRequest,
     tablets.WatchNotificationsResponse,
+)
+SCAN_CHANGES = StreamMethod(
+    "/percolator.v1.TabletServerService/ScanChanges",
+    tablets.ScanChangesRequest,
+    tablets.ScanChangesResponse,
+)
+LOOK_FOR_CHANGES = UnaryMethod(
+    "/percolator.v1.TabletServerService/LookForChanges",
+    tablets.LookForChangesRequest,
+    tablets.LookForChangesResponse,
 )
 DESCRIBE_TABLETS = UnaryMethod(
     "/percolator.v1.TabletServerService/DescribeTablets",
@@ -156,6 +176,11 @@ CHANGE_OBSERVERS = UnaryMethod(
     master.ChangeObserversRequest,
     master.ChangeObserversResponse,
 )
+SET_CHANGE_FEED = UnaryMethod(
+    "/percolator.v1.MasterService/SetChangeFeed",
+    master.SetChangeFeedRequest,
+    master.SetChangeFeedResponse,
+)
 LOCATE_TABLETS = UnaryMethod(
     "/percolator.v1.MasterService/LocateTablets",
     master.LocateTabletsRequest,
@@ -198,9 +223,43 @@ GET = UnaryMethod("/percolator.v1.GatewayService/Get", gateway.GetRequest, gatew
 SCAN_TABLE = StreamMethod(
     "/percolator.v1.GatewayService/ScanTable", gateway.ScanTableRequest, gateway.ScanTableResponse
 )
+FOLLOW_CHANGES = StreamMethod(
+    "/percolator.v1.GatewayService/FollowChanges",
+    gateway.FollowChangesRequest,
+    gateway.FollowChangesResponse,
+)
 COMMIT = UnaryMethod(
     "/percolator.v1.GatewayService/Commit", gateway.CommitRequest, gateway.CommitResponse
 )
 RESOLVE = UnaryMethod(
     "/percolator.v1.GatewayService/Resolve", gateway.ResolveRequest, gateway.ResolveResponse
 )
+
+READING = frozenset(
+    method.path
+    for method in (
+        GET_TIMESTAMPS,
+        CHECK_SESSIONS,
+        LIST_SESSIONS,
+        DESCRIBE,
+        READ,
+        SCAN,
+        SCAN_CELLS,
+        SCAN_NOTIFICATIONS,
+        WATCH_NOTIFICATIONS,
+        DESCRIBE_TABLETS,
+        PROPOSE_SPLIT,
+        PROPOSE_PARTS,
+        LIST_TABLES,
+        DESCRIBE_TABLE,
+        LOCATE_TABLETS,
+        LIST_TABLETS,
+        DESCRIBE_COLLECTION,
+        LIST_SERVERS,
+        BEGIN,
+        GET,
+        SCAN_TABLE,
+    )
+)
+"""The paths of procedures that change nothing: with its answer lost, it does not matter whether one
+was executed."""

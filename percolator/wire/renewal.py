@@ -1,8 +1,8 @@
-"""What is read from files, and read again when they change: certificates are renewed in operation.
+"""Reading files again when they change: certificates can be renewed without a restart.
 
-Whoever opens a connection asks for the present ones; connections that stand are not looked at
-again. Files are replaced one after the other, so for a moment they may not belong together: what
-cannot be used is told, and the former ones hold until the files change once more.
+Each new connection asks for the current content; existing connections are not checked again. Files
+are replaced one after another, so for a moment they may not match each other: then the error is
+logged, and the previous content stays in use until the files change once more.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ _State = tuple[tuple[int, int, int] | None, ...]
 
 
 class Renewal(Generic[T]):
-    """For any thread: gRPC asks in threads of its own."""
+    """The content of some files, kept current. Thread-safe, since gRPC asks in its own threads."""
 
     def __init__(self, read: Callable[[], T], paths: Sequence[str]) -> None:
-        """`read` raises `InvalidArgument` for what it cannot use: here, too."""
+        """`read` raises `InvalidArgument` if the content is unusable, and so does this."""
         self._read = read
         self._paths = paths
         self._lock = threading.Lock()
-        # Before they are read: what changes meanwhile is read once too often, and not never.
+        # Look at the files before reading them: a change in between then costs one extra read. The
+        # other way round, it would go unnoticed.
         self._seen = self._state()
         self._current = read()
 
     def current(self) -> T:
-        """The same object as long as nothing has changed. Costs a `stat` of each file."""
+        """The current content: the same object until a file changes. Costs one `stat` per file."""
         with self._lock:
             state = self._state()
             if state != self._seen:
@@ -43,7 +44,7 @@ class Renewal(Generic[T]):
                 try:
                     self._current = self._read()
                 except InvalidArgument as error:
-                    _log.error("the credentials cannot be renewed; the former ones hold: %s", error)
+                    _log.error("cannot renew the credentials; keeping the previous ones: %s", error)
                 else:
                     _log.info("credentials renewed")
             return self._current

@@ -1,6 +1,6 @@
-"""Who may call what: one role for every remote procedure. A test holds this against the protos.
+"""Who may call what: one role for every remote procedure. A test compares this with the protos.
 
-Each role may do what the ones before it may.
+Each role may do everything that the roles before it may.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from percolator.wire import methods
 
 
 class Role(IntEnum):
-    """What a caller was recognised as."""
+    """The role of an authenticated caller."""
 
     CLIENT = 1
-    """A program that reads and writes: recognised by its token."""
+    """A program that reads and writes; its token proves it."""
     ADMIN = 2
-    """An operator, who changes tables and moves tablets: by a token, too."""
+    """An operator, who changes tables and moves tablets; their token proves it."""
     SERVER = 3
-    """A part of the cluster: by the certificate that its servers share."""
+    """A part of the cluster; the certificate that its servers share proves it."""
 
 
 _CALLERS = {
@@ -30,15 +30,19 @@ _CALLERS = {
         methods.CHECK_SESSIONS,
         methods.DESCRIBE,
         methods.MUTATE,
+        methods.COMMIT_TRANSACTIONS,
+        methods.MUTATE_TOGETHER,
         methods.READ,
         methods.SCAN,
+        methods.SCAN_CHANGES,
+        methods.LOOK_FOR_CHANGES,
         methods.PROPOSE_PARTS,
         methods.LIST_TABLES,
         methods.DESCRIBE_TABLE,
         methods.LOCATE_TABLETS,
-        # Whoever sets a pin looks whether it came too late.
+        # A client that sets a pin checks whether it came too late.
         methods.DESCRIBE_COLLECTION,
-        # Workers that are started as programs of the library: `db.run_observers`.
+        # Workers may run inside a program that uses the library: `db.run_observers`.
         methods.TRY_LOCK,
         methods.RENEW_LOCKS,
         methods.UNLOCK,
@@ -47,6 +51,7 @@ _CALLERS = {
         methods.BEGIN,
         methods.GET,
         methods.SCAN_TABLE,
+        methods.FOLLOW_CHANGES,
         methods.COMMIT,
         methods.RESOLVE,
     ),
@@ -54,12 +59,13 @@ _CALLERS = {
         methods.LIST_SESSIONS,
         methods.SCAN_CELLS,
         methods.DESCRIBE_TABLETS,
-        # They keep others from rows, and delete what was loaded.
+        # These block other writers from rows, and delete what was loaded.
         methods.FENCE,
         methods.LOAD,
         methods.CREATE_TABLE,
         methods.DELETE_TABLE,
         methods.CHANGE_OBSERVERS,
+        methods.SET_CHANGE_FEED,
         methods.LIST_TABLETS,
         methods.SPLIT_TABLET,
         methods.MOVE_TABLET,
@@ -77,4 +83,4 @@ _CALLERS = {
 }
 
 REQUIRED = {method.path: role for role, called in _CALLERS.items() for method in called}
-"""By path. A procedure that is not here is refused to everybody."""
+"""The required role by path. A procedure that is not listed here is refused to all callers."""

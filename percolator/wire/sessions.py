@@ -1,13 +1,13 @@
-"""This process's session with the lock service, and questions about those of others.
+"""This process's session with the lock service, and lookups of other processes' sessions.
 
-A session is a hint that lets others clean up sooner after this process died. Nothing waits for it:
-while the lock service cannot be reached, `current` is None and transactions go on without one.
+A session is a hint that lets others clean up sooner after this process has died. Nothing waits for
+it: while the lock service cannot be reached, `current` is None and transactions continue without.
 
 Invariants:
-- `session_id` names a session only while it surely lives: less than its time to live has passed
-  since the last renewal that succeeded was *sent*.
-- An id that expired is never used again; a new session has a new id, and the owner is told.
-- A pin that expired is over: nobody knows what was collected since.
+- `session_id` names a session only while it is certainly alive: less than its time to live has
+  passed since the last successful renewal was *sent*.
+- An id that expired is never used again; a new session has a new id, and the owner is notified.
+- A pin that expired is not renewed: it is unknown what has been collected since.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument, PercolatorError, SessionExpired, UsageError
 from percolator.v1 import lockservice_pb2 as wire
-from percolator.wire.liveness import Liveness, LivenessQuestions
+from percolator.wire.liveness import Liveness, LivenessLookups
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.world import World
 
 _log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LIFE = 3
-"""Two renewals in a row may be lost and the session still lives."""
+"""Two renewals in a row may be lost, and the session is still alive."""
 _DESCRIPTION_BYTES_MAX = 256
 _SECONDS_MAX = 86_400.0
 _TIMESTAMP_MAX = 2**64 - 1
 _JITTER = 0.2
-"""Renewals come up to this part early, or after a restart all clients would renew at once."""
+"""Renewals come early by up to this fraction of their interval; otherwise, all clients would renew
+at the same moment after a restart."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +42,31 @@ class SessionSettings:
     description: str = ""
     """For humans: "worker shop.index on host-7 pid 312". At most 256 bytes."""
     ttl_seconds: float = 3.0
+    ttl_may_be_shorter: bool = False
+    """Whether a lock service that does not allow so long a time to live may shorten it."""
     pin_at: int = 0
-    """Not 0: the session is a pin, which holds back the collection of history from here on."""
+    """If not 0, the session is a pin: history from this timestamp on is not collected."""
     liveness_timeout_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Here, at the caller: the renewals run in a task of their own, where nobody looks."""
+        """Checks here, in the caller: renewals run in a background task, where an error would go
+        unnoticed."""
         size = len(self.description.encode(errors="replace"))
         if size > _DESCRIPTION_BYTES_MAX:
             raise InvalidArgument("description", f"has {size} bytes, of {_DESCRIPTION_BYTES_MAX}")
         if any("\ud800" <= character <= "\udfff" for character in self.description):
-            raise InvalidArgument("description", "cannot be written as UTF-8")
+            raise InvalidArgument("description", f"{self.description!r} cannot be encoded as UTF-8")
         for field in ("ttl_seconds", "liveness_timeout_seconds"):
             seconds: float = getattr(self, field)
-            # NaN is in no range.
+            # NaN fails this comparison too.
             if not 0.001 <= seconds <= _SECONDS_MAX:
                 raise InvalidArgument(field, f"{seconds} is outside 0.001 .. {_SECONDS_MAX:.0f}")
         if not 0 <= self.pin_at <= _TIMESTAMP_MAX:
             raise InvalidArgument("pin_at", f"{self.pin_at} is not a timestamp")
 
-    @property
-    def renewal_seconds(self) -> float:
-        return self.ttl_seconds / _RENEWALS_PER_LIFE
-
 
 class Sessions:
-    """Opens a session when one is first asked for, and keeps it alive until `close`."""
+    """Opens a session when it is first needed, and keeps it alive until `close`."""
 
     def __init__(
         self,
@@ -77,17 +77,18 @@ class Sessions:
         oldest_start: Callable[[], int] = lambda: 0,
         on_expired: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """`addresses` is read, and `oldest_start` (the smallest start timestamp among what is
-        open, 0 for none) called, whenever they are needed. `on_expired` is told the id of a session
-        that was lost: whoever held advisory locks in its name holds them no more.
+        """`addresses` is read, and `oldest_start` called, whenever they are needed; `oldest_start`
+        returns the smallest start timestamp of the open transactions, 0 for none. `on_expired`
+        receives the id of a session that was lost: its advisory locks are no longer held.
         """
         self._world = world
         self._settings = settings
+        self._ttl_seconds = settings.ttl_seconds
         self._oldest_start = oldest_start
         self._on_expired = on_expired
         self.calls = LockServiceCalls(world.network, addresses)
-        """To the service that knows the session: for all that is done in its name."""
-        self._questions = LivenessQuestions(
+        """Calls to the service that knows the session, for everything done in its name."""
+        self._lookups = LivenessLookups(
             self.calls, timeout_seconds=settings.liveness_timeout_seconds
         )
         self._id: bytes | None = None
@@ -96,16 +97,16 @@ class Sessions:
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
         self.last_error: PercolatorError | None = None
-        """Why the last attempt to open or renew failed; None if it did not."""
+        """Why the last attempt to open or renew the session failed; None if it succeeded."""
 
     @property
     def session_id(self) -> bytes | None:
-        """The living session, if there is one; never waits."""
+        """The id of the live session, if there is one; never waits."""
         now = self._world.clock.monotonic_seconds()
         return self._id if now < self._alive_until else None
 
     async def current(self) -> bytes | None:
-        """The living session. Waits only for the very first attempt to open one."""
+        """The id of the live session. Waits only for the very first attempt to open one."""
         if self._closed:
             raise UsageError("the sessions of this client are closed")
         if self._keeper is None:
@@ -119,26 +120,32 @@ class Sessions:
         description: str,
         *,
         ttl_seconds: float,
+        ttl_may_be_shorter: bool = False,
         on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> Sessions:
         """A session that keeps what was readable at a timestamp from being collected.
 
-        It is opened by its own `current`, and lasts until its own `close`, or until it is lost.
+        Its `current` opens it, and it lasts until its `close`, or until it is lost.
         """
-        settings = SessionSettings(description=description, ttl_seconds=ttl_seconds, pin_at=at)
+        settings = SessionSettings(
+            description=description,
+            ttl_seconds=ttl_seconds,
+            ttl_may_be_shorter=ttl_may_be_shorter,
+            pin_at=at,
+        )
         return Sessions(self._world, self.calls.addresses, settings, on_expired=on_lost)
 
     async def liveness(self, session_ids: Sequence[bytes]) -> list[Liveness]:
-        """Which of these sessions live, asked now. No answer means undecided."""
+        """Asks now which of these sessions are alive. No answer means undecided."""
         if self._closed:
             raise UsageError("the sessions of this client are closed")
-        return await self._questions.ask(session_ids)
+        return await self._lookups.ask(session_ids)
 
     async def close(self) -> None:
-        """Ends the session, if the lock service can be told within one renewal interval."""
+        """Ends the session, if the lock service answers within one renewal interval."""
         self._closed = True
         self._tried.set()
-        await self._questions.close()
+        await self._lookups.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -149,10 +156,10 @@ class Sessions:
             await self.calls.call(
                 lambda stub: stub.end_session,
                 wire.EndSessionRequest(session_id=session_id),
-                self._settings.renewal_seconds,
+                self._renewal_seconds,
             )
         except PercolatorError as error:
-            # Not ended is no harm: it expires by itself.
+            # No harm is done: the session expires by itself.
             _log.debug("session %s was left to expire: %s", session_id.hex(), error)
 
     async def _keep(self) -> None:
@@ -169,21 +176,26 @@ class Sessions:
             self._tried.set()
             lost = had is not None and self._id is None
             if lost and self._settings.pin_at:
-                # Released by an operator, or history went on without it: not for us to take back.
+                # An operator released the pin, or it expired and history may have been collected
+                # since: a new pin could not restore its promise.
                 return
             early = self._world.random.uniform(0.0, _JITTER)
-            due = started + self._settings.renewal_seconds * (1.0 - early)
+            due = started + self._renewal_seconds * (1.0 - early)
             await clock.sleep(max(due - clock.monotonic_seconds(), 0.0))
 
     async def _open(self) -> None:
         sent = self._world.clock.monotonic_seconds()
         response = await self.calls.call_any(
             lambda stub: stub.open_session,
-            wire.OpenSessionRequest(info=self._info()),
-            self._settings.renewal_seconds,
+            wire.OpenSessionRequest(
+                info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
+            ),
+            self._renewal_seconds,
         )
         self._id = response.session_id
-        self._alive_until = sent + self._settings.ttl_seconds
+        if response.ttl_milliseconds:
+            self._ttl_seconds = response.ttl_milliseconds / 1000
+        self._alive_until = sent + self._ttl_seconds
 
     async def _renew(self, session_id: bytes) -> None:
         sent = self._world.clock.monotonic_seconds()
@@ -191,28 +203,32 @@ class Sessions:
             await self.calls.call_any(
                 lambda stub: stub.renew_session,
                 wire.RenewSessionRequest(session_id=session_id, info=self._info()),
-                self._settings.renewal_seconds,
+                self._renewal_seconds,
             )
         except SessionExpired:
             self._id = None
-            # In a turn of its own: what the owner does there cannot stop the renewals.
+            # In a separate turn of the loop, so that an error in the callback cannot stop renewals.
             asyncio.get_running_loop().call_soon(self._on_expired, session_id)
             if not self._settings.pin_at:
                 await self._open()
             return
-        self._alive_until = sent + self._settings.ttl_seconds
+        self._alive_until = sent + self._ttl_seconds
+
+    @property
+    def _renewal_seconds(self) -> float:
+        return self._ttl_seconds / _RENEWALS_PER_LIFE
 
     def _info(self) -> wire.SessionInfo:
         pin_at = self._settings.pin_at
         return wire.SessionInfo(
             description=self._settings.description,
-            ttl_milliseconds=round(self._settings.ttl_seconds * 1000),
+            ttl_milliseconds=round(self._ttl_seconds * 1000),
             oldest_start_timestamp=pin_at or self._oldest(),
             pin=pin_at != 0,
         )
 
     def _oldest(self) -> int:
-        """What is wrong with the owner's answer is reported, and does not end the renewals."""
+        """The owner's answer. If it is wrong, that is logged and does not end the renewals."""
         try:
             oldest = self._oldest_start()
         except Exception as error:
@@ -222,7 +238,7 @@ class Sessions:
         return oldest
 
     def _report(self, error: PercolatorError) -> None:
-        """Once per loss, not once per attempt."""
+        """Logs once per outage, not once per attempt."""
         if self.last_error is None:
-            _log.warning("going on without renewing the session: %s", error)
+            _log.warning("the session could not be renewed; continuing: %s", error)
         self.last_error = error

@@ -1,7 +1,8 @@
 """Errors on the wire: the one place that maps them to gRPC, and back.
 
-A failed call carries its gRPC status code and, as other languages expect it, a `google.rpc.Status`
-in the trailer `grpc-status-details-bin`, with one `percolator.v1.ErrorDetail` in it.
+A failed call carries its gRPC status code and, as clients in other languages expect, a
+`google.rpc.Status` in the trailer `grpc-status-details-bin`, which holds one
+`percolator.v1.ErrorDetail`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from google.rpc.status_pb2 import Status
 
 from percolator import errors
 from percolator.v1 import cells_pb2, errors_pb2
+from percolator.wire import methods
 
 DETAILS_TRAILER = "grpc-status-details-bin"
 
@@ -34,10 +36,14 @@ _FAULT_TO_WIRE = {
 }
 _FAULT_FROM_WIRE = {wire: fault for fault, wire in _FAULT_TO_WIRE.items()}
 
-_REQUEST_TOO_LARGE = re.compile("CLIENT: Sent message larger|SERVER: Received message larger")
-"""In gRPC's own words, which name the limit, too. With the same code it tells that an answer is too
-large, which was made all the same; and a proxy in between, that some quota of its own is used up.
-"""
+_TOO_LARGE = re.compile(
+    r"(CLIENT: Sent|SERVER: Received|SERVER: Sent|CLIENT: Received) message larger than max "
+    r"\((\d+) vs\. (\d+)\)"
+)
+"""gRPC's own message for a message above a limit. The status code alone does not say so: a proxy in
+between, whose quota is used up, answers with the same one."""
+
+_OF_REQUESTS = ("CLIENT: Sent", "SERVER: Received")
 
 _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.InvalidArgument, grpc.StatusCode.INVALID_ARGUMENT),
@@ -57,7 +63,7 @@ _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
     (errors.ExecutionUnknown, grpc.StatusCode.UNKNOWN),
     (errors.PercolatorError, grpc.StatusCode.INTERNAL),
 ]
-"""The first that matches decides: subclasses stand before their base."""
+"""The first match decides, so subclasses come before their base class."""
 
 
 def status_code(error: errors.PercolatorError) -> grpc.StatusCode:
@@ -80,6 +86,7 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
         case errors.TabletMoved():
             detail.tablet_moved.tablet_id = error.tablet_id
             detail.tablet_moved.epoch = error.epoch
+            detail.tablet_moved.highest_epoch = error.highest_epoch
             detail.tablet_moved.locations.extend(map(_location_to_wire, error.locations))
         case errors.SchemaChanged():
             detail.schema_changed.table_id = error.table_id
@@ -129,7 +136,7 @@ def to_trailer(code: grpc.StatusCode, message: str, detail: errors_pb2.ErrorDeta
 
 
 def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    """The error that `to_detail` was given. Causes of a newer version keep their retry safety."""
+    """The inverse of `to_detail`. Causes that only newer versions know keep their retry safety."""
     build = _BUILDERS.get(detail.WhichOneof("cause") or "")
     if build is not None:
         error = build(detail)
@@ -144,13 +151,13 @@ def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
-    """What a failed call means. `where` names the method and the address that was dialled."""
+    """The error that a failed call means. `where` names the method and the dialled address."""
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_TRAILER and isinstance(value, bytes):
             detail = _unpack(value)
             if detail is not None:
                 typed = from_detail(detail)
-                # A server seldom knows by which address it was called.
+                # A server seldom knows by which address it was dialled.
                 typed.where = typed.where or where
                 return typed
     message = error.details() or error.code().name
@@ -159,12 +166,32 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
             return errors.Unavailable(message, where=where)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if _REQUEST_TOO_LARGE.search(message):
-            return errors.InvalidArgument("request", message, where=where)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            unknown = errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
+            return too_large(error, where) or unknown
         case grpc.StatusCode.UNIMPLEMENTED:
-            return errors.UsageError(f"no such method there: {message}", where=where)
+            return errors.UsageError(f"the server has no such method: {message}", where=where)
         case _:
             return errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
+
+
+def too_large(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError | None:
+    """The error of a call that failed because of gRPC's own limit of a message's size; None if it
+    failed because of anything else. `where` begins with the path of the method.
+
+    The very same call would fail again. But of a call that changes something and whose response is
+    too large, only its sender can tell what to do: it was executed.
+    """
+    found = _TOO_LARGE.search(error.details() or "")
+    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED or found is None:
+        return None
+    whose, size, limit = found.groups()
+    sizes = f"has {size} bytes, at most {limit} are accepted"
+    if whose in _OF_REQUESTS:
+        return errors.InvalidArgument("request", f"{sizes}; send less in one call", where=where)
+    if where.partition(" ")[0] in methods.READING:
+        return errors.InvalidArgument("response", f"{sizes}; ask for less in one call", where=where)
+    return errors.ExecutionUnknown(f"executed, but its response {sizes}", where=where)
 
 
 def _unpack(trailer: bytes) -> errors_pb2.ErrorDetail | None:
@@ -198,7 +225,7 @@ def _location_to_wire(location: errors.TabletLocation) -> errors_pb2.TabletLocat
 
 
 def location_from_wire(location: errors_pb2.TabletLocation) -> errors.TabletLocation:
-    """Where a tablet is, as a message tells it."""
+    """Decodes the location of a tablet."""
     return errors.TabletLocation(
         table_id=location.table_id,
         tablet_id=location.tablet_id,
@@ -248,6 +275,7 @@ def _tablet_moved(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
         detail.message,
         tablet_id=cause.tablet_id,
         epoch=cause.epoch,
+        highest_epoch=cause.highest_epoch,
         locations=tuple(map(location_from_wire, cause.locations)),
         where=detail.where,
     )
@@ -289,7 +317,9 @@ def _outcome_unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     cause = detail.outcome_unknown
     if not cause.start_timestamp:
         return errors.ExecutionUnknown(detail.message, where=detail.where)
-    return errors.OutcomeUnknown(
+    is_lost = detail.retry == errors_pb2.RETRY_SAFETY_USELESS
+    kind = errors.OutcomeLost if is_lost else errors.OutcomeUnknown
+    return kind(
         detail.message,
         start_timestamp=cause.start_timestamp,
         primary=_address_from_wire(cause.primary),

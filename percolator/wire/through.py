@@ -1,7 +1,7 @@
-"""Calls through a gateway: for clients that can dial it and none of the servers behind it.
+"""Calls through a gateway, for clients that can dial it but none of the servers behind it.
 
-Each call goes to a gateway with the metadata `percolator-server: ADDRESS`, the address at which the
-cluster's own parts know the server. The gateway passes the bytes on unread.
+Each call goes to a gateway with the metadata `percolator-server: ADDRESS`, the address by which the
+cluster itself knows the server. The gateway forwards the bytes without decoding them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from percolator.world import (
 
 
 def routed(network: Network, addresses: Sequence[str], cluster: DescribeResponse) -> Network:
-    """The network that reaches the servers of a cluster which these addresses have described."""
+    """The network that reaches the servers of a cluster; these addresses have described it."""
     if cluster.route != ROUTE_THROUGH:
         return network
     if not isinstance(network, GrpcNetwork):
-        raise UsageError("only a network of gRPC channels leads through a gateway")
+        raise UsageError("only a network of gRPC channels can go through a gateway")
     return ThroughNetwork(network, addresses)
 
 
 def routed_world(world: World, addresses: Sequence[str], cluster: DescribeResponse) -> World:
-    """The same world, whose network reaches the servers of the cluster."""
+    """The same world, with a network that reaches the servers of the cluster."""
     return replace(world, network=routed(world.network, addresses, cluster))
 
 
@@ -82,9 +82,9 @@ class ThroughNetwork:
         return call
 
     def _go_elsewhere(self, turn: int) -> None:
-        """It may be the gateway that is gone, or the server behind it: nobody can tell.
+        """Moves to the next gateway: this one may be gone, or the server behind it; we cannot tell.
 
-        Of all calls that failed together, one moves on.
+        If several calls fail together, only the first one moves on.
         """
         if turn == self._turn:
             self._turn += 1

@@ -1,17 +1,17 @@
-"""Timestamps for everybody in this process, many to a request.
+"""Timestamps for all callers in this process, many to a request.
 
-At most one request is in flight. Whoever asks meanwhile shares the *next* one, never the one in
-flight: that one's timestamps may have been allocated before the question was asked, and a
-transaction would miss what was committed before it began. Without load a question is one round
-trip; under load a request carries hundreds, and no timer delays anybody.
+At most one request is in flight. Callers that ask in the meantime share the *next* one, never the
+one in flight: its timestamps may have been allocated before the call, and a transaction would miss
+what was committed before it began. Without load, a timestamp costs one round trip; under load, a
+request carries hundreds of calls, and no timer delays any of them.
 
 Invariants:
 - A timestamp is allocated after it was asked for.
-- Each request's timestamps lie above those of every request that was finished before. If they do
-  not, the oracle went back: everything asked for now and ever after fails with
-  `TimestampRegression`, because an outage can be repaired and corrupted data cannot.
-- Asking again is always safe: timestamps that nobody received are only numbers.
-- Nobody waits beyond the own deadline, whatever the network does.
+- Each request's timestamps are above those of every request that finished before. If they are not,
+  the oracle went backwards: all present and future calls fail with `TimestampRegression`, because
+  an outage can be repaired and corrupted data cannot.
+- Asking again is always safe: timestamps that were never received are only numbers.
+- No caller waits beyond its own deadline, whatever the network does.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ from percolator import errors
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.addresses import refuse_lone_address
+from percolator.wire.backoff import pause_seconds
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import UnaryCall, World
 
 WAITERS_MAX = 100_000
-"""Questions waiting at one time; a program that asks more of them is told so at once."""
+"""How many calls may wait at one time; further calls fail at once."""
 
 ATTEMPT_SECONDS_MAX = 2.0
-"""A silent oracle (paused, cut off) is given up after this, and the next address is asked. One that
-waits for its disk says so before: its settings hold it to less."""
+"""How long to wait for a silent oracle (paused, cut off) before asking the next address. An oracle
+that waits for its disk says so earlier: its settings allow it less time than this."""
 
 SUSPECT_SECONDS_MAX = 0.5
-"""So long is an oracle waited for that was silent when it was asked last, while there are others:
-it may be paused for long, and each round that looks for its successor comes by."""
+"""How long to wait for an oracle that was silent last time, if there are others: it may stay paused
+for long, and every round that looks for its successor asks it again."""
 
 REQUESTS_BEFORE_GROWTH = 100
-"""An oracle that refused a request as too large is asked for twice as much after so many answers:
-it may have been set to more meanwhile. If not, this costs one request in a hundred."""
+"""After an oracle refused a request as too large, twice as much is tried after this many answers:
+its limit may have been raised since. If not, this costs one request in a hundred."""
 
 BACKOFF_SECONDS_MIN = 0.02
 BACKOFF_SECONDS_MAX = 0.5
-"""The pause after every address was tried in vain: doubled each time, half of it by chance."""
+"""The pause after every address was tried without success."""
 
 _WORTH_ANOTHER_TRY = (errors.NotExecuted, errors.ExecutionUnknown)
 
 
 class _Batch:
-    """Those who share a request, in the order in which they asked.
+    """The calls that share a request, in the order in which they came.
 
-    Three lists instead of one of tuples: nothing that the garbage collector would have to look at
-    is made per question besides its future.
+    Three lists instead of one list of tuples: besides its future, a call creates no object that the
+    garbage collector has to look at.
     """
 
     __slots__ = ("count", "counts", "deadlines", "futures")
@@ -69,7 +70,7 @@ class _Batch:
         """The sum of the counts."""
 
     def split(self, count_max: int) -> _Batch:
-        """Keeps the first ones, who want `count_max` together at most, or the first one alone.
+        """Keeps the first calls that together want at most `count_max`, but at least one call.
 
         Returns the rest.
         """
@@ -85,7 +86,7 @@ class _Batch:
         return rest
 
     def take_over(self, later: _Batch) -> None:
-        """Drops those who wait no more, and lets those of `later` follow."""
+        """Drops calls that no longer wait, and appends those of `later`."""
         both = zip(
             self.futures + later.futures,
             self.counts + later.counts,
@@ -101,7 +102,7 @@ class _Batch:
     def fail(self, error: errors.PercolatorError) -> None:
         for future in self.futures:
             if not future.done():
-                # Each its own: every waiter's raise would lengthen the traceback of a shared one.
+                # A copy each: raising a shared error would lengthen its traceback every time.
                 future.set_exception(copy(error))
 
 
@@ -109,7 +110,7 @@ class TimestampSource:
     """Asks the oracles at `addresses` for timestamps. Belongs to one event loop.
 
     `addresses` is read before every request: its owner may change it as the cluster changes, but
-    never empties it.
+    must never empty it.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class TimestampSource:
         timeout_seconds: float = 10.0,
         count_max: int = TIMESTAMPS_PER_REQUEST_MAX,
         on_trouble: Callable[[], None] = lambda: None,
+        owner: str = "source of timestamps",
     ) -> None:
-        """`on_trouble` is called when an oracle did not answer: there may be another one by now."""
+        """`on_trouble` is called when an oracle did not answer: another may have replaced it.
+        `owner` is what is closed with it, as callers know it."""
         refuse_lone_address(addresses)
         if not addresses:
             raise errors.InvalidArgument("addresses", "is empty; expected the oracle's host:port")
@@ -133,9 +136,10 @@ class TimestampSource:
         self._network = world.network
         self._addresses = addresses
         self._on_trouble = on_trouble
+        self._owner = owner
         self._turn = 0
         self._suspects: set[str] = set()
-        """Addresses that were silent when they were asked last."""
+        """Addresses that were silent when last asked."""
         self._calls: dict[str, UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = {}
         self._timeout_seconds = timeout_seconds
         self._count_max = count_max
@@ -156,13 +160,13 @@ class TimestampSource:
         self.requests_answered = 0
 
     def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
-        """A timestamp larger than every one that was received before the call: await it.
+        """A future timestamp, larger than every one that was received before the call.
 
-        With a `count`, the first of so many consecutive ones. `DeadlineExceeded` means that no
+        With a `count`, the first of that many consecutive ones. `DeadlineExceeded` means that no
         oracle answered in time; the call may be repeated.
         """
-        # Hundreds of thousands of calls a second come by here, so that each line costs: this is no
-        # coroutine, which would be one object and one frame more.
+        # This is called hundreds of thousands of times a second, so every line counts. It is not a
+        # coroutine, which would cost another object and another frame.
         if count.__class__ is not int:
             count = _whole("count", count)
         if not 0 < count <= self._count_max:
@@ -177,12 +181,12 @@ class TimestampSource:
         if self._dispatcher is None:
             if _running_loop() is not self._loop:
                 raise errors.UsageError("a source of timestamps belongs to one event loop")
-            # The task starts after everybody who is asking at this very moment has asked.
+            # The task starts in the next turn of the loop, after all calls of this turn were made.
             self._dispatcher = self._loop.create_task(self._dispatch())
         waiting = self._waiting
         if len(waiting.futures) >= WAITERS_MAX:
             raise errors.Overloaded(
-                f"{WAITERS_MAX} questions for timestamps are waiting already",
+                f"{WAITERS_MAX} calls are already waiting for timestamps",
                 retry_after_seconds=BACKOFF_SECONDS_MAX,
             )
         future = self._create_future()
@@ -195,10 +199,10 @@ class TimestampSource:
         return future
 
     async def close(self) -> None:
-        """Gives up whatever is waited for. Closing twice is harmless."""
+        """Fails all calls that are waiting. Closing twice is harmless."""
         if self._ended is None:
-            self._ended = errors.UsageError("the source of timestamps is closed")
-        self._fail_everybody()
+            self._ended = errors.UsageError(f"the {self._owner} is closed")
+        self._fail_all_calls()
         if self._reaper is not None:
             self._reaper.cancel()
         dispatcher = self._dispatcher
@@ -207,8 +211,8 @@ class TimestampSource:
             await asyncio.wait([dispatcher])
 
     async def _dispatch(self) -> None:
-        """Sends requests, one at a time, until nobody waits."""
-        tries_in_vain = 0
+        """Sends requests, one at a time, until no call is waiting."""
+        failed_attempts = 0
         try:
             while self._waiting.futures:
                 batch = self._in_flight = self._waiting
@@ -221,32 +225,32 @@ class TimestampSource:
                         GetTimestampsRequest(count=batch.count), self._patience(address)
                     )
                 except _WORTH_ANOTHER_TRY as error:
-                    tries_in_vain += 1
+                    failed_attempts += 1
                     if isinstance(error, errors.DeadlineExceeded):
                         self._suspects.add(address)
                     self._on_trouble()
                     self._last_failure = str(error)
                     self._put_back(batch)
-                    await self._turn_to_the_next(tries_in_vain, error)
+                    await self._turn_to_the_next(failed_attempts, error)
                 except errors.PercolatorError as error:
                     if _is_too_many(error) and len(batch.futures) > 1:
-                        # The oracle is set to less than it grants by default.
+                        # The oracle's limit is set below the default.
                         self._request_count_max = max(batch.count // 2, 1)
                         self._grow_at = self.requests_answered + REQUESTS_BEFORE_GROWTH
                         self._put_back(batch)
                     else:
                         batch.fail(error)
                 else:
-                    tries_in_vain = 0
+                    failed_attempts = 0
                     self._suspects.clear()
                     self._distribute(batch, response)
         except asyncio.CancelledError:
-            # By a stranger: they wait for the next dispatcher, or for their deadlines.
+            # Not cancelled by `close`: the calls wait for the next dispatcher, or their deadlines.
             self._put_back(self._in_flight)
             raise
         except Exception as error:
-            self._ended = errors.InvariantViolation(f"asking for timestamps broke: {error!r}")
-            self._fail_everybody()
+            self._ended = errors.InvariantViolation(f"asking for timestamps failed: {error!r}")
+            self._fail_all_calls()
             raise
         finally:
             self._in_flight = _Batch()
@@ -260,13 +264,13 @@ class TimestampSource:
     def _call(self, address: str) -> UnaryCall[GetTimestampsRequest, GetTimestampsResponse]:
         call = self._calls.get(address)
         if call is None:
-            # An address that is no longer among them is not called again.
+            # Drop the calls of addresses that are no longer listed.
             self._calls = {one: c for one, c in self._calls.items() if one in self._addresses}
             call = self._calls[address] = self._network.unary(address, GET_TIMESTAMPS)
         return call
 
     def _put_back(self, batch: _Batch) -> None:
-        """Those who still wait go first into the next request."""
+        """Puts calls that still wait at the head of the next request."""
         batch.take_over(self._waiting)
         self._waiting, self._in_flight = batch, _Batch()
 
@@ -282,7 +286,7 @@ class TimestampSource:
             self._request_count_max = min(self._request_count_max * 2, self._count_max)
             self._grow_at += REQUESTS_BEFORE_GROWTH
         for future, count in zip(batch.futures, batch.counts, strict=True):
-            # Whoever was cancelled or came to the deadline meanwhile leaves a gap.
+            # A call that was cancelled or has timed out in the meantime leaves a gap.
             if not future.done():
                 future.set_result(first)
             first += count
@@ -290,25 +294,29 @@ class TimestampSource:
     def _refuse_for_ever(self, first: int, asked: int, received: int) -> None:
         if received != asked:
             self._ended = errors.InvariantViolation(
-                f"the oracle was asked for {asked} timestamps and answered with {received}"
+                f"the oracle was asked for {asked} timestamps and returned {received}"
             )
         else:
             self._ended = errors.TimestampRegression(
-                f"the oracle went back: it answered {first} after {self._largest} had been "
-                "received; nothing may go on"
+                f"the oracle went back: it returned {first} after {self._largest} had been "
+                "received; refusing to continue"
             )
-        self._fail_everybody()
+        self._fail_all_calls()
 
-    async def _turn_to_the_next(self, tries_in_vain: int, error: errors.PercolatorError) -> None:
+    async def _turn_to_the_next(self, failed_attempts: int, error: errors.PercolatorError) -> None:
         """Makes the next address the preferred one; pauses when all have been tried."""
         self._turn += 1
-        rounds, rest = divmod(tries_in_vain, len(self._addresses))
+        rounds, rest = divmod(failed_attempts, len(self._addresses))
         if rest:
             return
-        seconds = min(BACKOFF_SECONDS_MIN * 2 ** min(rounds - 1, 10), BACKOFF_SECONDS_MAX)
-        if isinstance(error, errors.Overloaded):
-            seconds = max(seconds, error.retry_after_seconds)
-        await self._clock.sleep(seconds * (0.5 + self._random.random() / 2))
+        seconds = pause_seconds(
+            self._random,
+            BACKOFF_SECONDS_MIN,
+            BACKOFF_SECONDS_MAX,
+            doublings=rounds - 1,
+            asked_seconds=error.retry_after_seconds if isinstance(error, errors.Overloaded) else 0,
+        )
+        await self._clock.sleep(seconds)
 
     def _reap_no_later_than(self, deadline: float) -> None:
         if self._reaper is not None:
@@ -317,10 +325,10 @@ class TimestampSource:
         self._reaper = self._loop.call_at(deadline, self._reap)
 
     def _reap(self) -> None:
-        """Ends the waiting of those whose deadline has come.
+        """Fails the calls whose deadline has passed.
 
-        One timer serves all: it is set to the earliest deadline of those who asked since it was
-        last set, so it fires once per time-out at most, not once per question.
+        One timer serves all: it is set to the earliest deadline of the calls since it was last set,
+        so it fires at most once per timeout, not once per call.
         """
         now = self._now()
         earliest = math.inf
@@ -339,7 +347,7 @@ class TimestampSource:
         if earliest < math.inf:
             self._reap_no_later_than(earliest)
 
-    def _fail_everybody(self) -> None:
+    def _fail_all_calls(self) -> None:
         if self._ended is not None:
             self._in_flight.fail(self._ended)
             self._waiting.fail(self._ended)
@@ -351,7 +359,7 @@ def _is_too_many(error: errors.PercolatorError) -> bool:
 
 
 def _whole(field: str, number: int) -> int:
-    """Anything else would break the request that carries everybody's questions."""
+    """The number as an int: anything else would break the request that carries all calls."""
     try:
         return operator.index(number)
     except TypeError:
@@ -359,7 +367,7 @@ def _whole(field: str, number: int) -> int:
 
 
 def _check_timeout(seconds: float) -> None:
-    """Not a number is neither before nor after any deadline: it would be waited for for ever."""
+    """Refuses NaN: it is neither before nor after any deadline, so the call would wait forever."""
     try:
         wrong = math.isnan(seconds)
     except TypeError:
@@ -372,4 +380,6 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise errors.UsageError("a source of timestamps is used within an event loop") from None
+        raise errors.UsageError(
+            "a source of timestamps must be used within an event loop"
+        ) from None

@@ -1,12 +1,12 @@
-"""Mutual TLS: the files of one party, read and tried out before anybody is dialled.
+"""Mutual TLS: the files of one party, read and tried out before any connection is made.
 
 All servers of a cluster share one certificate name, which every client verifies whatever address it
-dialled: a replica that is started on any machine needs no name of its own. Clients show a
-certificate of the same authority, under any other name.
+dialled: a replica started on any machine needs no name of its own. Clients present a certificate of
+the same authority, under any other name.
 
-gRPC tells of a wrong file by a handshake that fails somewhere, later, on both sides. So the files
-are tried out here: this party shakes hands with itself, in memory, and what is wrong is told with
-the setting and the file.
+With a wrong file, all that gRPC reports is a failed handshake, later, on both sides. So the files
+are tried out here: this party shakes hands with itself, in memory, and an error names the setting
+and the file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CLUSTER_NAME = "percolator.cluster"
 _HANDSHAKE_STEPS_MAX = 10
 
 FieldNames = Callable[[str], str]
-"""Names the setting behind "ca", "certificate" or "key", as whoever set it knows it."""
+"""Returns the name of the setting for "ca", "certificate" or "key", as the user knows it."""
 
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files: the authority that both sides trust, and what proves who this process is.
+    """PEM files: the authority that both sides trust, and the certificate and key of this process.
 
     >>> percolator.connect("db:7100", tls=percolator.Tls("ca.pem", "certificate.pem", "key.pem"))
     """
@@ -43,22 +43,22 @@ class Tls:
 
 @dataclass(frozen=True)
 class TlsMaterial:
-    """What the files hold, as gRPC takes it."""
+    """The content of the files, in the form that gRPC takes."""
 
     files: Tls
     ca: bytes = field(repr=False)
     certificate: bytes = field(repr=False)
     key: bytes = field(repr=False)
     expires_seconds: int = 0
-    """When the certificate ceases to be accepted, in seconds since 1970."""
+    """When the certificate expires, in seconds since 1970."""
     server_context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
-    """For a server that does not speak gRPC: it holds what the files held when they were tried."""
+    """For a server that does not speak gRPC, with the same content of the files."""
 
 
 def load(files: Tls, name: FieldNames, *, serves: bool) -> TlsMaterial:
     """Reads and tries the files; `serves` if others dial this process as a part of the cluster.
 
-    `InvalidArgument` names the setting and the file, and never shows what is in it.
+    `InvalidArgument` names the setting and the file, and never shows the file's content.
     """
     ca = _read(files.ca, name("ca"))
     certificate = _read(files.certificate, name("certificate"))
@@ -72,7 +72,7 @@ def load(files: Tls, name: FieldNames, *, serves: bool) -> TlsMaterial:
         _load_key(context, files, name("key"))
     server.verify_mode = ssl.CERT_REQUIRED
     if not serves:
-        # Only the server's half of the check is about this certificate then.
+        # Then only the server's half of the check concerns this certificate.
         client.check_hostname = False
         client.verify_mode = ssl.CERT_NONE
     try:
@@ -119,7 +119,7 @@ def _load_key(context: ssl.SSLContext, files: Tls, field_name: str) -> None:
         context.load_cert_chain(files.certificate, files.key, no_password)
     except OSError as error:
         if asked:
-            reason = "is protected by a password; expected one without"
+            reason = "is protected by a password; expected a key without one"
         elif isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             reason = f"does not belong to the certificate in {files.certificate}"
         else:
@@ -128,14 +128,15 @@ def _load_key(context: ssl.SSLContext, files: Tls, field_name: str) -> None:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> int:
-    """When the certificate expires; `SSLError` has the reason of the side that refuses it."""
+    """Returns when the certificate expires; `SSLError` has the reason why a side refuses it."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_hostname=CLUSTER_NAME),
         server.wrap_bio(to_server, to_client, server_side=True),
     ]
     for _ in range(_HANDSHAKE_STEPS_MAX):
-        # Both, each time: in TLS 1.3 the client is done before its certificate was looked at.
+        # Drive both sides each time: in TLS 1.3, the client is done before the server has checked
+        # its certificate.
         done = [_is_done(side) for side in sides]
         if all(done):
             shown = sides[1].getpeercert() or {}

@@ -1,4 +1,4 @@
-"""How a token is made, and what the servers' file of tokens says of it: never the token itself."""
+"""How a token is made, and its entry in the servers' token file: never the token itself."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from percolator.errors import InvalidArgument
 from percolator.wire.roles import Role
 
 ROLES = {"client": Role.CLIENT, "admin": Role.ADMIN}
-"""Those that a token can give."""
+"""The roles that a token can grant."""
 
 NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _TOKEN_BYTES = 32
 
 
 def new_token() -> str:
-    """A secret that nobody has had before: 256 bits, which nobody finds by trying."""
+    """A new secret: 256 random bits, which are unique and cannot be guessed."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def token_hash(token: str) -> bytes:
-    """One plain hash is enough for what cannot be guessed, and costs a call a microsecond."""
+    """The hash that servers store. A plain hash is enough for what cannot be guessed, and costs
+    each call about a microsecond."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def token_entry(name: str, role: Role, token: str) -> str:
-    """What the file says of a token."""
+    """The entry of a token in that file."""
     if not NAME.fullmatch(name):
         raise InvalidArgument("name", "expected 1 to 64 letters, digits, - and _")
     given = next(text for text, one in ROLES.items() if one is role)

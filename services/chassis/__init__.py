@@ -1,13 +1,22 @@
-"""What every service of a cluster has in common."""
+"""What every service has in common: its life from settings to a clean end.
+
+    lifecycle.py    starts a service, registers it, drains it, ends it; open this first
+    host.py         what a service gets to work with: a world, files, its server
+    serving/        how a service is called
+    settings/       how it is configured
+    store/          files and directories with one owner
+    coordinator/    who leads, and what a leader has recorded
+
+The chassis knows no service. What is useful outside of services belongs in the library.
+"""
 
 import importlib
 import sys
 
 
 def _import_structlog() -> None:
-    """Without rich, which it would import for tracebacks that nobody may see (`logs.py`).
-
-    That took an eighth of a service's start.
+    """Imports structlog without rich, which it would use for tracebacks that must not be shown
+    (`logs.py`). Importing rich took an eighth of a service's start.
     """
     if "structlog" in sys.modules:
         return

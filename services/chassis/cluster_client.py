@@ -1,4 +1,4 @@
-"""A service that is a client of its own cluster, as a gateway and a worker are."""
+"""Connects a service that is a client of its own cluster, such as a gateway or a worker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from percolator.retries import RetryPolicy
 from services.chassis.host import Host, SettingsT
 
 _CONNECT_SECONDS = 600.0
-"""Services start in any order, and the chassis ends a start that is waited for no longer."""
+"""Services start in any order, and the chassis cancels a start that is no longer wanted."""
 
 
 async def connected(host: Host[SettingsT]) -> Database:
-    """Whoever asks closes it. Limits are those of the release: all gateways have to store values in
-    the same way, or two that commit one transaction would each rely on the other."""
+    """Connects to the cluster; the caller closes the database. The limits are those of the release:
+    all gateways have to store values in the same way, or two that commit the same transaction
+    would each rely on the other."""
     return await connect_to(
         host.world,
         host.settings.masters,

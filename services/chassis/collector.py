@@ -1,8 +1,8 @@
-"""Python's garbage collector, told what a service is like that handles many rows.
+"""Tunes Python's garbage collector for a service that handles many rows.
 
-Nearly everything here dies by its reference count, while what is indexed, queued or on its way
-lives long and is much. Looking through all of it after every 700 new objects, which is the default,
-cost a tablet server 5 to 10 % of its whole CPU time.
+Nearly all objects here are freed by their reference count, while those that are indexed, queued or
+in flight live long and are numerous. Scanning them after every 700 new objects, which is the
+default, cost a tablet server 5 to 10 % of its whole CPU time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 
 NEW_OBJECTS = 20_000
-"""Between two looks at what is new: about five batches of a hundred mutations."""
+"""Between two collections of new objects: about five batches of a hundred mutations."""
 YOUNG_COLLECTIONS = 50
-"""Between two looks at what survived the first, and again between two at all the rest."""
+"""Young collections for each collection of their survivors; also those for each full one."""
 
 
 def collect_seldom() -> None:
-    """What exists now is never looked at again. Call it when all is imported and built."""
+    """Excludes all present objects from collection; call it when everything is built."""
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)

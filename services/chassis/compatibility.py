@@ -9,7 +9,7 @@ MINOR_DISTANCE_MAX = 1
 
 
 def are_compatible(one: str, other: str) -> bool:
-    """Whether "1.4.2" and "1.5.0" may work in one cluster. What is no version works with none."""
+    """Whether, say, "1.4.2" and "1.5.0" may work in one cluster. False for an invalid version."""
     first, second = _VERSION.fullmatch(one), _VERSION.fullmatch(other)
     if first is None or second is None:
         return False

@@ -1,4 +1,4 @@
-"""What the process offers to the service that it was started for."""
+"""What the process offers to the service that it runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
 
+from percolator.tasks import Tasks
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World
-from services.chassis.files import Files
-from services.chassis.rpc import Exposed, Relay
-from services.chassis.service_settings import ServiceSettings
+from services.chassis.serving.rpc import Exposed, Relay
+from services.chassis.settings.service_settings import ServiceSettings
+from services.chassis.store.files import Files
+from services.chassis.store.store_watch import StoreWatch
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
 @dataclass
 class Host(Generic[SettingsT]):
-    """The surroundings of one service, and where it registers what concerns the process."""
+    """The environment of one service, where it also registers what concerns the process."""
 
     settings: SettingsT
     world: World
@@ -30,54 +33,79 @@ class Host(Generic[SettingsT]):
     server_id: str
     """Random, new with every start of the process."""
     cluster_id: str
-    """As a master told it; empty when the settings name no masters."""
+    """The cluster's id, from a master; empty if the settings name no masters."""
     announced: cluster.Server
     """How this process is announced to its cluster."""
     log: structlog.stdlib.BoundLogger
     metrics_registry: CollectorRegistry
     relay: Relay | None = None
-    """Set by a service that passes calls on to others."""
+    """Set by a service that forwards calls to others."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a background task has failed: the process is about to drain and exit."""
+    gone: str = ""
+    """Why the store is gone: the process is about to exit, and an orderly end is not possible."""
+    stalled: bool = False
+    """Whether the store hangs: then nothing is served that needs it."""
+    health_changed: Callable[[], None] = lambda: None
+    """Called when `stalled` has changed."""
+    _store_watch: StoreWatch | None = None
     _drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    _tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._tasks = Tasks(self._task_failed)
 
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
-        """Runs `drain` at shutdown, while calls are still answered: to hand tablets over."""
+        """Runs `drain` at shutdown, while calls are still answered, for example to hand over
+        tablets."""
         self._drains.append(drain)
 
     def background(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
-        """Runs `work` until it ends, at most as long as the process.
+        """Runs `work` until it ends, or until the process does.
 
         If it fails, the process drains and exits with code 1: a service whose renewals have
-        quietly stopped is worse than none.
+        silently stopped is worse than none.
         """
-        task = asyncio.create_task(work, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-        return task
+        return self._tasks.start(work, name=name)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            self.log.error("a background task failed", task=task.get_name(), exc_info=error)
-            self.failed.set()
+    def _task_failed(self, task: asyncio.Task[Any], error: BaseException) -> None:
+        self.log.error("a background task failed", task=task.get_name(), exc_info=error)
+        self.failed.set()
+
+    def watch_store(self, root: Path) -> None:
+        """Reports that this process does not serve while the store hangs, and ends the process when
+        the store is gone."""
+        watch = self._store_watch = StoreWatch(
+            self.files,
+            root,
+            self.world.clock,
+            self.log,
+            stalled=self._store_stalled,
+            gone=self._store_gone,
+        )
+        self.background("watch the store", watch.run())
+
+    def store_trouble(self) -> str:
+        """Why nothing can be written to the store at the moment; empty while it can."""
+        return "" if self._store_watch is None else self._store_watch.trouble
+
+    def _store_stalled(self, stalled: bool) -> None:
+        self.stalled = stalled
+        self.health_changed()
+
+    def _store_gone(self, reason: str) -> None:
+        self.log.error("the store is gone", reason=reason)
+        self.gone = reason
+        self.failed.set()
 
     async def drain(self) -> None:
-        """Runs what `on_drain` was given, in that order."""
+        """Runs the functions that were passed to `on_drain`, in that order."""
         for drain in self._drains:
             await drain()
 
     async def cancel_background(self) -> None:
-        """Ends the background tasks, and waits for their end."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels the background tasks, and waits until they have ended."""
+        await self._tasks.cancel()
 
 
 Build = Callable[[Host[SettingsT]], AbstractAsyncContextManager[list[Exposed]]]
-"""Builds the service; leaving the context closes it, after the last call was answered."""
+"""Builds the service; leaving the context closes it, after the last call has been answered."""

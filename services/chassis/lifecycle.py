@@ -1,14 +1,15 @@
 """A service process from start to exit.
 
 Start: listen, find the cluster (waiting for a master, and saying so), build the service, answer
-calls, register, and only then report SERVING. Every mistake of the surroundings (port in use,
-directory not writable, another cluster) is one line and exit code 2; what may pass by itself (disk
-full, something not ready) is one line and exit code 1.
+calls, register, and only then report SERVING. Every problem of the environment (port in use,
+directory not writable, another cluster) is one line and exit code 2; a problem that may pass by
+itself (disk full, something not ready) is one line and exit code 1.
 
-End, on SIGTERM, SIGINT or SIGHUP (unless it is ignored, as under nohup): NOT_SERVING, the service's
-own drain, no new calls, answer those in progress, exit code 0; code 1 when some had to be cut off
-after `drain_seconds`. A second signal ends the process at once, with code 128 + signal; but not a
-second SIGHUP, since a terminal that is closed sends one, and its shell another.
+End, on SIGTERM, SIGINT or SIGHUP (unless it is ignored, as under nohup): report NOT_SERVING, run
+the service's own drain, refuse new calls, answer those in progress, exit code 0; code 1 if some
+had to be cut off after `drain_seconds`. A process whose store is gone does none of that: it tells
+its callers so, and exits with code 1. A second signal ends the process at once, with code 128 +
+signal. A second SIGHUP does not: a terminal that is closed sends one, and its shell another.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Generic
+from typing import Generic, NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -38,30 +41,31 @@ from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT
 from percolator.world import MachineClock, World, machine_random
-from services.chassis import descriptors, logs, metrics, standard_streams
+from services.chassis import descriptors, logs, standard_streams
 from services.chassis.collector import collect_seldom
-from services.chassis.files import RealFiles
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile
 from services.chassis.refusal import may_pass, one_line
-from services.chassis.rpc import Gate
-from services.chassis.server import CannotListen, Server, listening_metrics
-from services.chassis.server_tls import ServerTls
-from services.chassis.tokens import Tokens
+from services.chassis.serving import metrics
+from services.chassis.serving.rpc import Gate
+from services.chassis.serving.server import CannotListen, Server, listening_metrics
+from services.chassis.serving.server_tls import ServerTls
+from services.chassis.serving.tokens import Tokens
+from services.chassis.store.real_files import RealFiles
 from services.chassis.version import version
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
-"""The settings or the surroundings are wrong: starting again unchanged is useless."""
+"""The settings or the environment are wrong: starting again unchanged is useless."""
 
 _STANDARD_INPUT = 0
 _DRAINING_RETRY_SECONDS = 1.0
 _FLUSH_SECONDS = 1.0
-"""For the last answers to leave; streams of health and reflection end with it."""
+"""Time for the last responses to leave; streams of health and reflection end with it."""
 _CLOSE_SECONDS_MIN = 5.0
-"""For closing what was built, also when calls have used up `drain_seconds`."""
+"""Time to close what was built, even if calls have used up `drain_seconds`."""
 
 
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
@@ -72,7 +76,7 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
     process = _Process(settings, kind, build)
     try:
         return asyncio.run(process.run())
-    except Exception:  # the end of the process: nobody is left to handle it
+    except Exception:  # the process ends here: nothing else could handle it
         process.log.exception("failed")
         return EXIT_FAILED
 
@@ -90,10 +94,11 @@ class _Process(Generic[SettingsT]):
         self._kind = kind
         self._build = build
         self._ready_file = ReadyFile(settings.ready_file)
-        self._gate = Gate(settings.concurrency_max)
+        self._gate = Gate(settings.concurrency_max, settings.request_bytes_max)
         self._stop = asyncio.Event()
         self._starting: asyncio.Timeout | None = None
         self._draining = False
+        self._belongs = True
         self._exit_code = EXIT_OK
 
     async def run(self) -> int:
@@ -104,6 +109,8 @@ class _Process(Generic[SettingsT]):
             if started is not None:
                 host, server = started
                 await self._until_stopped(host)
+                if host.gone:
+                    await self._end_without_store(host, server)
                 deadline = loop.time() + self._settings.drain_seconds
                 await self._drain(host, server, deadline)
                 await self._close(stack, max(deadline, loop.time() + _CLOSE_SECONDS_MIN))
@@ -115,13 +122,13 @@ class _Process(Generic[SettingsT]):
     async def _start_unless_stopped(
         self, stack: AsyncExitStack
     ) -> tuple[Host[SettingsT], Server] | None:
-        """None when the surroundings do not allow it, or a signal came first.
+        """None if the environment does not allow it, or if a signal came first.
 
-        A process that still waits for a master ends at once.
+        A process that is still waiting for a master ends at once.
         """
         starting = asyncio.timeout(None)
         try:
-            # In this very task: what `build` enters here has to be left in the same task.
+            # In this very task: a context that `build` enters has to be left in the same task.
             async with starting:
                 self._starting = starting
                 return await self._start(stack)
@@ -132,7 +139,7 @@ class _Process(Generic[SettingsT]):
                 return None
             sys.stderr.write(f"{self._settings.service}: {one_line(error, self._settings)}\n")
             self._exit_code = EXIT_FAILED if may_pass(error) else EXIT_REFUSED
-            # Not raised: it would strike what `build` has entered as if it were a bug there.
+            # Not raised: contexts that `build` has entered would take it for a bug of theirs.
             return None
         finally:
             self._starting = None
@@ -166,10 +173,11 @@ class _Process(Generic[SettingsT]):
         collect_seldom()
         server.expose(exposed, host.relay)
         if settings.masters:
-            registration = Registration(world, membership, announced, self._belonging(server))
+            registration = Registration(world, membership, announced, self._belonging(host, server))
             await registration.until_accepted()
             host.background("registration", registration.keep())
-        server.health.set_serving(True)
+        host.health_changed = partial(self._tell_health, host, server)
+        host.health_changed()
         self._ready_file.write(announced)
         self.log.info(
             "ready",
@@ -217,12 +225,19 @@ class _Process(Generic[SettingsT]):
         host.background("event loop lag", metrics.watch_event_loop(registry, world.clock))
         return host
 
-    def _belonging(self, server: Server) -> Callable[[WrongCluster | None], Awaitable[None]]:
+    def _belonging(
+        self, host: Host[SettingsT], server: Server
+    ) -> Callable[[WrongCluster | None], Awaitable[None]]:
         async def belonging(error: WrongCluster | None) -> None:
             self._gate.refuse(error)
-            server.health.set_serving(error is None and not self._draining)
+            self._belongs = error is None
+            self._tell_health(host, server)
 
         return belonging
+
+    def _tell_health(self, host: Host[SettingsT], server: Server) -> None:
+        serving = self._belongs and not self._draining and not host.stalled
+        server.health.set_serving(serving)
 
     # --------------------------------------------------------------------------- end
 
@@ -243,11 +258,11 @@ class _Process(Generic[SettingsT]):
         try:
             async with asyncio.timeout_at(deadline):
                 await host.drain()
-        except Exception:  # calls in progress are to be answered all the same
+        except Exception:  # calls in progress have to be answered all the same
             self.log.exception("the service's own drain failed")
             self._exit_code = EXIT_FAILED
-        # Not `stop` first: it hangs up on callers, and leaves them not knowing whether their call
-        # was executed. This tells them that it was not.
+        # Not `stop` first: it closes connections, and callers would not know whether their calls
+        # were executed. This tells them that they were not.
         self._gate.close(
             NotReady("the server is shutting down", retry_after_seconds=_DRAINING_RETRY_SECONDS)
         )
@@ -258,6 +273,24 @@ class _Process(Generic[SettingsT]):
             self._fail("calls were cut off", calls=self._gate.in_flight)
         await server.stop(_FLUSH_SECONDS)
 
+    async def _end_without_store(self, host: Host[SettingsT], server: Server) -> None:
+        """Exits at once: an orderly end would hand over, flush or close what is no longer there."""
+        watchdog = threading.Timer(3 * _FLUSH_SECONDS, os._exit, (EXIT_FAILED,))
+        watchdog.daemon = True
+        watchdog.start()
+        self._exit_code = EXIT_FAILED
+        server.health.set_serving(False)
+        self._gate.close(NotReady(f"the store of this server is gone: {host.gone}"))
+        self._retract_ready_file()
+        await server.stop(_FLUSH_SECONDS)
+        self._exit_at_once()
+
+    def _exit_at_once(self) -> NoReturn:
+        self.log.info("stopped", exit_code=self._exit_code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._exit_code)
+
     async def _close(self, stack: AsyncExitStack, deadline: float) -> None:
         limit = asyncio.timeout_at(deadline)
         try:
@@ -266,13 +299,15 @@ class _Process(Generic[SettingsT]):
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._fail("closing took too long and was broken off")
+            self._fail("closing took too long and was cancelled")
+            # What hangs there would keep the interpreter from ending, too.
+            self._exit_at_once()
 
     def _retract_ready_file(self) -> None:
         try:
             self._ready_file.remove()
         except OSError as error:
-            # Whoever waits for the end looks at the process: calls in progress matter more.
+            # Launchers that wait for the end watch the process: calls in progress matter more.
             self.log.warning("the ready file cannot be removed", error=str(error))
 
     def _fail(self, event: str, **context: object) -> None:
@@ -291,12 +326,12 @@ class _Process(Generic[SettingsT]):
         def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal signalled
             if signalled and number != signal.SIGHUP:
-                # Not an exception: whatever hangs might catch it.
+                # Not an exception: the code that hangs might catch it.
                 os._exit(128 + number)
             signalled = True
             loop.call_soon_threadsafe(self._stop_soon)
 
-        # Not loop.add_signal_handler: the second signal must work when the loop is stuck.
+        # Not loop.add_signal_handler: the second signal must work even if the loop is stuck.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -314,7 +349,7 @@ class _Process(Generic[SettingsT]):
         try:
             loop.add_reader(stdin, on_readable)
         except OSError:
-            # Neither a file nor the null device (`nohup`, a supervisor) ever tells of its end.
+            # Neither a file nor the null device (`nohup`, a supervisor) ever reports its end.
             raise InvalidArgument(
                 "stop_with_stdin", "standard input is closed or a file; expected a pipe"
             ) from None

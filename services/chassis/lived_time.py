@@ -1,9 +1,9 @@
-"""Time as this process lived it: what it slept through does not count.
+"""The time during which this process was running: time while it was stopped does not count.
 
-While a process is stopped nobody can report to it. If that time counted, the first thing that it
-would do on waking is to declare everybody dead at once. So `tick` is to be asked often (many times
-a second, by a task that does nothing else), and a longer gap between two questions counts only as
-far as `GAP_SECONDS_MAX`. The wall clock plays no part: it jumps.
+While a process is stopped, no other can report to it. If that time counted, the first thing it
+would do on waking is to declare all others dead. So `tick` has to be called often (many times a
+second, by a task that does nothing else), and a longer gap between two calls counts only up to
+`GAP_SECONDS_MAX`. The wall clock plays no part, because it jumps.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from percolator.world import Clock
 
 TICK_MILLISECONDS = 10
 GAP_SECONDS_MAX = 0.25
-"""Far above the intervals in which a healthy process asks, far below any time to live."""
+"""Far above the intervals in which a healthy process calls `tick`, far below any time to live."""
 ASK_SECONDS = GAP_SECONDS_MAX / 2
-"""How often a task asks that lets time pass, and has nothing else to hurry for."""
+"""How often a task calls `tick` that has no other reason to do so more often."""
 
 
 class LivedTime:
-    """Counts ticks of 10 ms since it was made; never goes back."""
+    """Counts ticks of 10 ms since it was created; never goes back."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class LivedTime:
         self._lived_seconds = 0.0
 
     def tick(self) -> int:
-        """The present tick."""
+        """The current tick."""
         now = self._clock.monotonic_seconds()
         gap = now - self._asked_at
         if gap > 0.0:
@@ -36,10 +36,10 @@ class LivedTime:
 
 
 def ticks_of(milliseconds: int) -> int:
-    """As many ticks as surely last `milliseconds`, though the present tick is partly over."""
+    """The ticks that last at least `milliseconds`, even if the current one is partly over."""
     return -(-milliseconds // TICK_MILLISECONDS) + 1
 
 
 def milliseconds_between(earlier: int, later: int) -> int:
-    """From one tick to another; 0 if that was before."""
+    """The time from one tick to another; 0 if `later` is the earlier one."""
     return max(later - earlier, 0) * TICK_MILLISECONDS

@@ -1,7 +1,7 @@
 """Structured logs on standard error: one line per event, for humans on a terminal, else JSON.
 
-Everybody logs by `structlog.get_logger("percolator.NAME")`, with the event as a short constant
-text and what varies as keywords: `log.info("tablet opened", tablet=7, epoch=3)`.
+All code logs with `structlog.get_logger("percolator.NAME")`, with the event as a short constant
+text and the variable parts as keywords: `log.info("tablet opened", tablet=7, epoch=3)`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Literal
 import structlog
 from structlog.types import Processor
 
+_SENT_TO_NOBODY = "ExecuteBatchError raised in core by servicer method"
+
 
 def configure(service: str, log_format: Literal["auto", "human", "json"], level: str) -> None:
-    """Routes structlog and the standard library's logging, other packages' included, to stderr."""
+    """Routes structlog and the standard library's logging, also of other packages, to stderr."""
     human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -23,7 +25,7 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Not rich's tracebacks, the default where rich is there: they show local variables, and so
+    # Not rich's tracebacks, the default if rich is installed: they show local variables, and so
     # tokens, keys and stored values.
     plain = structlog.dev.plain_traceback
     renderers: list[Processor] = (
@@ -38,6 +40,7 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
+    handler.addFilter(_is_no_caller_that_left)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -48,3 +51,10 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _is_no_caller_that_left(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs, with a traceback, when a caller has gone just before its answer was
+    to be sent: any caller could fill the disk with them."""
+    text = record.msg
+    return not (isinstance(text, str) and text.startswith(_SENT_TO_NOBODY))

@@ -18,7 +18,7 @@ from percolator.world import World
 
 _CALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.25
-"""Between two attempts while no master answers."""
+"""The pause between two attempts while no master answers."""
 _REPEAT_LOG_SECONDS = 5.0
 _INTERVAL_SECONDS_MIN = 0.1
 _INTERVAL_SECONDS_MAX = 10.0
@@ -33,10 +33,10 @@ class Membership:
         self._world = world
         self._masters = masters
         self.cluster_id = ""
-        """Empty until a master told it."""
+        """Empty until a master has told it."""
 
     async def find_cluster(self) -> None:
-        """Returns when a master has told the cluster's id; says meanwhile what it waits for."""
+        """Returns when a master has told the cluster's id; until then, logs what it waits for."""
         if not self._masters:
             return
         clock = self._world.clock
@@ -70,7 +70,11 @@ class Membership:
         started = self._world.clock.monotonic_seconds()
         last: PercolatorError | None = None
         for address in self._masters:
-            request = cluster.RegisterRequest(cluster_id=self.cluster_id, server=server)
+            request = cluster.RegisterRequest(
+                cluster_id=self.cluster_id,
+                server=server,
+                wall_milliseconds=self._world.clock.wall_milliseconds(),
+            )
             try:
                 answer = await self._world.network.unary(address, REGISTER)(request, _CALL_SECONDS)
             except WrongCluster:
@@ -79,7 +83,7 @@ class Membership:
                 last = error
                 continue
             self._keep(answer.cluster_id, address)
-            # From here on this one is asked first: the others are perhaps down.
+            # From now on ask this one first: the others may be down.
             self._masters = (address, *(other for other in self._masters if other != address))
             spent = self._world.clock.monotonic_seconds() - started
             wanted = answer.interval_milliseconds / 1000 - spent
@@ -100,7 +104,7 @@ class Membership:
 
 
 class Registration:
-    """Keeps the masters told that this process is there."""
+    """Keeps this process registered with the masters."""
 
     def __init__(
         self,
@@ -109,7 +113,8 @@ class Registration:
         server: cluster.Server,
         belonging: Callable[[WrongCluster | None], Awaitable[None]],
     ) -> None:
-        """`belonging` is told when the masters are another cluster's, and when no longer."""
+        """`belonging` is called when the masters turn out to be another cluster's, and when they
+        no longer are."""
         self._clock = world.clock
         self._membership = membership
         self._server = server
@@ -120,19 +125,19 @@ class Registration:
         self._refused = False
 
     async def until_accepted(self) -> None:
-        """Returns when a master has accepted this process; `WrongCluster` when it refuses to."""
+        """Returns when a master has accepted this process; `WrongCluster` if it refuses."""
         while not await self._once():
             await self._clock.sleep(_WAIT_SECONDS)
 
     async def keep(self) -> None:
-        """Never returns: registers again and again, and refuses to serve another cluster."""
+        """Registers again and again, and refuses to serve another cluster. Never returns."""
         while True:
             await self._clock.sleep(self._interval_seconds)
             try:
                 registered = await self._once()
             except WrongCluster as error:
-                # A master on another store, perhaps by mistake: mixing would be worse than an
-                # outage, and is over as soon as the right one is back.
+                # A master on another store, perhaps by mistake. Mixing two clusters would be worse
+                # than an outage, which ends as soon as the right master is back.
                 self._say(f"refusing to serve: {error}")
                 self._refused = True
                 await self._belonging(error)
@@ -150,7 +155,7 @@ class Registration:
             raise
         except PercolatorError as error:
             self._interval_seconds = _WAIT_SECONDS
-            self._say(f"no master takes the registration: {error}")
+            self._say(f"no master accepts the registration: {error}")
             return False
         if self._trouble:
             self._trouble = ""
@@ -158,7 +163,7 @@ class Registration:
         return True
 
     def _say(self, trouble: str) -> None:
-        """Once per trouble: it comes again every second."""
+        """Logs each problem once: it occurs again every second."""
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("not registered", reason=trouble)

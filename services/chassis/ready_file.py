@@ -1,4 +1,4 @@
-"""The ready file: how whoever started a process on free ports learns where it listens."""
+"""The ready file: tells the launcher of a process on free ports where it listens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from percolator.v1 import cluster_pb2 as cluster
 
 
 class ReadyFile:
-    """There is one exactly while the process is ready; one left over is removed at start.
+    """Exists exactly while the process is ready; a file that was left over is removed at start.
 
     JSON: {"address", "metrics_address", "server_id", "pid"}.
     """
@@ -19,7 +19,7 @@ class ReadyFile:
         self._path = Path(path) if path else None
 
     def write(self, server: cluster.Server) -> None:
-        """Appears at once with its whole content."""
+        """Writes the file, which appears at once with its whole content."""
         if self._path is None:
             return
         content = {
@@ -33,6 +33,6 @@ class ReadyFile:
         temporary.replace(self._path)
 
     def remove(self) -> None:
-        """The process is not ready, or no longer."""
+        """Removes the file: the process is not ready yet, or no longer."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A service that did not start: the one line that says why, and whether another try may help."""
+"""A service that did not start: the line that says why, and whether another attempt may succeed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 
 from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
-from services.chassis.service_settings import ServiceSettings
+from services.chassis.settings.service_settings import ServiceSettings
 
 _PATH_SETTINGS = ("store", "ready_file")
 _TEMPORARY = ".new"
-"""Ends the name of a file that is about to replace another one."""
+"""The suffix of a file that is about to replace another one."""
 
 _MAY_PASS = {
     errno.EIO,
@@ -25,9 +25,9 @@ _LASTING_FAULTS = (StoreFault.DAMAGED, StoreFault.READ_ONLY)
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same start may succeed later, though nobody changes a setting.
+    """Whether the same start may succeed later with unchanged settings.
 
-    A disk fills and is cleared, another service is not ready yet. A port in use, a wrong path, a
+    A full disk may be cleared, and another service may become ready. A port in use, a wrong path, a
     damaged file or another cluster's store stay as they are.
     """
     if isinstance(error, StoreUnusable):

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import load
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import load
 from services.gateway.service import gateway_service
 from services.gateway.settings import GatewaySettings
 
 
 @asynccontextmanager
 async def build(host: Host[GatewaySettings]) -> AsyncIterator[list[Exposed]]:
-    """A gateway, which keeps nothing."""
+    """A gateway, which stores nothing."""
     async with gateway_service(host) as exposed:
         yield exposed
 

@@ -1,4 +1,4 @@
-"""`percolator.v1.ClusterService`, as a gateway answers it: the master's words, another route."""
+"""`percolator.v1.ClusterService`, as a gateway serves it: a master's answer with another route."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RETRY_SECONDS = 0.5
 
 
 class ClusterHandler:
-    """Tells who is there, and to send everything through here."""
+    """Describes the cluster, and tells clients to send every call through this gateway."""
 
     def __init__(self, servers: Servers, own_version: str) -> None:
         self._servers = servers
@@ -27,7 +27,10 @@ class ClusterHandler:
         answer.CopyFrom(described)
         answer.route = wire.ROUTE_THROUGH
         answer.version = self._own_version
+        # They were the master's when it answered the gateway, which may be a while ago.
+        answer.ClearField("wall_milliseconds")
+        answer.ClearField("timestamp_lead_milliseconds")
         return answer
 
     async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
-        raise InvalidArgument("server", "a gateway registers nobody: ask a master")
+        raise InvalidArgument("server", "a gateway does not register servers: ask a master")

@@ -1,9 +1,9 @@
-"""Commits, each running to its end whoever waits for it, and the transactions of late.
+"""Commits, which run to their end whether or not a caller waits, and recent transactions.
 
-A caller may leave in the middle, come back, or send the same commit twice at once: all of them wait
-for one and the same attempt. What is remembered here makes that cheap, and notices a caller that
-sends other writes under the same start timestamp; nothing that was promised rests on it. The
-promise, the same outcome at every gateway, is kept by the cells (`percolator/protocol/repeat.py`).
+A caller may leave in the middle, come back, or send the same commit twice at once: all such calls
+wait for the same attempt. What is remembered here makes that cheap, and detects a caller that sends
+other writes under the same start timestamp. No promise rests on it: that the outcome is the same at
+every gateway is ensured by the cells (`percolator/protocol/repeat.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine
 from copy import copy
+from typing import Any
 
 import structlog
 
@@ -33,6 +34,7 @@ from percolator.protocol import repeat
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from services.gateway.requests import Writes
 
@@ -51,16 +53,16 @@ class Known:
 
     def __init__(self, begun_seconds: float | None) -> None:
         self.begun_seconds = begun_seconds
-        """When its start timestamp was handed out here; None when that was elsewhere."""
+        """When its start timestamp was handed out here; None if it was handed out elsewhere."""
         self.touched = begun_seconds is None
-        """Somebody may have been at its cells."""
+        """Whether another caller or gateway may have touched its cells."""
         self.digest = b""
-        """Of its writes; empty until they came."""
+        """A digest of its writes; empty until they are known."""
         self.primary: CellAddress | None = None
         self.attempt: asyncio.Task[Fate] | None = None
-        """Committing it, now."""
+        """The attempt in progress to commit it."""
         self.fate: Fate | None = None
-        """For good."""
+        """Once it is final."""
 
 
 class Commits:
@@ -70,66 +72,64 @@ class Commits:
         self, database: Database, *, commit_seconds: float, commits_max: int, remembered_max: int
     ) -> None:
         self._database = database
-        self._engine = database.engine
-        self._around = database.engine.around
+        self._engine = database.internal.engine
+        self._env = database.internal.engine.env
         self._commit_seconds = commit_seconds
         self._commits_max = commits_max
         self._remembered_max = remembered_max
         self._known: OrderedDict[int, Known] = OrderedDict()
         self._newest = 0
-        """The largest timestamp that was seen."""
-        self._attempts: set[asyncio.Task[Fate]] = set()
+        """The largest timestamp seen so far."""
+        self._attempts = Tasks(_attempt_failed)
         self.outcomes: Counter[str] = Counter(dict.fromkeys(_OUTCOMES, 0))
         self.joined = 0
-        """Commits that found the same one in progress, or remembered."""
+        """Commits that found the same commit in progress or remembered."""
         self.looked_up = 0
-        """Commits that asked the cells first whether others had been at them."""
+        """Commits that first looked at the cells for traces of earlier attempts."""
 
     @property
     def in_progress(self) -> int:
-        """Commits that are being tried, whether or not somebody waits for them."""
+        """Commits being tried, whether or not a caller waits for them."""
         return len(self._attempts)
 
     async def close(self, drain_seconds: float) -> None:
-        """Lets commits end whose callers have gone; leaves the rest to whoever meets the locks."""
-        attempts = set(self._attempts)
-        if attempts:
-            _, late = await asyncio.wait(attempts, timeout=drain_seconds)
-            for attempt in late:
-                attempt.cancel()
-            if late:
-                await asyncio.wait(late)
+        """Waits for commits in progress. Others resolve the locks of those that are cut off."""
+        await self._attempts.drain(drain_seconds)
 
     # ------------------------------------------------------------------ timestamps
 
     async def begin(self, deadline: float) -> int:
-        """A start timestamp."""
+        """Begins a transaction; its start timestamp."""
         start = await self._fresh(deadline)
         self._remember(start, Known(self._engine.now()))
         return start
 
     async def check_start(self, start: int, deadline: float) -> None:
-        """Refuses a timestamp that no oracle can have handed out."""
-        if not start:
-            raise InvalidArgument("start_timestamp", "is missing: Begin hands one out")
-        if start > self._newest:
+        """Refuses a timestamp that the oracle cannot have handed out."""
+        await self.check_timestamp("start_timestamp", start, deadline)
+
+    async def check_timestamp(self, field: str, timestamp: int, deadline: float) -> None:
+        """As `check_start`, for a timestamp in another field."""
+        if not timestamp:
+            raise InvalidArgument(field, "is missing: Begin hands one out")
+        if timestamp > self._newest:
             now = await self._fresh(deadline)
-            if start > now:
-                # What is committed below it later would appear in what was read at it before.
+            if timestamp > now:
+                # A later commit below it would change what had been read at it before.
                 raise InvalidArgument(
-                    "start_timestamp", f"{start} lies in the future: the oracle is at {now}"
+                    field, f"{timestamp} is in the future: the oracle is at {now}"
                 )
 
     async def _fresh(self, deadline: float) -> int:
         left = max(deadline - self._engine.now(), 0.001)
-        fresh = await self._around.timestamps.get(timeout_seconds=left)
+        fresh = await self._env.timestamps.get(timeout_seconds=left)
         self._newest = max(self._newest, fresh)
         return fresh
 
     # ------------------------------------------------------------------ commit
 
     async def commit(self, start: int, writes: Writes, deadline: float) -> int:
-        """The commit timestamp. Raises `OutcomeUnknown` when that is not known by the deadline."""
+        """The commit timestamp. Raises `OutcomeUnknown` if it is not known by the deadline."""
         known = self._known.get(start) or self._remember(start, Known(None))
         digest = writes.digest()
         if known.digest and known.digest != digest:
@@ -139,9 +139,9 @@ class Commits:
         if known.fate is not None or known.attempt is not None:
             self.joined += 1
         if known.fate is not None:
-            return _told(known.fate)
+            return _returned(known.fate)
         attempt = known.attempt or self._begin_attempt(start, known, writes, digest)
-        return await self._told_by(attempt, start, known, deadline)
+        return await self._outcome_of(attempt, start, known, deadline)
 
     def _begin_attempt(
         self, start: int, known: Known, writes: Writes, digest: bytes
@@ -154,22 +154,13 @@ class Commits:
         begun_seconds = None if known.touched else known.begun_seconds
         known.digest, known.primary, known.touched = digest, writes.primary, True
         work = self._attempt(start, begun_seconds, writes)
-        attempt = self._engine.loop.create_task(self._run(start, known, work))
-        known.attempt = attempt
-        self._attempts.add(attempt)
-        attempt.add_done_callback(self._ended)
-        return attempt
+        known.attempt = self._attempts.start(self._run(start, known, work))
+        return known.attempt
 
-    def _ended(self, attempt: asyncio.Task[Fate]) -> None:
-        self._attempts.discard(attempt)
-        if not attempt.cancelled() and (bug := attempt.exception()) is not None:
-            # Perhaps nobody waits for it any more.
-            _log.error("a commit failed unexpectedly", exc_info=bug)
-
-    async def _told_by(
+    async def _outcome_of(
         self, attempt: asyncio.Task[Fate], start: int, known: Known, deadline: float
     ) -> int:
-        """Waits for the attempt, which goes on when its caller leaves."""
+        """Waits for the attempt, which goes on if this caller leaves."""
         await asyncio.wait((attempt,), timeout=max(deadline - self._engine.now(), 0.0))
         if not attempt.done() or attempt.cancelled():
             raise OutcomeUnknown(
@@ -177,7 +168,7 @@ class Commits:
                 start_timestamp=start,
                 primary=known.primary,
             )
-        return _told(attempt.result())
+        return _returned(attempt.result())
 
     async def _run(self, start: int, known: Known, work: Coroutine[None, None, Fate]) -> Fate:
         try:
@@ -192,22 +183,22 @@ class Commits:
         if isinstance(fate, int | ConflictError):
             known.fate = fate
         elif not isinstance(fate, OutcomeUnknown):
-            known.digest = b""  # it says nothing about what the transaction writes
+            known.digest = b""  # an undecided attempt does not fix what the transaction writes
             _log.info("a commit was not decided", start_timestamp=start, reason=str(fate))
         return fate
 
     async def _attempt(self, start: int, begun_seconds: float | None, writes: Writes) -> Fate:
-        """To the end, or until time is over."""
+        """Runs until the outcome is known or `commit_seconds` are over."""
         deadline = self._engine.now() + self._commit_seconds
         if begun_seconds is None:
             fate, begun_seconds = await self._look_up(start, writes, deadline)
             if fate is not None:
                 return fate
-        transaction = self._database.new_transaction(self._commit_seconds)
-        transaction.resume(start, begun_seconds)
-        transaction.writes.cells.update(writes.cells.cells)
+        transaction = self._database.internal.transaction(self._commit_seconds)
+        transaction.internal.resume(start, begun_seconds)
+        transaction.internal.writes.cells.update(writes.cells.cells)
         for cell in writes.notified:
-            transaction.notify_cell(cell)
+            transaction.internal.notify_cell(cell)
         try:
             commit = await transaction.commit()
         except OutcomeUnknown:
@@ -215,13 +206,13 @@ class Commits:
         except PercolatorError as problem:
             return await self._after_failure(start, writes, problem, deadline)
         if commit is None:
-            raise InvariantViolation("a commit of something told no timestamp")
+            raise InvariantViolation("a commit with writes returned no timestamp")
         return commit
 
     async def _look_up(
         self, start: int, writes: Writes, deadline: float
     ) -> tuple[Fate | None, float]:
-        """What others have made of it before; and when it began, on this machine's clock."""
+        """The outcome of earlier attempts, if any, and when it began on this machine's clock."""
         now = await self._fresh(deadline)
         age_seconds = ((now >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)) / 1000
         begun_seconds = self._engine.now() - age_seconds
@@ -229,7 +220,7 @@ class Commits:
             return None, begun_seconds
         self.looked_up += 1
         steps = self._steps(start, writes)
-        outcome = await repeat.former_outcome(self._around, steps, deadline)
+        outcome = await repeat.former_outcome(self._env, steps, deadline)
         if outcome == ROLLED_BACK:
             return _rolled_back(start, steps.primary), begun_seconds
         return outcome, begun_seconds
@@ -241,21 +232,21 @@ class Commits:
     async def _after_failure(
         self, start: int, writes: Writes, problem: PercolatorError, deadline: float
     ) -> Fate:
-        """Only a durable marker, or one that says as much, makes it aborted."""
+        """It counts as aborted only once a durable record rules out that it ever commits."""
         primary = writes.primary
         if isinstance(problem, AnotherWriteSet):
             steps = self._steps(start, writes)
-            self._around.background.start(repeat.abandon(self._around, steps, deadline))
+            self._env.background.start(repeat.abandon(self._env, steps, deadline))
             return problem
         if primary is None or isinstance(problem, SnapshotTooOld):
-            # Nothing to decide; or nothing can be concluded any more.
+            # There is nothing to decide, or nothing can be concluded any more.
             return problem
-        if self._around.verdicts.get(start) != ROLLED_BACK and not _lost(problem, primary):
+        if self._env.verdicts.get(start) != ROLLED_BACK and not _lost(problem, primary):
             try:
-                commit = await repeat.resolve(self._around, start, primary, "writes", deadline)
+                commit = await repeat.resolve(self._env, start, primary, "writes", deadline)
             except PercolatorError as trouble:
                 return OutcomeUnknown(
-                    f"{problem.message}; and whether it is rolled back could not be learned: "
+                    f"{problem.message}; whether it was rolled back could not be learned: "
                     f"{trouble.message}",
                     start_timestamp=start,
                     primary=primary,
@@ -283,12 +274,12 @@ class Commits:
             if known.fate is not None:
                 return ROLLED_BACK
         try:
-            return await repeat.resolve(self._around, start, primary, field, deadline)
+            return await repeat.resolve(self._env, start, primary, field, deadline)
         except (InvalidArgument, SchemaError, SnapshotTooOld):
-            raise  # that will never be answered otherwise
+            raise  # asking again would give the same answer
         except PercolatorError as problem:
             raise OutcomeUnknown(
-                f"what became of the transaction begun at {start} could not be learned: {problem}",
+                f"the outcome of the transaction begun at {start} could not be learned: {problem}",
                 start_timestamp=start,
                 primary=primary,
             ) from problem
@@ -300,17 +291,22 @@ class Commits:
         while len(self._known) > self._remembered_max:
             oldest, one = self._known.popitem(last=False)
             if one.attempt is not None:
-                self._known[oldest] = one  # in progress: there are few of these
+                self._known[oldest] = one  # still in progress: there are few of these
                 break
         return known
 
 
-def _told(fate: Fate) -> int:
+def _attempt_failed(_: asyncio.Task[Any], bug: BaseException) -> None:
+    # Logged, since its callers may all have left.
+    _log.error("a commit failed unexpectedly", exc_info=bug)
+
+
+def _returned(fate: Fate) -> int:
     if isinstance(fate, int):
         return fate
-    problem = copy(fate)  # others may be told the same
+    problem = copy(fate)  # other callers may get the same error
     if isinstance(problem, ConflictError):
-        # In the library this means: run it again. Here it is the call that would be repeated.
+        # In the library a conflict means: run the transaction again. A repeated call cannot help.
         problem.retry = Retry.USELESS
     raise problem
 
@@ -327,7 +323,7 @@ def _name_of(fate: Fate) -> str:
 
 
 def _lost(problem: PercolatorError, primary: CellAddress) -> bool:
-    """Somebody has committed the primary above the start: as final as a marker."""
+    """Another commit of the primary above the start is as final as a roll-back marker."""
     if not isinstance(problem, ConflictError):
         return False
     return problem.cell == primary and problem.other_commit_timestamp > 0

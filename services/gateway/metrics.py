@@ -1,4 +1,4 @@
-"""What a gateway tells Prometheus: read when asked, nothing on the way."""
+"""The metrics of a gateway, read when they are asked for: no call pays for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from services.gateway.commits import Commits
-from services.gateway.forwarding import ForwardedCalls
+from services.gateway.server_routes import RelayedCalls
 
 _PREFIX = "percolator_gateway_"
 
@@ -17,41 +17,43 @@ _PREFIX = "percolator_gateway_"
 class GatewayMetrics(Collector):
     """Collects `percolator_gateway_*`."""
 
-    def __init__(self, commits: Commits, forwarded: ForwardedCalls) -> None:
+    def __init__(self, commits: Commits, relayed: RelayedCalls) -> None:
         self._commits = commits
-        self._forwarded = forwarded
+        self._relayed = relayed
 
     def collect(self) -> Iterator[Metric]:
-        commits, forwarded = self._commits, self._forwarded
+        commits, relayed = self._commits, self._relayed
         outcomes = CounterMetricFamily(
-            _PREFIX + "commits", "Commits tried to their end, by outcome.", labels=["outcome"]
+            _PREFIX + "commits", "Finished commits, by outcome.", labels=["outcome"]
         )
         for outcome, count in sorted(commits.outcomes.items()):
             outcomes.add_metric([outcome], count)
         yield outcomes
-        yield _gauge("commits_in_progress", "Commits being tried.", commits.in_progress)
+        yield _gauge("commits_in_progress", "Commits in progress.", commits.in_progress)
         yield _counter(
-            "commits_joined", "Commits that found the same one in progress or done.", commits.joined
+            "commits_joined",
+            "Commits that found the same commit in progress or done.",
+            commits.joined,
         )
         yield _counter(
             "commits_looked_up",
-            "Commits that asked the cells first whether others had been at them.",
+            "Commits that first looked at the cells for traces of earlier attempts.",
             commits.looked_up,
         )
         finished = CounterMetricFamily(
-            _PREFIX + "forwarded", "Calls passed on, by status code.", labels=["method", "code"]
+            _PREFIX + "forwarded", "Relayed calls, by status code.", labels=["method", "code"]
         )
-        for (method, code), count in tuple(forwarded.finished.items()):
+        for (method, code), count in tuple(relayed.finished.items()):
             finished.add_metric([method, code], count)
         yield finished
         yield _gauge(
-            "forwarded_in_flight", "Calls being passed on, streams included.", forwarded.in_flight
+            "forwarded_in_flight", "Relayed calls in progress, streams included.", relayed.in_flight
         )
         yield _counter(
-            "forwarded_request_bytes", "Bytes passed on to servers.", forwarded.request_bytes
+            "forwarded_request_bytes", "Bytes relayed to servers.", relayed.request_bytes
         )
         yield _counter(
-            "forwarded_answer_bytes", "Bytes passed back to callers.", forwarded.answer_bytes
+            "forwarded_answer_bytes", "Bytes relayed back to callers.", relayed.answer_bytes
         )
 
 

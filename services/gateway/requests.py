@@ -1,4 +1,4 @@
-"""What callers send, checked: every mistake names its field, and nothing was written."""
+"""Checks what callers send. An error names the field, and nothing has been written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from percolator.aio.engine import Engine
 from percolator.errors import CellAddress, InvalidArgument, TransactionTooLarge
 from percolator.limits import Limits
 from percolator.protocol.write_set import WriteSet
+from percolator.routing.catalog import TableInfo
+from percolator.routing.cells import RangeRequest
 from percolator.v1 import gateway_pb2 as wire
-from percolator.wire.questions import RangeQuestion
 
 _LENGTH_BYTES = 8
 
 
 class Writes:
-    """What one transaction writes, and whom it notifies."""
+    """The writes of one transaction, and the cells that it notifies."""
 
     def __init__(self, limits: Limits) -> None:
         self.cells = WriteSet(limits)
@@ -24,7 +25,7 @@ class Writes:
 
     @property
     def primary(self) -> CellAddress | None:
-        """The cell that decides; None when there is nothing to decide."""
+        """The cell that decides the outcome; None if there is nothing to decide."""
         return min(self.cells.cells, default=None)
 
     def digest(self) -> bytes:
@@ -54,17 +55,18 @@ class Requests:
         """The write set of a commit."""
         found = Writes(self._limits)
         places: dict[CellAddress, int] = {}
+        start = request.start_timestamp
         for place, write in enumerate(request.writes):
             field = f"writes[{place}]"
             if len(write.value) > self._limits.value_bytes_max:
                 raise _too_long(f"{field}.value", write.value, self._limits.value_bytes_max)
-            cell = await self._cell(field, write, deadline)
+            cell = await self._cell(field, write, start, deadline)
             first = places.setdefault(cell, place)
             if first != place:
-                raise InvalidArgument(field, f"is the cell of writes[{first}] again")
+                raise InvalidArgument(field, f"names the same cell as writes[{first}]")
             await self._add(found, field, write, cell, deadline)
             if write.value and write.kind != wire.CellWrite.KIND_PUT:
-                raise InvalidArgument(f"{field}.value", "is of a put only")
+                raise InvalidArgument(f"{field}.value", "is allowed in a put only")
         return found
 
     async def _add(
@@ -82,16 +84,17 @@ class Requests:
                     await self._require_weak_observer(field, cell, deadline)
                     found.notified.add(cell)
                 case _:
-                    raise InvalidArgument(f"{field}.kind", f"{write.kind} is no kind of write")
+                    raise InvalidArgument(f"{field}.kind", f"{write.kind} is not a kind of write")
         except TransactionTooLarge as error:
             raise InvalidArgument(field, error.message) from None
         if len(found.notified) > self._limits.transaction_cells_max:
             raise InvalidArgument(
-                field, f"at most {self._limits.transaction_cells_max} notifications"
+                field,
+                f"a transaction has at most {self._limits.transaction_cells_max} notifications",
             )
 
     async def _require_weak_observer(self, field: str, cell: CellAddress, deadline: float) -> None:
-        schemas = self._engine.around.schemas
+        schemas = self._engine.env.schemas
         known = schemas.get(cell.table_id)
         if known is None or cell.column not in known.weak_observers:
             known = await schemas.refresh(cell.table_id, deadline)
@@ -99,57 +102,73 @@ class Requests:
             raise InvalidArgument(field, f"column {cell.column!r} has no weak observer")
 
     async def primary(self, request: wire.ResolveRequest, deadline: float) -> CellAddress:
-        """The cell that decides, of those that a question about an outcome names."""
+        """The primary of the transaction whose outcome is asked about."""
         if request.HasField("primary") == bool(request.cells):
-            raise InvalidArgument("primary", "give the primary, or the cells that are written")
+            raise InvalidArgument(
+                "primary", "give either the primary or all cells that were written"
+            )
         if request.HasField("primary"):
             told = request.primary
             address = CellAddress(told.table_id, told.row, told.column)
             self._check_names("primary", address.row, address.column)
             return address
         if len(request.cells) > self._limits.transaction_cells_max:
-            raise InvalidArgument("cells", f"at most {self._limits.transaction_cells_max}")
+            raise InvalidArgument(
+                "cells",
+                f"has {len(request.cells)} entries, at most {self._limits.transaction_cells_max}",
+            )
         return min(
             [
-                await self._cell(f"cells[{place}]", cell, deadline)
+                await self._cell(f"cells[{place}]", cell, request.start_timestamp, deadline)
                 for place, cell in enumerate(request.cells)
             ]
         )
 
     async def _cell(
-        self, field: str, named: wire.CellWrite | wire.CellName, deadline: float
+        self, field: str, named: wire.CellWrite | wire.CellName, start: int, deadline: float
     ) -> CellAddress:
         self._check_names(field, named.row, named.column)
-        table_id = await self.table_id(f"{field}.table", named.table, deadline)
+        table_id = await self.table_id(f"{field}.table", named.table, start, deadline)
         return CellAddress(table_id, named.row, named.column)
 
-    async def table_id(self, field: str, name: str, deadline: float) -> int:
-        """Raises `SchemaError` when there is no such table."""
+    async def table_id(self, field: str, name: str, start: int, deadline: float) -> int:
+        """The id of a table. Raises `SchemaError` if there is no such table.
+
+        Also if the table is younger than the transaction that began at `start`, which may have read
+        another table of this name, through any gateway. It would commit into the wrong table.
+        """
+        info = await self.table(field, name, deadline)
+        info.require_older_than(start)
+        return info.table_id
+
+    async def table(self, field: str, name: str, deadline: float) -> TableInfo:
+        """The table of this name. Raises `SchemaError` if there is none."""
         if not name:
             raise InvalidArgument(field, "is missing")
-        return (await self._engine.catalog.table(name, deadline)).table_id
+        return await self._engine.catalog.table(name, deadline)
 
     def check_row_query(self, field: str, query: wire.RowQuery) -> None:
         self._check_row(f"{field}.row", query.row)
         self._check_columns(f"{field}.columns", query.columns)
 
-    async def range_question(
+    async def range_request(
         self, request: wire.ScanTableRequest, deadline: float
-    ) -> RangeQuestion | None:
-        """None for a range that holds nothing."""
+    ) -> RangeRequest | None:
+        """The range to scan; None if it is empty."""
         start, end = request.range.start, request.range.end
         self._check_row("range.start", start)
         self._check_row("range.end", end)
         self._check_columns("columns", request.columns)
-        table_id = await self.table_id("table", request.table, deadline)
+        start_timestamp = request.start_timestamp
+        table_id = await self.table_id("table", request.table, start_timestamp, deadline)
         if end and start >= end:
             return None
-        return RangeQuestion(
+        return RangeRequest(
             table_id,
             start,
             end,
             tuple(request.columns) or None,
-            request.start_timestamp,
+            start_timestamp,
             request.reverse,
             request.row_limit,
         )

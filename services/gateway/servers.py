@@ -1,4 +1,4 @@
-"""Who belongs to the cluster, as a master described it last."""
+"""The servers of the cluster, as a master last described them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from percolator.errors import PercolatorError, UnknownServer, WrongCluster
+from percolator.tasks import outlasting
 from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, DescribeResponse, Server
 from percolator.wire.cluster import addresses_of, describe
 from percolator.world import World
@@ -15,17 +16,17 @@ from percolator.world import World
 _REFRESH_SECONDS = 1.0
 _DESCRIBE_SECONDS = 2.0
 _LOOK_UP_SECONDS_MIN = 0.2
-"""Calls for servers that do not exist must not become as many questions to the master."""
+"""Without this pause, each call for an unknown server would become a request to a master."""
 
 _FORGET_SECONDS = 30.0
-"""A master that has just started lists nobody until all have registered again; who is served by the
-others must not notice."""
+"""How long a server that is no longer listed is still known. A master that has just started lists
+no servers until they have registered again, and callers of those servers must not notice."""
 
 _log = structlog.get_logger("percolator.gateway")
 
 
 class Servers:
-    """Asks again every second, and when somebody is called who is not known."""
+    """Asks a master every second, and whenever a call names an unknown server."""
 
     def __init__(self, world: World, masters: Sequence[str], cluster_id: str) -> None:
         self._world = world
@@ -33,7 +34,7 @@ class Servers:
         self._cluster_id = cluster_id
         self._described: DescribeResponse | None = None
         self._by_name: dict[str, tuple[Server, float]] = {}
-        """By id and by address: as last listed, and when."""
+        """By id and by address: the server as last listed, and when."""
         self._asking: asyncio.Task[None] | None = None
         self._asked_seconds = float("-inf")
         self._trouble = ""
@@ -50,12 +51,12 @@ class Servers:
         return [one for one in self._described.servers if one.kind == SERVICE_KIND_MASTER]
 
     def known(self, name: str) -> Server | None:
-        """By server id, or by advertised address."""
+        """The server with this id or advertised address, if it is known."""
         known = self._by_name.get(name)
         return None if known is None else known[0]
 
     async def find(self, name: str) -> Server:
-        """Asks a master before it denies that there is such a server."""
+        """As `known`, but asks a master before it raises `UnknownServer`."""
         known = self.known(name)
         if known is None:
             silence = self._world.clock.monotonic_seconds() - self._asked_seconds
@@ -67,18 +68,18 @@ class Servers:
         return known
 
     async def refresh(self) -> None:
-        """Whoever asks at the same time shares the answer. What is known stays when none comes."""
+        """Asks a master. Concurrent calls share one answer; without one, what is known stays."""
         if self._asking is None:
             self._asked_seconds = self._world.clock.monotonic_seconds()
-            self._asking = asyncio.ensure_future(self._ask())
+            self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(self._answered)
-        await asyncio.shield(self._asking)
+        await outlasting(self._asking)
 
     def _answered(self, asking: asyncio.Task[None]) -> None:
         self._asking = None
 
     async def follow(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._world.clock.sleep(_REFRESH_SECONDS)
             await self.refresh()
@@ -99,7 +100,7 @@ class Servers:
         except PercolatorError as error:
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                _log.warning("the cluster is not described", reason=self._trouble)
+                _log.warning("no description of the cluster", reason=self._trouble)
             return
         self._trouble = ""
         self._described = found

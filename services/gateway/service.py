@@ -1,4 +1,4 @@
-"""A gateway without its process: what a simulation runs too."""
+"""A gateway without its process, so that a simulation can run it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from percolator.v1 import cluster_pb2, gateway_pb2
 from percolator.wire.channels import GrpcNetwork
 from services.chassis.cluster_client import connected
 from services.chassis.host import Host
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
 from services.gateway.cluster_handler import ClusterHandler
 from services.gateway.commits import Commits
-from services.gateway.forwarding import Forwarding
-from services.gateway.handler import GatewayHandler
+from services.gateway.gateway_handler import GatewayHandler
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.server_routes import ServerRoutes
 from services.gateway.servers import Servers
 from services.gateway.settings import GatewaySettings
 
 _DRAIN_SECONDS = 2.0
-"""For commits whose callers have gone, and for other cells: anybody can finish these."""
+"""For commits in progress and their secondary cells. What is left can be finished by others."""
 
 
 @asynccontextmanager
 async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exposed]]:
-    """A gateway of the cluster that its masters lead."""
+    """A gateway of the cluster whose masters its settings name."""
     settings, world = host.settings, host.world
     host.log.info("waiting until the cluster has an oracle")
     database = await connected(host)
@@ -37,12 +37,14 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     servers = Servers(world, settings.masters, host.cluster_id)
     await servers.refresh()
     following = host.background("follow the cluster", servers.follow())
-    if isinstance(world.network, GrpcNetwork):  # a simulated one passes nothing on
-        forwarding = Forwarding(world.network, servers, host.announced)
-        host.relay = forwarding
-        host.on_drain(forwarding.end_watches)
-        host.metrics_registry.register(GatewayMetrics(commits, forwarding.calls))
-    handler = GatewayHandler(database.engine, commits, answer_bytes_max=settings.answer_bytes_max)
+    if isinstance(world.network, GrpcNetwork):  # a simulated network relays nothing
+        routes = ServerRoutes(world.network, servers, host.announced)
+        host.relay = routes
+        host.on_drain(routes.end_watches)
+        host.metrics_registry.register(GatewayMetrics(commits, routes.calls))
+    handler = GatewayHandler(
+        database.internal.engine, commits, answer_bytes_max=settings.answer_bytes_max
+    )
     cluster = ClusterHandler(servers, host.announced.version)
     try:
         yield [

@@ -112,7 +112,7 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
         return
     pid = state.get("pid")
     if not isinstance(pid, int):
-        _fail(LocalClusterError(f"the cluster on {data} is just starting or stopping"))
+        _fail(LocalClusterError(f"the cluster on {data} is starting or stopping right now"))
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + START_SECONDS * 2
@@ -137,15 +137,15 @@ def destroy(
 
 def _detach(data: Path, arguments: list[str]) -> None:
     if running(data) is not None:
-        _fail(LocalClusterError(f"--data: a cluster is running on {data} already"))
+        _fail(LocalClusterError(f"--data: a cluster is already running on {data}"))
     logs = data / "logs"
     make_directory(logs)
     command = [sys.executable, "-m", "services.local", "--data", str(data), *arguments]
     with (logs / "launcher.log").open("wb") as log:
-        launcher = subprocess.Popen(  # noqa: S603 (the command is made above)
+        launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    # It gives up by itself when a service does not start in time.
+    # It gives up by itself if a service does not start in time.
     while launcher.poll() is None:
         state = read_state(data)
         if state.get("pid") == launcher.pid:
@@ -161,7 +161,7 @@ def _show(cluster: LocalCluster) -> None:
     table = Table("service", "process", "address", "log", box=None)
     for process in cluster.processes.values():
         log = Text(str(process.log), overflow="fold")
-        # A worker whose tables are not there yet has none.
+        # A worker whose tables do not exist yet has none.
         address = process.address if process.ready else "waiting"
         table.add_row(process.name, str(process.pid), address, log)
     err.print(table)
@@ -177,7 +177,8 @@ def _report_deaths(cluster: LocalCluster, reported: set[int]) -> None:
 
 
 def _say(text: str) -> None:
-    """In one line, which a detached launcher's parent reads; paths and logs are no markup."""
+    """Prints one line, which the parent of a detached launcher reads. Paths and logs are not
+    interpreted as markup."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -187,7 +188,7 @@ def _fail(error: LocalClusterError) -> NoReturn:
 
 
 def main() -> None:
-    """What cannot work is told in one line by every command."""
+    """Runs a command. An error that the user can correct is reported in one line."""
     try:
         app()
     except LocalClusterError as error:

@@ -1,13 +1,13 @@
-"""`make certs`: an authority for development, and all that it signs.
+"""`make certs`: an authority for development, and everything that it signs.
 
-    DIR/authority/key.pem      signs; nothing that runs needs it, so it is never mounted anywhere
+    DIR/authority/key.pem      signs; no running program needs it, so it is never mounted anywhere
     DIR/cluster/               for servers: ca.pem, certificate.pem, key.pem, tokens.toml
     DIR/client/                for programs: ca.pem, certificate.pem, key.pem, and a token of each
                                role: client.token, admin.token
-    DIR/client.env             for shells: `. DIR/client.env`, and programs find all that
+    DIR/client.env             for shells: after `. DIR/client.env`, programs find all of these
 
-Certificates hold for a year. Running it again makes everything anew: what was signed before is
-refused from then on.
+Certificates are valid for a year. Running it again replaces all of them: from then on, anything
+signed before is refused.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CLOCKS_APART = datetime.timedelta(minutes=5)
 
 
 def files_in(directory: Path) -> Tls:
-    """The certificate files in one of the directories made here."""
+    """The certificate files in one of the directories created here."""
     return Tls(*(str(directory / name) for name in ("ca.pem", "certificate.pem", "key.pem")))
 
 
 class Authority:
-    """Signs certificates with a key of its own."""
+    """Signs certificates with a new key."""
 
     def __init__(self, name: str = "percolator development authority") -> None:
         self.key = ec.generate_private_key(ec.SECP256R1())
@@ -49,7 +49,7 @@ class Authority:
         self.certificate = (
             _builder(self._name, self._name, self.key.public_key(), _DAYS)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            # By its key: while one authority takes the place of another, both have this name.
+            # Identify it by its key: while one authority replaces another, both have this name.
             .add_extension(self._identifier(), critical=False)
             .sign(self.key, hashes.SHA256())
         )
@@ -101,7 +101,7 @@ def make_all(directory: Path) -> None:
 
 
 def _environment(client: Path) -> str:
-    """As an operator; a program is given the other token."""
+    """The environment of an operator; programs are given the other token."""
     files = files_in(client)
     values = {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
     values[TOKEN_VARIABLE] = str(client / "admin.token")
@@ -118,7 +118,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        # Otherwise a machine whose clock is a little behind would refuse it.
+        # Otherwise a machine whose clock is slightly slow would refuse it.
         .not_valid_before(now - max(_CLOCKS_APART, datetime.timedelta(days=-2 * days)))
         .not_valid_after(now + datetime.timedelta(days=days))
     )
@@ -137,7 +137,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """With its mode from the first moment on; in place of whatever was there."""
+    """Replaces the file; the new one has its mode from the moment it exists."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -2,9 +2,9 @@
 
     DATA/store      the cluster's store root
     DATA/logs       a log per process
-    DATA/run        ready files, the lock, and local.json: who runs where
+    DATA/run        ready files, the lock, and local.json: which process runs where
 
-One launcher at a time owns DATA: it holds a lock on DATA/run/lock for as long as it lives.
+One launcher at a time owns DATA: it holds a lock on DATA/run/lock while it lives.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -23,13 +24,17 @@ from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 30.0
+"""How long a process may take until it serves, unless the cluster is told otherwise."""
+
+Program = Callable[[str, str], Sequence[str]]
+"""The module to run for a process, by its name and its usual module, with further arguments."""
 
 _GATEWAY_PORT_STEP = 10
-"""With its usual port, 7100, the master's first gateway has its own, 7110."""
+"""If the master has its usual port, 7100, the first gateway has its usual port too, 7110."""
 
 _LOCK_ATTEMPTS = 20
 _LOCK_RETRY_SECONDS = 0.02
-"""Whoever asks whether a cluster is running holds its lock for a moment."""
+"""A check whether a cluster is running holds its lock for a moment."""
 
 
 class LocalCluster:
@@ -47,15 +52,23 @@ class LocalCluster:
         workers: int = 0,
         observers: Sequence[str] = (),
         links: bool = False,
-        tablet_server: Sequence[str] = ("services.tabletserver",),
+        hosts: int = 1,
+        program: Program = lambda name, module: (module,),
         certificates: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
-        """All masters and oracles but one are standbys. Links between everybody can be cut.
+        """All masters and oracles but one are standbys. With `links`, the links between
+        processes can be cut, and the processes are spread over `hosts` hosts, each with an address
+        of its own.
 
-        With a directory of `make certs`, everything is mutual TLS, and clients need tokens. Workers
-        run the lists of observers that `observers` names, as soon as their tables are there.
+        With a directory of `make certs`, everything uses mutual TLS, and clients need tokens.
+        Workers run the lists of observers that `observers` names, as soon as their tables exist.
+        A process that does not serve within `start_seconds` is an error: on a machine with much
+        else to do, allow more.
         """
+        if not 0 < start_seconds < inf:
+            raise LocalClusterError(f"start_seconds: expected more than 0, got {start_seconds}")
         if tablet_servers < 0:
             raise LocalClusterError(f"tablet servers: expected 0 or more, got {tablet_servers}")
         if links and port:
@@ -73,27 +86,30 @@ class LocalCluster:
         self._workers = workers
         self._observers = observers
         self._linked = links
-        self._tablet_server = tablet_server
-        """The module, and arguments besides those that every one needs."""
+        self._hosts = hosts
+        self._program = program
         self._security = [] if certificates is None else _security(certificates / "cluster")
         self.links: dict[str, Link] = {}
-        """By the name of the process that everybody reaches through it."""
+        """Links by the name of the process that all others reach through it."""
+        self.host_of: dict[str, int] = {}
+        """The host that each process pretends to be on."""
         self._progress = progress
+        self._start_seconds = start_seconds
         self._lock: IO[str] | None = None
         self.processes: dict[str, ServiceProcess] = {}
 
     @property
     def address(self) -> str:
-        """Of the master, or those of all masters: what clients need."""
+        """The address of the master, or of all masters: what clients need."""
         return ",".join(process.address for process in self._named("master"))
 
     @property
     def gateway_address(self) -> str:
-        """Of all gateways: what clients need that reach nothing else."""
+        """The addresses of all gateways, for clients that can reach nothing else."""
         return ",".join(process.address for process in self._named("gateway"))
 
     def start(self) -> None:
-        """Starts everything and returns when everything serves; on failure nothing is left."""
+        """Starts everything and returns when all of it serves; after a failure, nothing is left."""
         self._take_data()
         try:
             self._start_all()
@@ -101,7 +117,7 @@ class LocalCluster:
             try:
                 self.stop()
             except LocalClusterError as error:
-                # The cause of the failure is what matters, not what stopping ran into.
+                # The cause of the failure matters, not an error while stopping.
                 self._progress(str(error))
             raise
 
@@ -115,8 +131,8 @@ class LocalCluster:
         rest = [process for process in self.processes.values() if process not in others]
         for link in self.links.values():
             link.mend()
-        # The masters last: the others talk to them while they drain. Gateways and workers talk to
-        # all.
+        # Stop the masters last: the others talk to them while they drain. Gateways and workers
+        # talk to all services.
         for together in (callers, rest, masters):
             for process in together:
                 self._progress(f"stopping {process.name}")
@@ -137,7 +153,7 @@ class LocalCluster:
         return codes
 
     def logs(self) -> dict[str, str]:
-        """What each process has written, in all its lives, by the name of its file."""
+        """What each process has logged in all its lives, by the name of the log file."""
         return {
             process.log.name: process.log.read_text(errors="replace")
             for process in self.processes.values()
@@ -147,13 +163,13 @@ class LocalCluster:
         """Starts a process that was killed or stopped, on its old ports."""
         process = self.processes[name]
         process.start()
-        process.wait_ready(START_SECONDS)
+        process.wait_ready(self._start_seconds)
         self._write_state()
 
     def wait_workers(self) -> None:
-        """Returns when every worker runs its observers: their tables have to be there."""
+        """Returns when every worker runs its observers; their tables have to exist."""
         for worker in self._named("worker"):
-            worker.wait_ready(START_SECONDS)
+            worker.wait_ready(self._start_seconds)
         self._write_state()
 
     def __enter__(self) -> Self:
@@ -181,15 +197,14 @@ class LocalCluster:
                 break
             if attempt + 1 == _LOCK_ATTEMPTS:
                 lock.close()
-                raise LocalClusterError(f"--data: a cluster is running on {self.data} already")
+                raise LocalClusterError(f"--data: a cluster is already running on {self.data}")
             time.sleep(_LOCK_RETRY_SECONDS)
         self._lock = lock
-        # That of a launcher that was killed: its process id may be anybody's by now.
+        # Left by a launcher that was killed: another process may have its id by now.
         (self._run / "local.json").unlink(missing_ok=True)
 
     def _start_all(self) -> None:
         store = str(self.data / "store")
-        module, *arguments = self._tablet_server
         masters = [
             self._add(name, "services.master", ["--store", store])
             for name in _numbered("master", self._masters)
@@ -206,12 +221,12 @@ class LocalCluster:
         ]
         rest.append(self._add("lockservice", "services.lockservice", known))
         rest += [
-            self._add(f"tabletserver-{number}", module, [*found, *arguments])
+            self._add(f"tabletserver-{number}", "services.tabletserver", found)
             for number in range(1, self._tablet_servers + 1)
         ]
         self._launch(rest)
         self._launch(self._added_gateways(known))
-        # Not waited for: they may be for tables that nobody has created yet.
+        # Do not wait for workers: their tables may not have been created yet.
         for worker in self._added_workers(known):
             worker.start()
         self._write_state()
@@ -233,11 +248,13 @@ class LocalCluster:
         ]
 
     def _add(self, name: str, module: str, arguments: list[str]) -> ServiceProcess:
-        link = Link() if self._linked else None
+        host = self.host_of[name] = len(self.processes) % self._hosts
+        link = Link(host) if self._linked else None
         if link is not None:
             self.links[name] = link
             arguments = [*arguments, "--advertise", link.address]
-        arguments = [*arguments, *self._security]
+        module, *more = self._program(name, module)
+        arguments = [*arguments, *self._security, *more]
         process = ServiceProcess(name, module, arguments, logs=self.data / "logs", run=self._run)
         if link is not None:
             process.listen_on(link.behind)
@@ -252,7 +269,7 @@ class LocalCluster:
             self._progress(f"starting {process.name}")
             process.start()
         for process in processes:
-            process.wait_ready(START_SECONDS)
+            process.wait_ready(self._start_seconds)
 
     def _write_state(self) -> None:
         state = {
@@ -274,35 +291,35 @@ class LocalCluster:
 
 
 def _security(directory: Path) -> list[str]:
-    """The flags of a server whose certificate and tokens are there."""
+    """The flags of a server for the certificate and tokens in a directory."""
     names = {"tls-ca": "ca.pem", "tls-certificate": "certificate.pem", "tls-key": "key.pem"}
     names["tokens"] = "tokens.toml"
     return [f"--{flag}={directory.absolute() / name}" for flag, name in names.items()]
 
 
 def _numbered(kind: str, count: int) -> list[str]:
-    """The first one goes without a number."""
+    """Names of processes; the first has no number."""
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
 
 
 def running(data: Path) -> dict[str, object] | None:
-    """The state of the cluster that runs on this data directory; None when none does.
+    """The state of the cluster that runs on this data directory; None if none does.
 
-    It takes the lock for an instant to see whether it is free: a launcher that starts at this very
-    moment would find it taken.
+    This takes the lock for an instant to see whether it is free: a launcher that starts at this
+    very moment would find it taken.
     """
     lock = data / "run" / "lock"
     if not lock.exists():
         return None
     with _open_lock(lock) as opened:
         if _is_locked(opened):
-            # Nobody held it: whatever state is there was left by a killed launcher.
+            # The lock was free: any state that is there was left by a killed launcher.
             return None
     return read_state(data)
 
 
 def read_state(data: Path) -> dict[str, object]:
-    """What the last launcher wrote; empty while one starts or stops."""
+    """The state that the last launcher wrote; empty while one starts or stops."""
     state_file = data / "run" / "local.json"
     try:
         state: dict[str, object] = json.loads(state_file.read_text())
@@ -314,7 +331,7 @@ def read_state(data: Path) -> dict[str, object]:
 
 
 def require_stopped(data: Path) -> None:
-    """Raises `LocalClusterError` unless a cluster's data is there, and nobody runs on it."""
+    """Raises `LocalClusterError` unless the directory holds a cluster that is not running."""
     if running(data) is not None:
         raise LocalClusterError(f"a cluster is running on {data}: stop it first")
     if not (data / "store").is_dir() or not (data / "run").is_dir():
@@ -322,7 +339,7 @@ def require_stopped(data: Path) -> None:
 
 
 def delete(data: Path) -> None:
-    """All that a stopped cluster has left, and nothing else."""
+    """Deletes everything that a stopped cluster has left, and nothing else."""
     require_stopped(data)
     for part in ("store", "logs", "run"):
         try:
@@ -332,7 +349,7 @@ def delete(data: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Below the data directory."""
+    """Makes a directory below the data directory."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -347,7 +364,7 @@ def _open_lock(path: Path) -> IO[str]:
 
 
 def _is_locked(file: IO[str]) -> bool:
-    """Whether it is locked by us, now; False when somebody else holds it."""
+    """Tries to lock it. Returns whether it is locked by us; False if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

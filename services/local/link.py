@@ -1,7 +1,8 @@
-"""A link between a server and everybody who dials it, that can be cut as a cable is.
+"""A link between a server and all that dial it, which can be cut like a cable, or lose packets.
 
-While it is cut, nothing passes and nothing is refused: connections stay, and so does what was sent
-into them, as with packets that are lost for a while. When it is mended, all of it arrives.
+While it is cut, nothing passes and nothing is refused: connections stay open, and what was sent
+stays in them, as if packets were lost for a while. When it is mended, all of it arrives. Where
+packets are lost, TCP sends them again: what was sent arrives late, and everything behind it too.
 """
 
 from __future__ import annotations
@@ -11,57 +12,109 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from percolator.tasks import Tasks
+from percolator.world import Random
+
 T = TypeVar("T")
 
 _CHUNK_BYTES = 256 << 10
-_HOST = "127.0.0.1"
-_BEHIND = "127.0.0.2"
-"""Also this machine: a server behind a link has the link's port, on this address."""
+_SENT_AGAIN_SECONDS = 0.2
+_SENT_AGAIN_SECONDS_MAX = 3.2
+"""Linux sends a lost packet again after this time, and twice that after each further loss."""
+
+
+class Disturbance:
+    """Something done to a link. Several may be in effect at the same time."""
+
+    def __init__(self, whose: Callable[[int], bool], share: float, random: Random) -> None:
+        self.struck = 0
+        """How often something was held back or lost."""
+        self._mended = asyncio.Event()
+        self._whose = whose
+        self._share = share
+        self._random = random
+
+    def mend(self) -> None:
+        """Lets everything through again. Harmless if done before; from the loop of the link."""
+        self._mended.set()
+
+    async def passed(self, port: int) -> bool:
+        """Returns when a packet of this caller has passed, and whether it had to wait."""
+        wait, waited = _SENT_AGAIN_SECONDS, False
+        while not self._mended.is_set() and self._strikes(port):
+            self.struck += 1
+            waited = True
+            try:
+                await asyncio.wait_for(self._mended.wait(), wait)
+            except TimeoutError:
+                wait = min(2 * wait, _SENT_AGAIN_SECONDS_MAX)
+        return waited
+
+    def _strikes(self, port: int) -> bool:
+        return self._whose(port) and self._random.random() < self._share
 
 
 class Link:
-    """Accepts on a free port of 127.0.0.1, and forwards to the same port of 127.0.0.2."""
+    """Accepts on a free port, and forwards to the same port of another address of this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: int = 0) -> None:
+        """`host` numbers the machines that the addresses of links pretend to be on."""
+        self._host = f"127.0.{host}.1"
+        self._behind = f"127.0.{host}.2"
         self._loop = asyncio.new_event_loop()
-        self._requests = _Gate()
-        self._answers = _Gate()
-        self._passing: set[asyncio.Task[None]] = set()
+        self._requests: list[Disturbance] = []
+        self._answers: list[Disturbance] = []
+        self._connections = Tasks()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._thread.start()
-        self._server = self._call(asyncio.start_server(self._accept, _HOST, 0))
+        self._server = self._call(asyncio.start_server(self._accept, self._host, 0))
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     @property
     def address(self) -> str:
         """What others dial."""
-        return f"{_HOST}:{self.port}"
+        return f"{self._host}:{self.port}"
 
     @property
     def behind(self) -> str:
         """Where the server listens."""
-        return f"{_BEHIND}:{self.port}"
-
-    @property
-    def held_back(self) -> int:
-        """How often something had to wait because the link was cut."""
-        return self._requests.held_back + self._answers.held_back
+        return f"{self._behind}:{self.port}"
 
     def cut(
         self, *, answers_only: bool = False, whose: Callable[[int], bool] = lambda port: True
-    ) -> None:
-        """Holds everything back; or only what the server sends, which goes on being asked.
+    ) -> Disturbance:
+        """Holds everything back; with `answers_only`, only what the server sends.
 
-        `whose` says, by the port from which somebody dialled, whether he is cut off.
+        `whose` decides by the port of a caller whether that caller is cut off.
         """
-        self._answers.close(self._loop, whose)
-        if not answers_only:
-            self._requests.close(self._loop, whose)
+        return self._disturb(Disturbance(whose, 1.0, Random(0)), answers_only=answers_only)
 
-    def mend(self) -> None:
-        """Lets everything through again, first what was held back."""
-        self._answers.open(self._loop)
-        self._requests.open(self._loop)
+    def lose(
+        self, share: float, random: Random, *, whose: Callable[[int], bool] = lambda port: True
+    ) -> Disturbance:
+        """Loses a share of what is sent in both directions; it is sent again, as TCP does."""
+        return self._disturb(Disturbance(whose, share, random), answers_only=False)
+
+    def mend(self, *disturbances: Disturbance) -> None:
+        """Ends these disturbances, or all; what was held back comes first."""
+
+        def end() -> None:
+            for one in disturbances or {*self._requests, *self._answers}:
+                one.mend()
+                for direction in (self._requests, self._answers):
+                    if one in direction:
+                        direction.remove(one)
+
+        self._loop.call_soon_threadsafe(end)
+
+    def _disturb(self, disturbance: Disturbance, *, answers_only: bool) -> Disturbance:
+        def begin() -> None:
+            self._answers.append(disturbance)
+            if not answers_only:
+                self._requests.append(disturbance)
+
+        self._loop.call_soon_threadsafe(begin)
+        return disturbance
 
     def close(self) -> None:
         """Breaks all connections. Closing twice is harmless."""
@@ -76,28 +129,25 @@ class Link:
 
     async def _end(self) -> None:
         self._server.close()
-        for task in self._passing:
-            task.cancel()
-        await asyncio.gather(*self._passing, return_exceptions=True)
+        await self._connections.cancel()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            return
-        self._passing.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: asyncio would make it a task, and log that it was cancelled.
+        self._connections.start(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._join(reader, writer)
         except OSError:
-            # Either side has gone, as sides do: the other one is told by the broken connection.
+            # One side has hung up, which is normal: the broken connection tells the other side.
             pass
         finally:
-            self._passing.discard(task)
             writer.close()
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port: int = writer.get_extra_info("peername")[1]
-        await self._requests.passed(port)
-        server_reader, server_writer = await asyncio.open_connection(_BEHIND, self.port)
+        await _passed(self._requests, port)
+        server_reader, server_writer = await asyncio.open_connection(self._behind, self.port)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_pass(reader, server_writer, self._requests, port))
@@ -108,35 +158,23 @@ class Link:
             server_writer.close()
 
 
-class _Gate:
-    """Open or closed; what wants through a closed one waits."""
-
-    def __init__(self) -> None:
-        self._opened = asyncio.Event()
-        self._opened.set()
-        self._whose: Callable[[int], bool] = lambda port: True
-        self.held_back = 0
-
-    def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_soon_threadsafe(self._opened.set)
-
-    def close(self, loop: asyncio.AbstractEventLoop, whose: Callable[[int], bool]) -> None:
-        self._whose = whose
-        loop.call_soon_threadsafe(self._opened.clear)
-
-    async def passed(self, port: int) -> None:
-        if not self._opened.is_set() and self._whose(port):
-            self.held_back += 1
-            await self._opened.wait()
+async def _passed(disturbances: list[Disturbance], port: int) -> None:
+    """Returns when nothing that is in effect holds this caller back."""
+    # Another one may have begun while this waited.
+    while any([await one.passed(port) for one in list(disturbances)]):
+        pass
 
 
 async def _pass(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: _Gate, port: int
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    disturbances: list[Disturbance],
+    port: int,
 ) -> None:
-    """One direction. Its end, too, is news that a cut link does not tell."""
+    """Forwards one direction. A cut link holds back the end of the stream, too."""
     while data := await reader.read(_CHUNK_BYTES):
-        await gate.passed(port)
+        await _passed(disturbances, port)
         writer.write(data)
         await writer.drain()
-    await gate.passed(port)
-    raise ConnectionResetError("the other side has gone")
+    await _passed(disturbances, port)
+    raise ConnectionResetError("the other side has hung up")

@@ -1,8 +1,8 @@
 """One service of a local cluster, as a process that can be stopped, killed and started again.
 
-A service tells that it is ready, and on which ports, through a file that it writes atomically once
-it serves. The file carries the process id, so that one left over by a killed predecessor is never
-mistaken for the answer of its successor.
+A service announces that it is ready, and on which ports, in a file that it writes atomically once
+it serves. The file holds the process id, so that a file left by a killed predecessor is never
+mistaken for the successor's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percolator.errors import PercolatorError
+from services.local.reserved_port import ReservedPort
 
-ANY_PORT = "127.0.0.1:0"
 POLL_SECONDS = 0.01
 STOP_SECONDS = 30.0
-"""Above what a service takes at most with default settings: 20 s to drain, 6 s to close."""
+"""Longer than a service takes with default settings: at most 20 s to drain and 6 s to close."""
 
 
 class LocalClusterError(PercolatorError):
@@ -50,8 +50,9 @@ class ServiceProcess:
         self._arguments = arguments
         self._ready_file = run / f"{name}.ready.json"
         self._process: subprocess.Popen[bytes] | None = None
-        self._listen = ANY_PORT
-        self._metrics_listen = ANY_PORT
+        self._listen = ""
+        self._ports: list[ReservedPort] = []
+        """Kept for all of its lives: another process could take a port while it does not run."""
         self.ready: Ready | None = None
 
     @property
@@ -68,27 +69,33 @@ class ServiceProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; the negative signal number if a signal ended it."""
+        """The exit code: None while it runs; the negative signal number if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
     def listen_on(self, address: str) -> None:
-        """Before the first start: a fixed address instead of a free port."""
+        """Sets a fixed address instead of a port of its own; only before the first start."""
         self._listen = address
 
     def start(self) -> None:
-        """Starts it; on the ports of its last life, so that whoever knew it finds it again."""
+        """Starts it, on the ports of its last life, so that its callers find it again."""
         if self._process is not None and self._process.poll() is None:
-            raise LocalClusterError(f"{self.name} is running already, as process {self.pid}")
+            raise LocalClusterError(f"{self.name} is already running, as process {self.pid}")
+        if self._process is not None and self._process.stdin is not None:
+            # Its last life has ended by itself, and no one has waited for that.
+            self._process.stdin.close()
+        if not self._ports:
+            self._ports = [ReservedPort(), ReservedPort()]
+        own, metrics = self._ports
         command = [sys.executable, "-m", self._module]
-        command += ["--listen", self._listen, "--metrics-listen", self._metrics_listen]
+        command += ["--listen", self._listen or own.address, "--metrics-listen", metrics.address]
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]
-        # Last: what is asked for wins.
+        # Last, because the last value of a flag wins.
         command += self._arguments
         with self.log.open("ab") as log:
             # The pipe to stdin closes when this launcher dies, however it dies: no orphans.
-            # In a group of its own, Ctrl-C in a terminal does not reach it: it would be told to
-            # stop twice, by the terminal and by the launcher, and not drain.
-            self._process = subprocess.Popen(  # noqa: S603 (the command is made above)
+            # In a separate process group, so that Ctrl-C in a terminal does not reach it: it would
+            # be told to stop twice, by the terminal and by the launcher, and not drain.
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, and no shell
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -107,9 +114,6 @@ class ServiceProcess:
             announced = self._announced()
             if announced is not None:
                 self.ready = announced
-                if self._listen == ANY_PORT:
-                    self._listen = announced.address
-                self._metrics_listen = announced.metrics_address or self._metrics_listen
                 return announced
             time.sleep(POLL_SECONDS)
         raise LocalClusterError(
@@ -120,7 +124,7 @@ class ServiceProcess:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9, and waits until it is gone."""
+        """Kills it with SIGKILL, and waits until it is gone."""
         self.send_signal(signal.SIGKILL)
         self._wait(10)
 
@@ -137,7 +141,7 @@ class ServiceProcess:
             self.send_signal(signal.SIGTERM)
 
     def wait_stopped(self, seconds: float = STOP_SECONDS) -> int:
-        """Waits for its exit, and kills it when that takes too long. Returns the exit code."""
+        """Waits for its exit, and kills it if that takes too long. Returns the exit code."""
         if self._process is None:
             return 0
         try:

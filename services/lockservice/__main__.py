@@ -1,4 +1,4 @@
-"""python -m services.lockservice: who is alive, and who works on what."""
+"""python -m services.lockservice: which processes are alive, and which rows they work on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from percolator.v1 import lockservice_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import load
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import load
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.metrics import LockServiceMetrics
 from services.lockservice.settings import LockServiceSettings
@@ -19,7 +19,7 @@ from services.lockservice.settings import LockServiceSettings
 
 @asynccontextmanager
 async def build(host: Host[LockServiceSettings]) -> AsyncIterator[list[Exposed]]:
-    """A lock service that knows nobody yet."""
+    """A lock service that knows no session yet."""
     handler = LockServiceHandler(host.world.clock, host.world.random, host.settings.limits())
     host.metrics_registry.register(LockServiceMetrics(handler))
     host.background("expiry", handler.expire_forever())

@@ -1,12 +1,12 @@
-"""Advisory locks: who works on what, so that two workers do not do the same at once.
+"""Advisory locks: they keep two workers from doing the same work at the same time.
 
 Invariants:
-- A lock is held exactly while its own deadline lies ahead *and* its session lives. So the end of a
-  session frees all its locks at once, however many they are, and costs nothing.
-- Nobody ever waits, and a name at most one session holds.
+- A lock is held exactly while its own deadline lies ahead *and* its session is alive. So the end of
+  a session frees all of its locks at once, and costs the same however many they are.
+- No call waits for a lock, and at most one session holds a name.
 - No call shortens the life of a lock that it extends.
-- Memory is bounded by the number of locks and the bytes of their names, whatever is sent. A lock
-  that nobody holds any more is forgotten when its deadline has passed.
+- Memory is bounded by the number of locks and the bytes of their names, whatever callers send. A
+  lock that is no longer held is forgotten when its deadline has passed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Lock:
 
 @dataclass(slots=True)
 class LockCounts:
-    """What happened since the start."""
+    """Totals since the start."""
 
     acquired: int = 0
     extended: int = 0
@@ -43,7 +43,7 @@ class LockCounts:
     refused_full: int = 0
 
 
-class AdvisoryLocks:
+class HeldLocks:
     """All locks of one lock service. The sessions that are passed in are alive."""
 
     def __init__(self, time: LivedTime, limits: Limits) -> None:
@@ -52,7 +52,7 @@ class AdvisoryLocks:
         self._by_name: dict[bytes, _Lock] = {}
         self._deadlines: Deadlines[_Lock] = Deadlines()
         self.name_bytes = 0
-        """The bytes of all names that are remembered."""
+        """The bytes of all remembered names."""
         self.counts = LockCounts()
 
     def __len__(self) -> int:
@@ -61,9 +61,10 @@ class AdvisoryLocks:
     def try_lock(
         self, session: Session, names: Sequence[bytes], ttl_milliseconds: int
     ) -> list[bool]:
-        """Takes each name that nobody else holds; what the session held already is extended.
+        """Takes each name that no other session holds, and extends those that this one holds.
 
-        Says for each whether the session holds it now. All or none if there is no room for all.
+        Returns for each name whether the session holds it now. If there is no room for all of
+        them, none is taken.
         """
         self._check_room(names)
         now = self._time.tick()
@@ -85,7 +86,7 @@ class AdvisoryLocks:
         return held
 
     def renew(self, session: Session, names: Sequence[bytes], ttl_milliseconds: int) -> list[bool]:
-        """Extends what the session still holds, and takes nothing."""
+        """Extends the locks that the session still holds, and takes no others."""
         now = self._time.tick()
         deadline_tick = now + ticks_of(ttl_milliseconds)
         held: list[bool] = []
@@ -98,7 +99,7 @@ class AdvisoryLocks:
         return held
 
     def unlock(self, session: Session, names: Sequence[bytes]) -> None:
-        """Lets go of what the session holds, and leaves alone what it does not."""
+        """Releases those of the names that the session holds, and leaves others alone."""
         for name in names:
             lock = self._by_name.get(name)
             if lock is not None and lock.session is session:
@@ -107,7 +108,7 @@ class AdvisoryLocks:
                 self.counts.unlocked += 1
 
     def expire(self, at_most: int) -> int:
-        """Forgets locks whose deadline has passed, but `at_most` of them; says how many."""
+        """Forgets up to `at_most` locks whose deadline has passed; returns how many."""
         due = self._deadlines.take_due(self._time.tick(), at_most)
         for lock in due:
             self._forget(lock)
@@ -146,7 +147,8 @@ class AdvisoryLocks:
             if not self.expire(_EXPIRE_AT_MOST):
                 self.counts.refused_full += 1
                 raise Overloaded(
-                    f"there are {len(self)} locks with {self.name_bytes} bytes of names already",
+                    f"no room for these locks: {len(self)} are held, with {self.name_bytes} bytes "
+                    "of names",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
 

@@ -1,9 +1,9 @@
-"""Which things are over by when.
+"""When things expire.
 
 One bucket per tick: adding, moving and removing cost the same however many things there are. A
-thing stands in exactly one bucket, so memory is bounded by the number of things, not of renewals.
-What is over at the same tick comes out in an order that the calls decide (buckets are dictionaries,
-not sets), so that a simulation runs the same way every time.
+thing is in exactly one bucket, so memory is bounded by the number of things, not of renewals.
+Things that expire at the same tick come out in an order that depends only on the calls (buckets are
+dictionaries, not sets), so that a simulation runs the same way every time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class Deadlines(Generic[T]):
-    """Things by the tick at which they are over."""
+    """Things by the tick at which they expire."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[T, None]] = {}
-        # Every bucket's tick once. A bucket that was emptied stays until its tick is past, or it
-        # would be pushed here again and again.
+        # Every bucket's tick, once. An emptied bucket stays until its tick has passed. Otherwise
+        # its tick would be pushed again each time the bucket is filled again.
         self._ticks: list[int] = []
 
     def add(self, thing: T, tick: int) -> None:
@@ -38,7 +38,7 @@ class Deadlines(Generic[T]):
         del self._buckets[tick][thing]
 
     def take_due(self, now: int, at_most: int) -> list[T]:
-        """Takes out things that are over at `now`, earliest first, but `at_most` of them."""
+        """Takes out up to `at_most` things that have expired at `now`, earliest first."""
         due: list[T] = []
         while self._ticks and self._ticks[0] <= now:
             bucket = self._buckets[self._ticks[0]]

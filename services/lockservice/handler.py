@@ -1,7 +1,7 @@
 """The lock service's remote procedures: checks requests, then asks the cores.
 
 It knows nothing of sockets, so a simulation calls the same object. `expire_forever` has to run
-beside it: it is what makes time go on (see `LivedTime`) and what forgets the dead.
+beside it: it makes time advance (see `LivedTime`), and it forgets what has expired.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from percolator.errors import InvalidArgument
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.world import Clock, Random
 from services.chassis.lived_time import ASK_SECONDS, LivedTime
-from services.lockservice.advisory_locks import AdvisoryLocks
+from services.lockservice.advisory_locks import HeldLocks
 from services.lockservice.limits import Limits, check_session_id
-from services.lockservice.sessions import Session, SessionInfo, Sessions
+from services.lockservice.sessions import OpenSessions, Session, SessionInfo
 
 _EXPIRE_AT_MOST: Final = 5_000
-"""In one go, a few milliseconds long: requests get their turn between two of them."""
+"""In one slice, which takes a few milliseconds: requests are served between two slices."""
 _INCARNATION_BYTES: Final = 8
 _NUMBER_BYTES: Final = 8
 
@@ -30,12 +30,17 @@ class LockServiceHandler:
         self._limits = limits
         self._incarnation = random.randbytes(_INCARNATION_BYTES)
         time = LivedTime(clock)
-        self.sessions = Sessions(time, random, limits)
-        self.locks = AdvisoryLocks(time, limits)
+        self.sessions = OpenSessions(time, random, limits)
+        self.locks = HeldLocks(time, limits)
 
     async def open_session(self, request: wire.OpenSessionRequest) -> wire.OpenSessionResponse:
+        if request.ttl_may_be_shorter:
+            longest = self._limits.ttl_milliseconds_max
+            request.info.ttl_milliseconds = min(request.info.ttl_milliseconds, longest)
         info = self._info(request.HasField("info"), request.info)
-        return wire.OpenSessionResponse(session_id=self.sessions.open(info).session_id)
+        return wire.OpenSessionResponse(
+            session_id=self.sessions.open(info).session_id, ttl_milliseconds=info.ttl_milliseconds
+        )
 
     async def renew_session(self, request: wire.RenewSessionRequest) -> wire.RenewSessionResponse:
         check_session_id("session_id", request.session_id)
@@ -83,7 +88,7 @@ class LockServiceHandler:
         return wire.UnlockResponse()
 
     async def expire_forever(self) -> None:
-        """Lets time pass and forgets what is over, in slices, until cancelled."""
+        """Advances time and forgets what has expired, in slices, until cancelled."""
         while True:
             forgotten = self.sessions.expire(_EXPIRE_AT_MOST) + self.locks.expire(_EXPIRE_AT_MOST)
             await self._clock.sleep(0.0 if forgotten else ASK_SECONDS)
@@ -126,12 +131,13 @@ class LockServiceHandler:
         return self._incarnation + number.to_bytes(_NUMBER_BYTES, "big")
 
     def _number_of_token(self, token: bytes) -> int:
-        """Sessions are numbered anew after a restart, so an older token would skip some."""
+        """Numbers start again after a restart, so an older token would skip sessions."""
         if not token:
             return 0
         incarnation, number = token[:_INCARNATION_BYTES], token[_INCARNATION_BYTES:]
         if incarnation != self._incarnation or len(number) != _NUMBER_BYTES:
             raise InvalidArgument(
-                "page_token", "was not given by this run of the service; begin with the first page"
+                "page_token",
+                "is not from this run of the service; start again from the first page",
             )
         return int.from_bytes(number, "big")

@@ -1,6 +1,6 @@
-"""What a request to the lock service may contain, and how much the service remembers in all.
+"""What a request to the lock service may contain, and how much the service remembers in total.
 
-Every check here comes before anything is changed, so a refused request has changed nothing.
+Every check here comes before any change, so a refused request has changed nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Limits:
     ttl_milliseconds_max: int = 60_000
     sessions_max: int = 100_000
     buried_max: int = 100_000
-    """Ids that ended in the grace after a restart, remembered because they must not be revived."""
+    """Ids that ended in the grace period after a restart: they must not be revived."""
     locks_max: int = 1_000_000
     lock_name_bytes_total_max: int = 256 * 1024 * 1024
     lock_name_bytes_max: int = 1_024
     description_bytes_max: int = 256
     request_items_max: int = 4_096
-    """Lock names, or session ids, in one request."""
+    """Lock names or session ids in one request."""
     page_sessions_max: int = 1_000
 
     def check_ttl(self, field: str, milliseconds: int) -> None:
-        """Too short a life ends before its renewal can arrive; too long a one outlives crashes."""
+        """Too short, and it ends before a renewal can arrive; too long, and it outlives a crash."""
         if not self.ttl_milliseconds_min <= milliseconds <= self.ttl_milliseconds_max:
             raise InvalidArgument(
                 field,
@@ -46,7 +46,7 @@ class Limits:
             )
 
     def check_names(self, names: Sequence[bytes]) -> None:
-        """Lock names: some, not too many, none empty, none too long, none twice."""
+        """Lock names: at least one, not too many, none empty, too long or repeated."""
         self._check_count("names", len(names))
         for index, name in enumerate(names):
             if not 0 < len(name) <= self.lock_name_bytes_max:
@@ -55,10 +55,10 @@ class Limits:
                     f"has {len(name)} bytes; expected 1 to {self.lock_name_bytes_max}",
                 )
         if len(set(names)) != len(names):
-            raise InvalidArgument(f"names[{_first_repetition(names)}]", "stands there twice")
+            raise InvalidArgument(f"names[{_first_repetition(names)}]", "appears twice")
 
     def check_session_ids(self, session_ids: Sequence[bytes]) -> None:
-        """Ids to ask about. Asking twice is harmless, so it is allowed."""
+        """Ids to ask about. A repeated id is harmless, so it is allowed."""
         self._check_count("session_ids", len(session_ids))
         for index, session_id in enumerate(session_ids):
             check_session_id(f"session_ids[{index}]", session_id)

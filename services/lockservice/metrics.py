@@ -1,4 +1,4 @@
-"""What the lock service tells Prometheus: read from the cores when asked, nothing on the way."""
+"""The metrics of the lock service, read when they are asked for: no call pays for them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class LockServiceMetrics(Collector):
         )
         yield _counter("locks_acquired", "Locks taken.", locks.counts.acquired)
         yield _counter("locks_extended", "Locks extended by their holders.", locks.counts.extended)
-        yield _counter("locks_contended", "Locks that somebody else held.", locks.counts.contended)
-        yield _counter("locks_unlocked", "Locks let go by their holders.", locks.counts.unlocked)
+        yield _counter(
+            "locks_contended", "Locks that another session held.", locks.counts.contended
+        )
+        yield _counter("locks_unlocked", "Locks released by their holders.", locks.counts.unlocked)
         yield self._expirations()
         yield self._refused()
 

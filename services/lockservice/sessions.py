@@ -1,12 +1,14 @@
-"""Sessions: who is alive, as far as this service can tell.
+"""Sessions: which processes are alive, as far as this service can tell.
 
 Invariants:
 - A session lives at least its time to live after its last renewal, and at most two ticks longer.
-- An id that ended or expired here is never alive again, not even in the grace after a restart.
-- Nobody is declared dead before any session of the previous incarnation would have expired: for
-  one largest time to live after the start, an id unknown here is *undecided*.
-- Nobody is told that it expired who could be taken over later: what is not remembered of that is
-  not said either, so that strangers who fill the memory with invented ids end no living session.
+- An id that ended or expired here is never alive again, not even in the grace period after a
+  restart.
+- No session is declared dead before every session of the previous incarnation would have expired:
+  for one largest time to live after the start, an id unknown here is *undecided*.
+- A session is told that it expired only if that is remembered, so that it cannot be taken over
+  later. Without this rule, strangers that fill the memory with invented ids would make the service
+  revive sessions that it has declared dead.
 - An unknown id is taken over while less time has passed since the start than the time to live that
   its renewal carries. A session that would be dead without the restart is dead with it.
 """
@@ -29,7 +31,7 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a session tells about itself with every renewal."""
+    """What a session says about itself with every renewal."""
 
     description: str
     ttl_milliseconds: int
@@ -39,11 +41,11 @@ class SessionInfo:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One living session. Once it is over its deadline is tick 0, which lets go of its locks."""
+    """One living session. When it ends its deadline becomes tick 0, which frees its locks."""
 
     session_id: bytes
     number: int
-    """Sessions are numbered in the order of their opening."""
+    """Sessions are numbered in the order in which they were opened."""
     info: SessionInfo
     opened_tick: int
     deadline_tick: int
@@ -52,7 +54,7 @@ class Session:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What happened since the start."""
+    """Totals since the start."""
 
     opened: int = 0
     renewed: int = 0
@@ -63,7 +65,7 @@ class SessionCounts:
     refused_full: int = 0
 
 
-class Sessions:
+class OpenSessions:
     """The living sessions of one lock service."""
 
     def __init__(self, time: LivedTime, random: Random, limits: Limits) -> None:
@@ -75,10 +77,10 @@ class Sessions:
         self._by_number: SortedDict[int, Session] = SortedDict()
         self._deadlines: Deadlines[Session] = Deadlines()
         self._last_number = 0
-        # Ids that ended or expired here, remembered while a takeover could revive them.
+        # Ids that ended or expired here, kept for as long as a takeover could revive them.
         self._buried: set[bytes] = set()
         self._takes_over = True
-        """Until one of them finds no room in the memory, and could be revived."""
+        """False once an id that ended could not be remembered: a takeover could revive it."""
         self.counts = SessionCounts()
 
     def __len__(self) -> int:
@@ -108,10 +110,10 @@ class Sessions:
         return False
 
     def end(self, session_id: bytes) -> None:
-        """Ends a session; one that is over already is no error.
+        """Ends a session. It is no error if it has ended already.
 
-        `NotReady` in the grace, for one that has not reported yet: if its end were remembered,
-        anybody could fill the memory. It expires by itself.
+        Raises `NotReady` in the grace period for a session that has not reported yet: if such ends
+        were remembered, any caller could fill the memory. The session expires by itself.
         """
         session = self._by_id.get(session_id)
         if session is None:
@@ -123,7 +125,7 @@ class Sessions:
         self.counts.ended += 1
 
     def find(self, session_id: bytes) -> Session:
-        """The living session of this id, for whoever acts in its name."""
+        """The living session of this id, for a call that acts in its name."""
         session = self._living(session_id)
         if session is not None:
             return session
@@ -161,7 +163,7 @@ class Sessions:
         return milliseconds_between(self._time.tick(), session.deadline_tick)
 
     def expire(self, at_most: int) -> int:
-        """Forgets sessions whose time is over, but `at_most` of them; says how many."""
+        """Forgets up to `at_most` sessions that have expired; returns how many."""
         due = self._deadlines.take_due(self._time.tick(), at_most)
         for session in due:
             self._forget(session)
@@ -180,8 +182,8 @@ class Sessions:
         if not self._is_undecided(session_id):
             raise self._expired(session_id)
         if not self._is_within(info.ttl_milliseconds) and self._bury(session_id):
-            # Its owner is told now that it expired: a longer life, asked for later, would revive
-            # it. When it cannot be buried it is not told.
+            # Its owner is told that it expired, so a later renewal that asks for a longer life must
+            # not revive it. If it cannot be buried, the owner is not told.
             raise self._expired(session_id)
         if not self._takes_over or not self._is_within(info.ttl_milliseconds):
             raise self._not_heard_yet()
@@ -190,7 +192,7 @@ class Sessions:
         self.counts.taken_over += 1
 
     def _is_undecided(self, session_id: bytes) -> bool:
-        """Whether this may be a session of the previous incarnation, for all that is known."""
+        """Whether this may be a session of the previous incarnation that has not reported."""
         return (
             session_id not in self._by_id and session_id not in self._buried and self._is_in_grace()
         )
@@ -220,7 +222,7 @@ class Sessions:
             self._takes_over = False
 
     def _bury(self, session_id: bytes) -> bool:
-        """Remembers that it is over, if there is room."""
+        """Remembers that the session has ended, if there is room."""
         if len(self._buried) >= self._limits.buried_max:
             return False
         self._buried.add(session_id)
@@ -231,7 +233,7 @@ class Sessions:
         if len(self._by_id) >= limit and not self.expire(at_most=1):
             self.counts.refused_full += 1
             raise Overloaded(
-                f"there are {limit} sessions already", retry_after_seconds=_RETRY_SECONDS
+                f"{limit} sessions are open, the limit", retry_after_seconds=_RETRY_SECONDS
             )
 
     def _not_heard_yet(self) -> NotReady:
@@ -248,7 +250,7 @@ class Sessions:
 
 
 def _check_pin_unchanged(old: SessionInfo, new: SessionInfo) -> None:
-    """A pin that moved would give up history that its owner relies on."""
+    """If a pin moved, history that its owner relies on would be given up."""
     if old.pin != new.pin:
         raise InvalidArgument("info.pin", f"was {old.pin} when the session was opened")
     if new.pin and old.oldest_start_timestamp != new.oldest_start_timestamp:

@@ -1,4 +1,4 @@
-"""Settings of the lock service."""
+"""The lock service's flags and environment variables, checked."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from services.chassis.settings import ListenAddress, ServiceSettings
+from services.chassis.settings.loading import ListenAddress, ServiceSettings
 from services.lockservice.limits import Limits
 
 _DEFAULTS = Limits()
 
 
 class LockServiceSettings(ServiceSettings):
-    """What the lock service can be told."""
+    """The settings of the lock service."""
 
     service: ClassVar[str] = "lockservice"
 
@@ -28,13 +28,13 @@ class LockServiceSettings(ServiceSettings):
     ttl_milliseconds_max: Annotated[int, Field(ge=500, le=3_600_000)] = (
         _DEFAULTS.ttl_milliseconds_max
     )
-    """The longest one. After a restart nobody is declared dead for as long."""
+    """The longest one. After a restart no session is declared dead for this long."""
 
     sessions_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.sessions_max
-    """Sessions at once, pins included. About 1 KiB each."""
+    """Sessions open at once, pins included. About 1 KiB each."""
 
     locks_max: Annotated[int, Field(ge=1, le=100_000_000)] = _DEFAULTS.locks_max
-    """Advisory locks at once. About 250 bytes each, and the bytes of their names."""
+    """Advisory locks held at once. About 250 bytes each, plus their names."""
 
     lock_name_bytes_total_max: Annotated[int, Field(ge=1_024, le=1 << 36)] = (
         _DEFAULTS.lock_name_bytes_total_max
@@ -42,7 +42,7 @@ class LockServiceSettings(ServiceSettings):
     """Bytes of the names of all locks together."""
 
     request_items_max: Annotated[int, Field(ge=1, le=100_000)] = _DEFAULTS.request_items_max
-    """Lock names, or session ids, in one request."""
+    """Lock names or session ids in one request."""
 
     page_sessions_max: Annotated[int, Field(ge=1, le=100_000)] = _DEFAULTS.page_sessions_max
     """Sessions on one page of a listing."""

@@ -1,4 +1,4 @@
-"""python -m services.master: tables, who serves which tablet, and who is there."""
+"""python -m services.master: tables, and which server serves which tablet."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from contextlib import asynccontextmanager
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import load
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import load
+from services.chassis.store.file_systems import refuse_network
 from services.master.service import master_service
 from services.master.settings import MasterSettings
 
 
 @asynccontextmanager
 async def build(host: Host[MasterSettings]) -> AsyncIterator[list[Exposed]]:
-    """A master on its store root."""
-    root = host.settings.store_root.absolute()
+    """A master on the store root that its settings name."""
+    root = host.settings.store_root
+    await refuse_network(host.files, root, host.settings, host.log)
     async with master_service(host, root) as exposed:
         yield exposed
 

@@ -1,4 +1,4 @@
-"""`percolator.v1.MasterService`: requests in, the leader or the recorded map asked, answers out."""
+"""`percolator.v1.MasterService`: answers from the leader, or from the map that it recorded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from percolator.errors import SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.wire.status import to_detail
 from percolator.world import Clock
-from services.chassis.rpc import remaining_seconds
-from services.master import history, locations
-from services.master.cluster_map import Tablet
+from services.chassis.serving.rpc import remaining_seconds
+from services.master import collection_report
 from services.master.leader import Leader
-from services.master.map_record import location_message, table_message
+from services.master.map import locations
+from services.master.map.cluster_map import Tablet
+from services.master.map.map_record import location_message, table_message
 from services.master.master import Master
 
 WAIT_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
-"""Left over for the answer, of what the caller waits."""
+"""What is reserved of the caller's deadline for the answer."""
 
 
 class MasterHandler:
@@ -47,7 +48,7 @@ class MasterHandler:
         try:
             return locations.describe_table(await self._master.current(), request)
         except SchemaError:
-            # A standby may not have heard of it yet: only the leader denies that there is one.
+            # A standby may not have heard of it yet: only the leader may deny that it exists.
             async with self._master.leading() as leader:
                 return locations.describe_table(leader.store.current, request)
 
@@ -58,6 +59,14 @@ class MasterHandler:
             table = await leader.tables.change_observers(request, self._deadline())
             tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
         return wire.ChangeObserversResponse(table=table_message(table, tablets))
+
+    async def set_change_feed(
+        self, request: wire.SetChangeFeedRequest
+    ) -> wire.SetChangeFeedResponse:
+        async with self._master.leading() as leader:
+            table = await leader.tables.set_change_feed(request, self._deadline())
+            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
+        return wire.SetChangeFeedResponse(table=table_message(table, tablets))
 
     # ------------------------------------------------------------------------- tablets
 
@@ -98,7 +107,7 @@ class MasterHandler:
         self, request: wire.DescribeCollectionRequest
     ) -> wire.DescribeCollectionResponse:
         async with self._master.leading() as leader:
-            return history.describe(leader, self._clock.monotonic_seconds())
+            return collection_report.describe(leader, self._clock.monotonic_seconds())
 
     # ------------------------------------------------------------------------- servers
 
@@ -112,14 +121,14 @@ class MasterHandler:
         return wire.DrainServerResponse()
 
     def _deadline(self) -> float:
-        """Until when to wait: told that it goes on is better than told nothing."""
+        """When to stop waiting: early enough to tell the caller that the work continues."""
         remaining = remaining_seconds()
         seconds = WAIT_SECONDS_MAX if remaining is None else min(remaining, WAIT_SECONDS_MAX)
         return self._clock.monotonic_seconds() + max(seconds - _ANSWER_SECONDS, 0.0)
 
 
 def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:
-    """A standby does not know who is dead: whoever asks there finds out."""
+    """Whether it has a living owner. A standby cannot know: its callers find out."""
     if not tablet.server_id:
         return False
     return leader is None or not leader.watch.is_dead(tablet.server_id)
@@ -155,6 +164,7 @@ def _servers(leader: Leader) -> list[wire.TabletServerInfo]:
                 serving=sum(map(leader.assignment.is_served, given)),
                 draining=server.server_id in current.draining,
                 silence_milliseconds=leader.watch.silence_milliseconds(server),
+                writes_refused=server.writes_refused,
             )
         )
     return found

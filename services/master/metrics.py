@@ -1,4 +1,4 @@
-"""What the master tells Prometheus."""
+"""The metrics of the master, read when they are asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from percolator.timestamps import seconds_between
 from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.wire.cluster_clock import majority
 from services.master.leader import Leader
 from services.master.master import Master
 from services.master.registry import Registry
@@ -21,21 +22,22 @@ _KIND_PREFIX = "SERVICE_KIND_"
 class MasterMetrics(Collector):
     """Collects `percolator_master_*`."""
 
-    def __init__(self, registry: Registry, master: Master) -> None:
+    def __init__(self, own_address: str, registry: Registry, master: Master) -> None:
+        self._own_address = own_address
         self._registry = registry
         self._master = master
 
     def collect(self) -> Iterator[Metric]:
         servers = GaugeMetricFamily(
-            "percolator_master_servers", "Servers that reported lately.", labels=["kind"]
+            "percolator_master_servers", "Servers that reported recently.", labels=["kind"]
         )
         for kind, count in sorted(Counter(self._registry.kinds()).items()):
             name = ServiceKind.Name(kind).removeprefix(_KIND_PREFIX).lower()
             servers.add_metric([name], count)
         yield servers
-        yield from self._of_the_leader()
+        yield from self._leader_metrics()
 
-    def _of_the_leader(self) -> Iterator[Metric]:
+    def _leader_metrics(self) -> Iterator[Metric]:
         leader = self._master.leader
         yield GaugeMetricFamily(
             "percolator_master_leading", "1 while this master leads.", int(leader is not None)
@@ -47,44 +49,71 @@ class MasterMetrics(Collector):
         yield GaugeMetricFamily("percolator_master_tables", "Tables.", len(current.tables))
         yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(current.tablets))
         yield GaugeMetricFamily(
-            "percolator_master_tablets_served", "Tablets that a server has said to serve.", served
+            "percolator_master_tablets_served",
+            "Tablets that their servers report as served.",
+            served,
         )
         yield CounterMetricFamily(
             "percolator_master_map_changes",
-            "Changes of the map made durable.",
+            "Durable changes of the map.",
             leader.store.changes,
         )
-        yield from _of_collection(leader)
+        yield from _clock_metrics(self._own_address, self._registry, leader)
+        yield from _collection_metrics(leader)
 
 
-def _of_collection(leader: Leader) -> Iterator[Metric]:
+def _clock_metrics(own_address: str, registry: Registry, leader: Leader) -> Iterator[Metric]:
+    """All compared with what most clocks say: this master's own may be the one that is wrong."""
+    leads = {own_address: 0}
+    for server in registry.servers():
+        if server.HasField("clock_lead_milliseconds"):
+            leads[server.address] = server.clock_lead_milliseconds
+    agreed = majority(leads) or 0
+    clocks = GaugeMetricFamily(
+        "percolator_master_clock_lead_seconds",
+        "How far a server's wall clock is ahead of most others; negative while it lags.",
+        labels=["address"],
+    )
+    for address, lead in sorted(leads.items()):
+        clocks.add_metric([address], (lead - agreed) / 1000)
+    yield clocks
+    timestamps = leader.oracle_time.lead_milliseconds
+    if timestamps is not None:
+        yield GaugeMetricFamily(
+            "percolator_master_timestamp_lead_seconds",
+            "How far the oracle's timestamps are ahead of most clocks; negative while they lag.",
+            (timestamps - agreed) / 1000,
+        )
+
+
+def _collection_metrics(leader: Leader) -> Iterator[Metric]:
     collection, now = leader.collection, leader.now()
     yield CounterMetricFamily(
-        "percolator_master_collection_rounds", "Rounds of collection done.", collection.rounds
+        "percolator_master_collection_rounds", "Completed rounds of collection.", collection.rounds
     )
     yield CounterMetricFamily(
         "percolator_master_collection_failures",
-        "Rounds of collection that did not come to their end.",
+        "Failed rounds of collection.",
         collection.failures,
     )
     yield GaugeMetricFamily(
         "percolator_master_collection_age_seconds",
-        "Since the last round of collection that was done, or since this master leads.",
+        "Since the last completed round of collection, or since this master began to lead.",
         now - (collection.finished_at or leader.began_at),
     )
     yield GaugeMetricFamily(
         "percolator_master_collection_held",
-        "1 while a session or pin keeps history that a table would give up.",
+        "1 while a session or pin holds back the collection of a table's history.",
         int(collection.held),
     )
     yield CounterMetricFamily(
         "percolator_master_old_locks_settled",
-        "Locks settled before history was collected.",
-        collection.old_locks_settled,
+        "Locks resolved before history was collected.",
+        collection.old_locks_resolved,
     )
     ages = GaugeMetricFamily(
         "percolator_master_safe_point_age_seconds",
-        "How much of the past could be read when the last round of collection began.",
+        "How much history could be read when the last round of collection began.",
         labels=["table"],
     )
     for table in leader.store.current.tables.values():

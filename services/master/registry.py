@@ -1,34 +1,51 @@
-"""Who is there: the servers of the cluster, as they last reported.
+"""The servers of the cluster, as they last reported.
 
-Nothing is stored: after a restart of the master every server is back within one interval. A server
-is known by its kind and address, so one that was started again replaces its former self at once.
-Servers that fall silent are forgotten after a few seconds, but not because this process slept.
+Nothing is stored: after a restart of the master every server reports again within one interval. A
+server is known by its kind and address, so a restarted one replaces its former entry at once.
+Servers that fall silent are forgotten after a few seconds. Time in which this process was paused
+does not count as silence: otherwise it would forget all of them when it wakes.
+
+What a server said about its clock is believed for a shorter time, and that time does not stand
+still: the clock may have been set right since, or wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument, Overloaded
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.wire.addresses import parse_host_port
+from percolator.world import Clock
 from services.chassis.lived_time import LivedTime, milliseconds_between
 
 _TEXT_CHARACTERS_MAX = 256
 _RETRY_SECONDS = 1.0
+_WALL_MILLISECONDS_MAX = 253_402_300_800_000
 _UNSIGNED_32_MAX = 2**32 - 1
+_CLOCK_AGE_MILLISECONDS_MAX = 3_000
+"""Three intervals in which servers report."""
 
 
 @dataclass(slots=True)
 class _Entry:
     server: Server
     heard_tick: int
+    clock_origin: float | None
+    """What its wall clock said when this process's monotonic clock was 0, in milliseconds. Both go
+    on at the same speed, so this holds even if this process's own wall clock is set."""
+    heard_at: float
+    """When it last reported, in monotonic milliseconds."""
 
 
 class Registry:
-    """The servers that reported lately."""
+    """The servers that reported recently."""
 
-    def __init__(self, time: LivedTime, *, silence_milliseconds: int, servers_max: int) -> None:
+    def __init__(
+        self, clock: Clock, time: LivedTime, *, silence_milliseconds: int, servers_max: int
+    ) -> None:
+        self._clock = clock
         self._time = time
         self._silence_milliseconds = silence_milliseconds
         self._servers_max = servers_max
@@ -41,31 +58,57 @@ class Registry:
         """The kind of each registered server."""
         return [entry.server.kind for entry in tuple(self._entries.values())]
 
-    def report(self, server: Server) -> None:
-        """A server says that it is there."""
-        _check(server)
+    def others_at(self, server: Server) -> list[Server]:
+        """Servers of other kinds that are listed at the address of this one."""
+        keys = ((kind, server.address) for kind in ServiceKind.values() if kind != server.kind)
+        return [self._entries[key].server for key in keys if key in self._entries]
+
+    def forget(self, servers: Iterable[Server]) -> None:
+        """Forgets servers whose addresses belong to others now."""
+        for server in servers:
+            self._entries.pop((server.kind, server.address), None)
+
+    def report(self, server: Server, *, wall_milliseconds: int = 0) -> None:
+        """A server reports, with what its wall clock says; 0 if it did not."""
+        check(server)
+        if wall_milliseconds > _WALL_MILLISECONDS_MAX:
+            # A clock that no description could tell anyone: they would all fail.
+            raise InvalidArgument(
+                "wall_milliseconds", f"expected at most {_WALL_MILLISECONDS_MAX}, the year 10000"
+            )
         key = (server.kind, server.address)
         if key not in self._entries and len(self._entries) >= self._servers_max:
             self.forget_silent()
             if len(self._entries) >= self._servers_max:
                 raise Overloaded(
-                    f"{self._servers_max} servers are registered already",
+                    f"{self._servers_max} servers are registered, the limit",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
         known = Server()
         known.CopyFrom(server)
-        self._entries[key] = _Entry(known, self._time.tick())
+        known.ClearField("clock_lead_milliseconds")
+        monotonic = self._clock.monotonic_seconds() * 1000
+        origin = wall_milliseconds - monotonic if wall_milliseconds else None
+        self._entries[key] = _Entry(known, self._time.tick(), origin, monotonic)
 
     def servers(self) -> list[Server]:
-        """By kind and address, with how long they have said nothing."""
+        """All servers by kind and address, with the time since each last reported, and how far its
+        wall clock is ahead of this process's, if it has said so recently."""
         now = self._time.tick()
+        monotonic = self._clock.monotonic_seconds() * 1000
+        wall = self._clock.wall_milliseconds()
         for entry in self._entries.values():
+            entry.server.ClearField("clock_lead_milliseconds")
+            is_recent = monotonic - entry.heard_at <= _CLOCK_AGE_MILLISECONDS_MAX
+            if entry.clock_origin is not None and is_recent:
+                ahead = round(entry.clock_origin + monotonic - wall)
+                entry.server.clock_lead_milliseconds = ahead
             silence = milliseconds_between(entry.heard_tick, now)
             entry.server.silence_milliseconds = min(silence, _UNSIGNED_32_MAX)
         return [self._entries[key].server for key in sorted(self._entries)]
 
     def forget_silent(self) -> None:
-        """To be called often: nobody else forgets them."""
+        """Forgets servers that fell silent. To be called often."""
         now = self._time.tick()
         silent = [
             key
@@ -76,9 +119,15 @@ class Registry:
             del self._entries[key]
 
 
-def _check(server: Server) -> None:
+def check(server: Server) -> None:
+    """Raises `InvalidArgument`, naming the field, unless the server could be listed."""
     if server.kind not in ServiceKind.values() or not server.kind:
-        raise InvalidArgument("server.kind", f"{server.kind} is no kind of service")
+        raise InvalidArgument("server.kind", f"{server.kind} is not a kind of service")
+    if server.kind == ServiceKind.SERVICE_KIND_MASTER:
+        # Gateways would relay calls to an address where no master is.
+        raise InvalidArgument(
+            "server.kind", "masters do not register: each lists itself in the cluster's store"
+        )
     for field in ("server_id", "address", "version"):
         if not 0 < len(getattr(server, field)) <= _TEXT_CHARACTERS_MAX:
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""A master on the store root it is given, without its process: what a simulation runs too."""
+"""A master on a given store root, without its process, so that a simulation can run it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from percolator.v1 import cluster_pb2, master_pb2
-from services.chassis.cluster_identity import establish_identity
 from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
 from services.chassis.host import Host
 from services.chassis.lived_time import LivedTime
-from services.chassis.rpc import Exposed
-from services.master.handler import ClusterHandler
+from services.chassis.serving.rpc import Exposed
+from services.chassis.store.cluster_identity import establish_identity
+from services.master.cluster_handler import ClusterHandler
 from services.master.master import Master, Site
 from services.master.master_handler import MasterHandler
 from services.master.metrics import MasterMetrics
@@ -24,11 +24,13 @@ _ELECTION_SECONDS = 1.0
 
 @asynccontextmanager
 async def master_service(host: Host[MasterSettings], root: Path) -> AsyncIterator[list[Exposed]]:
-    """A master of the cluster that its store root belongs to: its leader, or a standby."""
+    """A master of the cluster that its store root belongs to: the leader or a standby."""
     settings, world = host.settings, host.world
     identity = await establish_identity(host.files, root, world.random)
-    host.log.info("the cluster", cluster_id=identity.cluster_id, store=settings.store)
+    host.log.info("serving a cluster", cluster_id=identity.cluster_id, store=settings.store)
+    host.watch_store(root)
     registry = Registry(
+        world.clock,
         LivedTime(world.clock),
         silence_milliseconds=round(settings.server_silence_seconds * 1000),
         servers_max=settings.servers_max,
@@ -38,13 +40,13 @@ async def master_service(host: Host[MasterSettings], root: Path) -> AsyncIterato
     site = Site(world, host.files, root, host.announced, settings.times(), settings.tablets_max)
     master = Master(site, coordinator, registry)
     cluster = ClusterHandler(world.clock, identity, host.announced, registry, master)
-    host.metrics_registry.register(MasterMetrics(registry, master))
+    host.metrics_registry.register(MasterMetrics(host.announced.address, registry, master))
     tasks = [
         host.background("watch", cluster.watch_forever()),
         host.background("list this master", master.keep_listed()),
         host.background("lead", master.run()),
     ]
-    await master.until_decided(_ELECTION_SECONDS)
+    await master.candidacy.until_decided(_ELECTION_SECONDS)
     try:
         yield [
             Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], cluster),

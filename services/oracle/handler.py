@@ -1,4 +1,4 @@
-"""The oracle's remote procedure: knows nothing of sockets, so that it can be simulated."""
+"""The oracle's one remote procedure. It knows nothing of sockets, so it can be simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of the mark: the one thing that an oracle must not lose. docs/formats.md shows them."""
+"""The bytes of the mark, the one thing that an oracle must not lose. See docs/formats.md."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FORMAT_1 = re.compile(
 
 @dataclass(frozen=True)
 class Mark:
-    """Every timestamp that was ever handed out has a physical part below `milliseconds`."""
+    """The physical part of every timestamp ever handed out is below `milliseconds`."""
 
     milliseconds: int
     cluster_id: str
-    """Whose timestamps; empty for an oracle that served without a master."""
+    """The cluster of the timestamps; empty for an oracle that served without a master."""
 
     def __post_init__(self) -> None:
-        # One that does not fit the format would be written, and then never read again.
+        # An id that does not fit the format could be written, and then never be read again.
         if not _CLUSTER_ID.fullmatch(self.cluster_id):
             raise InvalidArgument("cluster_id", f"{self.cluster_id[:64]!r} is not printable ASCII")
 
@@ -44,7 +44,7 @@ class Mark:
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Mark:
-        """Refuses whatever `encode` of this version cannot have written."""
+        """Refuses everything that `encode` of this version cannot have written."""
         first_line = _FIRST_LINE.match(data)
         if first_line is not None and int(first_line[1]) > FORMAT:
             raise WrongCluster(
@@ -64,7 +64,7 @@ class Mark:
 
 def _damaged(where: str) -> StoreUnusable:
     return StoreUnusable(
-        f"{where} is damaged, and a guess could hand out timestamps a second time; "
-        "see docs/formats.md",
+        f"{where} is damaged, and a guess could hand out timestamps twice; docs/formats.md says "
+        "how to write a new one",
         fault=StoreFault.DAMAGED,
     )

@@ -1,4 +1,4 @@
-"""What the oracle tells Prometheus: read from the core when asked, nothing on the way."""
+"""The metrics of the oracle, read when they are asked for: no request pays for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.chassis.files import Files
+from services.chassis.store.files import Files
 from services.oracle.candidate import Candidate
 
 _PREFIX = "percolator_oracle_"

@@ -1,15 +1,15 @@
-"""The oracle: strictly increasing timestamps, whatever happens to process, disk or clock.
+"""The oracle: strictly increasing timestamps, whatever happens to the process, disk or clock.
 
-Timestamps are handed out from a *window* that ends at the mark. The mark is durable before anything
-of the window is served, and a new oracle starts at the mark of the old one, so no restart meets a
-number that was used. A task extends the window before it is used up, so that nobody waits for the
-disk in normal use: with windows of 2.9 s it writes every 2 s.
+Timestamps are handed out from a *window* that ends at the mark. The mark is durable before any part
+of the window is served, and a new oracle starts at the mark of the previous one, so no number is
+used again after a restart. A task extends the window before it is used up, so that requests do not
+normally wait for the disk: with windows of 2.9 s it writes every 2 s.
 
 Invariants:
-- What is handed out lies below a mark that was durable before, and above all that was handed out.
-- Nothing leaves without a look, *after* it was allocated, at whether this process may still answer:
-  if it was paused in between, it may have a successor by now.
-- While the mark cannot be made durable, what is left of the window is served, then nothing.
+- Each timestamp is below a mark that was durable before, and above all that were handed out.
+- Before each answer, and *after* its timestamps were allocated, the oracle checks that it may still
+  answer: if it was paused in between, it may have a successor by now.
+- While the mark cannot be made durable, the rest of the window is served, and then nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,15 +34,15 @@ from percolator.errors import (
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
 from percolator.world import Clock
 from services.oracle.allocator import Allocator
-from services.oracle.physical_time import PhysicalTime
+from services.oracle.physical_time import LEADING_SPEED, PhysicalTime
 
 WINDOW_LEFT_AT_EXTENSION = 0.3
-"""The part of the window that is left when its extension begins. One costs two fsyncs, of which
-there is to be at most one a second, and the window has to be shorter than 3 s (`OracleLimits`); so
-0.7 of it are used first, and 0.87 s are left for the disk."""
+"""The share of the window that is left when its extension begins. An extension costs two fsyncs,
+there should be at most one fsync a second, and the window has to be shorter than 3 s
+(`OracleLimits`). So 0.7 of the window is used first, and 0.87 s are left for the disk."""
 
 LEAD_PART_OF_WINDOW = 0.15
-"""How far a burst may run ahead of the time: half of what is left when an extension begins."""
+"""How far a burst may run ahead of time: half of what is left when an extension begins."""
 
 _RETRY_SECONDS = 0.25
 _START_JUMP_DAYS_MAX = 366
@@ -53,14 +53,14 @@ _log = structlog.get_logger("percolator.oracle")
 
 
 class DurableMark(Protocol):
-    """Where the mark is kept: above the physical part of everything that was ever handed out."""
+    """Keeps the mark, which is above the physical part of every timestamp ever handed out."""
 
     @property
     def mark_milliseconds(self) -> int: ...
 
     async def write(self, milliseconds: int) -> None:
-        """Returns when it is durable; `StoreUnusable` means that it may or may not be, `NotReady`
-        that another oracle leads."""
+        """Returns when the mark is durable. `StoreUnusable` means that it may or may not be,
+        `NotReady` that another oracle leads."""
         ...
 
 
@@ -69,26 +69,29 @@ class OracleLimits:
     """The bounds of one oracle."""
 
     window_seconds: float = 2.9
-    """How far ahead the mark is set. A crash makes time jump that far at most; that is less than a
+    """How far ahead the mark is set. A crash makes time jump by at most this, which is less than a
     lock's time to live (3 s), so a restart alone makes no fresh lock expire."""
 
     count_max: int = TIMESTAMPS_PER_REQUEST_MAX
     """Timestamps in one request."""
 
     wait_seconds_max: float = 1.5
-    """How long a request waits for the disk. The reason has to arrive while the caller listens, for
-    2 s (`percolator.wire.timestamp_source.ATTEMPT_SECONDS_MAX`)."""
+    """How long a request waits for the disk. Shorter than the 2 s for which the caller waits
+    (`percolator.wire.timestamp_source.ATTEMPT_SECONDS_MAX`), so that it learns the reason."""
 
     jump_seconds_max: float = 60.0
-    """A wall clock that jumps further forward is not followed."""
+    """A wall clock that jumps further forward than this is not followed."""
+
+    leading_speed: float = LEADING_SPEED
+    """How fast timestamps go while the wall clock lags behind them."""
 
     follow_jumps: bool = False
-    """Follow it however far it jumps."""
+    """Follow the wall clock however far it jumps."""
 
 
 @dataclass(slots=True)
 class OracleCounts:
-    """What happened since the start of the process."""
+    """Totals since the start of the process."""
 
     timestamps: int = 0
     extensions: int = 0
@@ -106,21 +109,28 @@ class Oracle:
         self,
         clock: Clock,
         mark: DurableMark,
-        may_answer: Callable[[], bool],
+        may_answer: Callable[[], Awaitable[bool]],
         limits: OracleLimits,
         counts: OracleCounts | None = None,
+        *,
+        begin_milliseconds: int | None = None,
     ) -> None:
+        """Time begins at `begin_milliseconds`, which is not below the mark. Without it, the wall
+        clock is trusted: a jump of that clock looks like a long stop of the oracle."""
         self._clock = clock
         self._mark = mark
         self._may_answer = may_answer
         self._limits = limits
         self._window_milliseconds = int(limits.window_seconds * 1000)
-        _check_start(clock.wall_milliseconds(), mark.mark_milliseconds, limits)
+        if begin_milliseconds is None:
+            begin_milliseconds = max(clock.wall_milliseconds(), mark.mark_milliseconds)
+        _check_start(begin_milliseconds, mark.mark_milliseconds, limits)
         self._time = PhysicalTime(
             clock,
-            not_before_milliseconds=mark.mark_milliseconds,
+            begin_milliseconds=begin_milliseconds,
             jump_seconds_max=limits.jump_seconds_max,
             follow_jumps=limits.follow_jumps,
+            leading_speed=limits.leading_speed,
         )
         self._allocator = Allocator(
             mark.mark_milliseconds,
@@ -134,15 +144,15 @@ class Oracle:
         self.counts = counts or OracleCounts()
 
     async def get_timestamps(self, count: int) -> int:
-        """The first of `count` consecutive timestamps that nobody else has or will have."""
+        """The first of `count` consecutive timestamps, none of which is ever handed out again."""
         try:
             if not 0 < count <= self._limits.count_max:
                 raise InvalidArgument("count", f"{count} is outside 1 .. {self._limits.count_max}")
             first = self._allocator.allocate(count, self._time.now_milliseconds())
             if first is None:
                 first = await self._allocate_when_extended(count)
-            # Nothing may be awaited between this look and the answer.
-            self._check_may_answer()
+            # Only a look that begins after the timestamps were taken tells that they are ours.
+            await self._check_may_answer()
         except PercolatorError as error:
             self.counts.refused[type(error).__name__] += 1
             raise
@@ -150,8 +160,8 @@ class Oracle:
         return first
 
     async def extend(self) -> None:
-        """Makes a further mark durable and opens the window up to it, or raises `StoreUnusable`."""
-        self._check_may_answer()
+        """Makes a higher mark durable and opens the window up to it, or raises `StoreUnusable`."""
+        await self._check_may_answer()
         milliseconds = self._time.now_milliseconds() + self._window_milliseconds
         try:
             await self._mark.write(milliseconds)
@@ -162,19 +172,19 @@ class Oracle:
             self._allocator.extend(milliseconds)
             self._succeeded()
         finally:
-            # Whoever waits looks again, whatever the outcome, and asks again if need be.
+            # Waiting requests look again, whatever the outcome, and ask again if they have to.
             self._extension_wanted.clear()
             self._extension_ended.set()
             self._extension_ended = asyncio.Event()
 
     async def keep_extended(self) -> None:
-        """Extends the window whenever little of it is left. Ends only with an error."""
+        """Extends the window when little of it is left. Ends only with an error."""
         while True:
             await self._until_extension_is_due()
             try:
                 await self.extend()
             except StoreUnusable:
-                # It is counted, logged, and told to whoever asks for timestamps meanwhile.
+                # Counted and logged by `extend`; requests that arrive meanwhile are refused.
                 await self._clock.sleep(_RETRY_SECONDS)
             self._watch_clock()
 
@@ -185,7 +195,7 @@ class Oracle:
 
     @property
     def mark_milliseconds(self) -> int:
-        """The durable mark, below which everything that was handed out lies."""
+        """The durable mark. Everything handed out is below it."""
         return self._allocator.limit_milliseconds
 
     async def _allocate_when_extended(self, count: int) -> int:
@@ -194,9 +204,9 @@ class Oracle:
             async with asyncio.timeout(self._limits.wait_seconds_max):
                 while True:
                     if self._failure is not None:
-                        # Each its own: everybody's raise would lengthen the traceback of one.
+                        # Copied: raising one error many times would lengthen its traceback.
                         raise copy(self._failure)
-                    self._check_may_answer()
+                    await self._check_may_answer()
                     self._extension_wanted.set()
                     await self._extension_ended.wait()
                     first = self._allocator.allocate(count, self._time.now_milliseconds())
@@ -211,15 +221,15 @@ class Oracle:
         left = self._allocator.limit_milliseconds - self._time.now_milliseconds()
         unused = left - self._window_milliseconds * WINDOW_LEFT_AT_EXTENSION
         if unused > 0:
-            # A clock that jumps uses the window up before this time-out: then somebody wants it.
+            # If a jump of the clock uses up the window earlier, a request sets the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(unused / 1000):
                     await self._extension_wanted.wait()
 
-    def _check_may_answer(self) -> None:
-        if self._is_deposed or not self._may_answer():
+    async def _check_may_answer(self) -> None:
+        if self._is_deposed or not await self._may_answer():
             self._is_deposed = True
-            raise NotReady("this oracle has lost its store, or another one has taken its place")
+            raise NotReady("this oracle has lost its store, or another oracle has taken its place")
 
     def _failed(self, error: StoreUnusable) -> None:
         self.counts.extension_failures += 1
@@ -234,7 +244,7 @@ class Oracle:
         self._failure = None
 
     def _watch_clock(self) -> None:
-        """Warns when the wall clock begins to disagree, and tells when it agrees again."""
+        """Warns when the wall clock begins to disagree, and logs when it agrees again."""
         lead = self._time.wall_lead_seconds
         complaint = ""
         if self._time.is_ignoring_a_jump:
@@ -244,7 +254,7 @@ class Oracle:
             )
         elif lead < -_LAG_WORTH_A_WARNING_SECONDS:
             complaint = (
-                "the wall clock lags behind the timestamps, which go on without it; set it right "
+                "the wall clock lags behind the timestamps, which advance without it; correct it "
                 "if it is wrong"
             )
         if complaint == self._clock_complaint:
@@ -256,9 +266,9 @@ class Oracle:
             _log.info("the wall clock agrees with the timestamps again")
 
 
-def _check_start(wall_milliseconds: int, mark_milliseconds: int, limits: OracleLimits) -> None:
-    """A long stop looks like a jump of the clock; only an absurd one is refused."""
-    days = (wall_milliseconds - mark_milliseconds) / _MILLISECONDS_PER_DAY
+def _check_start(begin_milliseconds: int, mark_milliseconds: int, limits: OracleLimits) -> None:
+    """A long stop looks like a jump of the clock, so only an absurd one is refused."""
+    days = (begin_milliseconds - mark_milliseconds) / _MILLISECONDS_PER_DAY
     if mark_milliseconds and days > _START_JUMP_DAYS_MAX and not limits.follow_jumps:
         raise UsageError(
             f"the wall clock is {days:.0f} days above the persisted mark; if it is right, start "

@@ -1,11 +1,12 @@
-"""Whether the oracle that leads can be reached: what its signs of life in the store do not tell.
+"""Whether the leading oracle can be reached, which its signs of life in the store do not show.
 
-A leader that is cut off from the network and not from the store would lead for ever, and answer
-nobody. So a standby calls it. When it has had no answer for the grace, and a master does answer, so
-that it is not the standby itself that is cut off, the leader counts as lost.
+A leader that is cut off from the network but not from the store would lead forever without
+answering a single client. So a standby calls it. If the leader has not answered for the grace
+period and a master does answer, it is not the standby that is cut off, and the leader counts as
+lost.
 
-Two that cannot reach each other, and a master both, would take turns: so whoever was deposed
-deposes nobody in this way for a while, and for twice as long each time.
+Two oracles that reach a master but not each other would depose each other in turn. So an oracle
+that was deposed does not depose another one in this way for a while, twice as long each time.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from percolator.world import World
 
 CALL_SECONDS = 0.5
 PROBE_SECONDS = 0.75
-"""From one call to the next. Calls are counted, not time: a standby that was paused has missed its
-own, and not those of the leader."""
+"""From one call to the next. Unanswered calls are counted rather than time: a standby that was
+paused has made no calls, so it draws no conclusion about the leader."""
 PEACE_SECONDS_MIN = 5.0
 PEACE_SECONDS_MAX = 20.0
-"""After having been deposed."""
+"""How long an oracle that was deposed does not depose another one, at first and at most."""
 
 
 class Probe:
     """`run` has to run while this process is a candidate."""
 
     def __init__(self, world: World, masters: Sequence[str], *, grace_seconds: float) -> None:
-        """Without masters nobody ever counts as lost."""
+        """Without masters no leader ever counts as lost."""
         self._world = world
         self._masters = masters
         self._failures_max = ceil(grace_seconds / PROBE_SECONDS)
         self._failures = 0
-        """Calls in a row without an answer."""
+        """Consecutive calls without an answer."""
         self._address = ""
         self._peace_seconds = PEACE_SECONDS_MIN
         self._peace_until = 0.0
         self.lost = ""
-        """The address of a leader that is lost; empty when none is."""
+        """The address of a leader that counts as lost; empty if none does."""
 
     def deposed(self) -> None:
-        """This process has led, and found that another one does."""
+        """To be called when this process led and finds that another one does."""
         now = self._world.clock.monotonic_seconds()
         if now > self._peace_until + 2 * PEACE_SECONDS_MAX:
             self._peace_seconds = PEACE_SECONDS_MIN
@@ -53,7 +54,7 @@ class Probe:
         self._peace_seconds = min(2 * self._peace_seconds, PEACE_SECONDS_MAX)
 
     async def run(self, leader: Callable[[], str]) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         self._failures, self.lost = 0, ""
         clock = self._world.clock
         while self._masters:
@@ -81,7 +82,7 @@ class Probe:
         except (Unavailable, DeadlineExceeded):
             return False
         except PercolatorError:
-            # It says why it does not serve: that is an answer.
+            # An error that says why it does not serve is an answer too.
             return True
         return True
 

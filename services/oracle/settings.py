@@ -1,4 +1,4 @@
-"""Settings of the oracle."""
+"""The oracle's flags and environment variables, checked."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
-from services.chassis.settings import ListenAddress, ServiceSettings
+from services.chassis.coordinator.directory import GRACE_SECONDS_MIN
+from services.chassis.settings.loading import ListenAddress, StoreSettings
 from services.oracle.oracle import OracleLimits
+from services.oracle.physical_time import LEADING_SPEED
 
 _DEFAULTS = OracleLimits()
 
 
-class OracleSettings(ServiceSettings):
-    """What the oracle can be told."""
+class OracleSettings(StoreSettings):
+    """The settings of the oracle."""
 
     service: ClassVar[str] = "oracle"
 
@@ -25,7 +27,7 @@ class OracleSettings(ServiceSettings):
     """The store root: the mark is kept in its coordinator, which one oracle leads at a time."""
 
     window_seconds: Annotated[float, Field(ge=0.5, lt=3.0)] = _DEFAULTS.window_seconds
-    """How far ahead the mark is set. After a crash time jumps that far at most, so it has to stay
+    """How far ahead the mark is set. After a crash time jumps by at most this, so it has to be
     below the time to live of locks, 3 s. A shorter one costs more fsyncs: two per 0.7 windows."""
 
     count_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.count_max
@@ -34,21 +36,25 @@ class OracleSettings(ServiceSettings):
     wait_seconds_max: Annotated[float, Field(gt=0, lt=ATTEMPT_SECONDS_MAX)] = (
         _DEFAULTS.wait_seconds_max
     )
-    """How long a request waits for the disk, when that is slow in extending the mark. The caller
-    waits 2 s, and is to be told the reason before."""
+    """How long a request waits for a disk that is slow to extend the mark. The caller waits 2 s, so
+    a shorter wait lets it learn the reason."""
 
     clock_jump_seconds_max: Annotated[float, Field(ge=1, le=86_400)] = _DEFAULTS.jump_seconds_max
-    """A wall clock that jumps further forward than this is not followed: time goes on steadily."""
+    """A wall clock that jumps further forward than this is not followed: time advances steadily."""
 
     follow_clock_jumps: bool = _DEFAULTS.follow_jumps
-    """Follow the wall clock however far it jumps forward. There is no way back."""
+    """Follow the wall clock however far it jumps forward. This cannot be undone."""
+
+    leading_speed: Annotated[float, Field(ge=0.1, le=LEADING_SPEED)] = _DEFAULTS.leading_speed
+    """How fast timestamps go while the wall clock lags behind them, as a part of real time. With
+    0.5 a lead of two hours is gone in four; meanwhile locks live twice as long as they say."""
 
     standby: bool = False
-    """Wait while another oracle leads on this store, instead of refusing to start, and take its
-    place when it is gone or silent."""
+    """Wait while another oracle leads on this store, instead of refusing to start, and replace it
+    when it is gone or silent."""
 
-    leader_silence_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
-    """A leading oracle that is silent for so long is replaced by a standby."""
+    leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
+    """A leading oracle that is silent for this long is replaced by a standby."""
 
     def limits(self) -> OracleLimits:
         """The bounds as the core takes them."""
@@ -57,5 +63,6 @@ class OracleSettings(ServiceSettings):
             count_max=self.count_max,
             wait_seconds_max=self.wait_seconds_max,
             jump_seconds_max=self.clock_jump_seconds_max,
+            leading_speed=self.leading_speed,
             follow_jumps=self.follow_clock_jumps,
         )

@@ -5,36 +5,44 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
-from functools import partial
 
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis import descriptors
-from services.chassis.files import RealFiles
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import load
-from services.tabletserver import dump, host_limits
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import load
+from services.chassis.store.disk_threads import DiskThreads
+from services.chassis.store.real_files import RealFiles
+from services.tabletserver import dump
 from services.tabletserver.service import tablet_server
 from services.tabletserver.settings import TabletServerSettings
 from services.tabletserver.store_root import open_store_root
 from services.tabletserver.tablet_store import Budget, SharedDirectoryStore
 
+SLOW_THREADS_MAX = 32
+"""Databases that are opened, flushed or compacted at once, when others are stuck."""
+
 
 @asynccontextmanager
 async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]]:
-    """A tablet server on its store root, without any tablet yet."""
+    """A tablet server on its store root, without any tablets yet."""
     settings = host.settings
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
     budget = Budget(
         settings.write_buffers_bytes, settings.block_caches_bytes, descriptors.raise_limit()
     )
-    # Of their own: the tablets of a dead server are taken over side by side, each in its order.
-    files = RealFiles(threads=settings.write_threads)
-    with DiskThreads(settings.write_threads, "leveldb") as threads, closing(files):
-        store = SharedDirectoryStore(files, root, threads, budget=budget)
-        async with tablet_server(host, store, partial(host_limits.free_bytes, root)) as exposed:
+    number = settings.write_threads
+    # Each with threads of its own, so that a call that is stuck holds up nothing else. Several for
+    # takeovers: the tablets of a dead server are taken over concurrently, each in order.
+    with (
+        closing(RealFiles("takeovers", threads=number)) as files,
+        closing(RealFiles("owned")) as owned,
+        DiskThreads(number, "slow", threads_max=SLOW_THREADS_MAX, share_max=1) as slow,
+        DiskThreads(number, "leveldb") as threads,
+    ):
+        store = SharedDirectoryStore(files, root, threads, owned=owned, slow=slow, budget=budget)
+        async with tablet_server(host, store) as exposed:
             yield exposed
 
 

@@ -1,8 +1,8 @@
-"""Safe points raised, and history collected, as the master orders.
+"""Raises safe points and collects history, as the master orders.
 
-One tablet is collected at a time, whatever was ordered: the share of the time that collection may
-take is that of one tablet. An order that is repeated while it waits or runs is the same order; one
-that failed is left to the master to repeat.
+Only one tablet is collected at a time: the share of time that collection may take is the share of
+one tablet. Repeating an order that is waiting or running has no effect. If an order fails, the
+master repeats it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,33 @@ from services.tabletserver.tablets import Tablets
 
 
 class Collecting:
-    """Of one tablet server."""
+    """The safe points and the collection of one tablet server."""
 
     def __init__(self, tablets: Tablets, background: Background, log: BoundLogger) -> None:
         self._tablets = tablets
         self._background = background
         self._log = log
-        self._wanted: dict[tuple[int, int], int] = {}
-        """By tablet and epoch: below what to collect, in the order in which it was ordered."""
+        self._wanted: dict[tuple[int, int], tuple[int, int]] = {}
+        """Orders by tablet and epoch, oldest first: the timestamp below which to collect, and the
+        one below which no transaction continues."""
         self._running: asyncio.Task[Any] | None = None
         self.passes = 0
         self.cells = 0
         self.bytes = 0
-        """Collected by this process."""
+        """Passes, cells and bytes are those of this process."""
 
     async def raise_all(
         self, safe_points: wire.RaiseSafePointsRequest
     ) -> wire.RaiseSafePointsResponse:
-        """Each on its own: one tablet that is not here says nothing about the others."""
+        """Raises each independently: a tablet that is not here does not affect the others."""
+        named: set[int] = set()
+        for index, order in enumerate(safe_points.safe_points):
+            if order.tablet_id in named:
+                # Each costs a durable write, one after another: thousands would take seconds.
+                raise InvalidArgument(
+                    f"safe_points[{index}].tablet_id", f"{order.tablet_id} is named twice"
+                )
+            named.add(order.tablet_id)
         raised = await asyncio.gather(*map(self._raised, safe_points.safe_points))
         return wire.RaiseSafePointsResponse(safe_points=raised)
 
@@ -46,12 +55,13 @@ class Collecting:
         try:
             if order.collect_below > order.reads:
                 raise InvalidArgument("collect_below", "is above the safe point of reads")
-            tablet = self._tablet(order.tablet_id, order.epoch)
+            tablet = await self._tablet(order.tablet_id, order.epoch)
             await tablet.raise_safe_points(SafePoints(order.reads, order.transactions))
         except PercolatorError as error:
             return wire.RaisedSafePoint(error=to_detail(error))
         if order.collect_below:
-            self._want((order.tablet_id, order.epoch), order.collect_below)
+            wanted = order.collect_below, order.transactions
+            self._want((order.tablet_id, order.epoch), *wanted)
         collected = tablet.collected
         return wire.RaisedSafePoint(
             reads=tablet.safe_points.reads,
@@ -62,8 +72,8 @@ class Collecting:
             bytes_collected=tablet.bytes_collected,
         )
 
-    def _tablet(self, tablet_id: int, epoch: int) -> Tablet:
-        tablet = self._tablets.serving(wire.TabletTarget(tablet_id=tablet_id, epoch=epoch))
+    async def _tablet(self, tablet_id: int, epoch: int) -> Tablet:
+        tablet = await self._tablets.serving(wire.TabletTarget(tablet_id=tablet_id, epoch=epoch))
         if tablet.identity.epoch != epoch:
             raise TabletMoved(
                 f"tablet {tablet_id} is served at epoch {tablet.identity.epoch}, not {epoch}",
@@ -72,8 +82,9 @@ class Collecting:
             )
         return tablet
 
-    def _want(self, tablet: tuple[int, int], below: int) -> None:
-        self._wanted[tablet] = max(below, self._wanted.get(tablet, 0))
+    def _want(self, tablet: tuple[int, int], below: int, ended_below: int) -> None:
+        before, ended_before = self._wanted.get(tablet, (0, 0))
+        self._wanted[tablet] = max(below, before), max(ended_below, ended_before)
         if self._running is None:
             self._running = self._background("collect history", self._collect())
 
@@ -81,15 +92,15 @@ class Collecting:
         try:
             while self._wanted:
                 key = next(iter(self._wanted))
-                below = self._wanted.pop(key)
-                await self._collect_one(key, below)
+                await self._collect_one(key, *self._wanted.pop(key))
         finally:
             self._running = None
 
-    async def _collect_one(self, key: tuple[int, int], below: int) -> None:
+    async def _collect_one(self, key: tuple[int, int], below: int, ended_below: int) -> None:
         log = self._log.bind(tablet=key[0], epoch=key[1])
         try:
-            done = await self._tablet(*key).collect(below)
+            tablet = await self._tablet(*key)
+            done = await tablet.collect(below, ended_below)
         except PercolatorError as error:
             log.info("history not collected", error=str(error))
             return

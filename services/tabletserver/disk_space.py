@@ -1,17 +1,22 @@
-"""Room on the disk: writes are refused before it is quite gone, and accepted again by themselves.
+"""Space on the disk: refuses writes before it runs out, and accepts them again without help.
 
-LevelDB needs some room to get rid of data (compaction writes before it deletes), and even to open.
-A reserve keeps a full disk a refusal that is safe to repeat, instead of failed writes of which
-nobody knows the outcome, and lets reads go on.
+LevelDB needs some space to delete data (compaction writes before it deletes), and even to open.
+Thanks to a reserve, writes to a full disk get a refusal that is safe to repeat, instead of failing
+with an unknown outcome, and reads go on.
+
+Half of the reserve is for roll-backs, of a few bytes each. Without them a client could not say
+whether a transaction that met the full disk is aborted, and its locks would stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.world import Clock
 
 CHECK_SECONDS = 1.0
@@ -22,24 +27,42 @@ class DiskSpace:
 
     def __init__(
         self,
-        free_bytes: Callable[[], int],
+        free_bytes: Callable[[], Awaitable[int]],
         clock: Clock,
         log: BoundLogger,
         *,
         reserve_bytes: int,
+        store_trouble: Callable[[], str] = lambda: "",
     ) -> None:
+        """`store_trouble` says why nothing can be written at the moment, for another reason than
+        the reserve; it is empty while something can."""
         self._free_bytes = free_bytes
         self._clock = clock
         self._log = log
         self._reserve_bytes = reserve_bytes
+        self.store_trouble = store_trouble
         self.bytes_free = 0
         self.full: StoreUnusable | None = None
-        """The refusal of every write; None while there is room."""
+        """The error with which writes are refused; None while there is space."""
 
-    def check(self) -> None:
-        """Looks once."""
+    def refuses(self, mutation: wire.Mutation) -> bool:
+        """Whether there is no room for this mutation."""
+        if self.full is None:
+            return False
+        if self.bytes_free < self._reserve_bytes // 2:
+            return bool(mutation.changes)
+        return not all(map(_frees_or_marks, mutation.changes))
+
+    def trouble(self) -> StoreUnusable | None:
+        """Why the server can store nothing; None while it can."""
+        if self.full is None and (trouble := self.store_trouble()):
+            return StoreUnusable(trouble, fault=StoreFault.INPUT_OUTPUT)
+        return self.full
+
+    async def check(self) -> None:
+        """Checks once."""
         was_full = self.full is not None
-        self.bytes_free = self._free_bytes()
+        self.bytes_free = await self._free_bytes()
         if self.bytes_free >= self._reserve_bytes:
             self.full = None
         else:
@@ -57,7 +80,18 @@ class DiskSpace:
             )
 
     async def watch(self) -> None:
-        """Looks every second. Never returns."""
+        """Checks every second. Never returns."""
         while True:
             await self._clock.sleep(CHECK_SECONDS)
-            self.check()
+            try:
+                await self.check()
+            except OSError as error:
+                # The store does not even tell. Whether it is gone, the watch of the store decides.
+                self._log.warning("the room on the disk is not known", error=str(error))
+
+
+def _frees_or_marks(change: wire.Change) -> bool:
+    """Whether it deletes something, or is a roll-back marker."""
+    return change.kind != wire.Change.KIND_PUT or (
+        change.space == SPACE_ROLLBACK and not change.value
+    )

@@ -1,7 +1,7 @@
 """`python -m services.tabletserver dump PATH`: a closed tablet's cells, as lines or JSON.
 
-Takes nothing over and changes nothing: opening a LevelDB replays its log into new files, so that a
-clone in a temporary directory is opened instead. A tablet that some process has open is refused.
+It takes nothing over and changes nothing: opening a LevelDB replays its log into new files, so it
+opens a clone in a temporary directory instead. It refuses a tablet that some process has open.
 Bytes are shown as ASCII, with every other byte, the backslash and the quote as \\xNN.
 """
 
@@ -20,18 +20,18 @@ from typing import Any
 import plyvel
 
 from percolator.errors import InvariantViolation
-from percolator.protocol.records import LockRecord, WriteRecord
+from percolator.formats.records import LockRecord, WriteRecord
 from percolator.tablet import keys
-from services.chassis import epoch_names
-from services.chassis.epoch_names import Stage
-from services.chassis.files import RealFiles
+from services.chassis.store import epoch_names
+from services.chassis.store.epoch_names import Stage
+from services.chassis.store.real_files import RealFiles
 from services.tabletserver.leveldb_clone import clone_leveldb
 
 EXIT_REFUSED = 2
 
 
 class CannotDump(Exception):
-    """The path is no closed tablet directory; says what it is."""
+    """The path is not the directory of a closed tablet; the text says what it is."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def closed_directory(path: Path) -> Path:
-    """The LevelDB directory that is meant: the path, or its newest epoch; `CannotDump` if open."""
+    """The LevelDB directory to dump: the path itself, or its newest epoch. `CannotDump` if open."""
     if not path.is_dir():
         raise CannotDump(f"{path} is not a directory")
     directory = path if (path / "CURRENT").exists() else _newest_epoch(path)
@@ -66,20 +66,20 @@ def closed_directory(path: Path) -> Path:
 
 
 def dumped(directory: Path) -> Iterator[dict[str, Any]]:
-    """Every entry, in the order of the keys; the fences between the spaces are left out."""
+    """Every entry, in key order; the fences between the spaces are left out."""
     with tempfile.TemporaryDirectory(prefix="tablet-dump-") as scratch:
         asyncio.run(_clone(directory, Path(scratch)))
         database = plyvel.DB(scratch, create_if_missing=False)
         try:
             for key, value in database.iterator():
-                if key not in keys.FENCES:
+                if key not in keys.FENCES and key != keys.FEED_FENCE:
                     yield _entry(key, value)
         finally:
             database.close()
 
 
 def as_line(cell: dict[str, Any]) -> str:
-    """The entry for humans: its space, then what is in it as name=value."""
+    """The entry for humans: its space, then its content as name=value."""
     rest = (f"{name}={_shown(value)}" for name, value in cell.items() if name != "space")
     return " ".join([cell["space"], *rest])
 
@@ -98,6 +98,8 @@ def _shown(value: object) -> str:
 def _entry(key: bytes, value: bytes) -> dict[str, Any]:
     if key[:1] == keys.M:
         return {"space": "M", "name": text(key[1:]), "value": text(value)}
+    if key[:1] == keys.F:
+        return _change(key, value)
     try:
         address = keys.decode(key)
     except InvariantViolation as error:
@@ -116,6 +118,18 @@ def _entry(key: bytes, value: bytes) -> dict[str, Any]:
     except InvariantViolation as error:
         entry |= {"value": text(value), "error": str(error)}
     return entry
+
+
+def _change(key: bytes, value: bytes) -> dict[str, Any]:
+    commit, cell = keys.split_change(key)
+    row, at = keys.split_component(cell, 0)
+    entry: dict[str, Any] = {
+        "space": "F",
+        "row": text(row),
+        "column": text(keys.split_component(cell, at)[0]),
+        "timestamp": commit,
+    }
+    return entry | _record(keys.WRITE, value)
 
 
 def _record(space: int, value: bytes) -> dict[str, Any]:
@@ -151,8 +165,8 @@ def _newest_epoch(path: Path) -> Path:
 
 
 def _is_open(directory: Path) -> bool:
-    # LevelDB's own lock is of this kind. Closing the file drops all of this process's locks on it,
-    # which is why only a process that serves nothing may ask.
+    # LevelDB's own lock is of this kind. Closing the file drops all locks of this process on it,
+    # so only a process that serves nothing may do this.
     try:
         with (directory / "LOCK").open("r+b") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""TabletServerService: requests in, tablets asked, answers out.
+"""TabletServerService: passes requests to tablets, and returns their responses.
 
-Every batch of a request is answered by itself: one tablet that moved, is full or damaged says
-nothing about the others. Knows messages and `PercolatorError`s, and nothing of gRPC.
+Every batch of a request is answered separately: a tablet that has moved, is full or is damaged does
+not affect the others. The handler knows messages and `PercolatorError`s, but not gRPC.
 """
 
 from __future__ import annotations
@@ -10,50 +10,61 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from percolator.errors import InvalidArgument, NotExecuted, Overloaded, PercolatorError
+from percolator.errors import (
+    InvalidArgument,
+    NotExecuted,
+    Overloaded,
+    PercolatorError,
+    StoreUnusable,
+)
 from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.writing.commit_work import not_executed
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import to_detail
 from percolator.world import Clock
-from services.chassis.rpc import remaining_seconds
+from services.chassis.serving.rpc import remaining_seconds
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
+from services.tabletserver.served_tablet import Schema
 from services.tabletserver.tablet_store import Ancestry
 from services.tabletserver.tablets import Tablets
 
 OVERLOAD_RETRY_SECONDS = 0.1
 
-_ANSWER_FULL = NotExecuted("the answer is full: ask for the rest again")
+_ANSWER_FULL = NotExecuted("the response is full; request the rest again")
 
-BatchT = TypeVar("BatchT", wire.MutationBatch, wire.ReadBatch)
-ResultT = TypeVar("ResultT", wire.MutationBatchResult, wire.ReadBatchResult)
+BatchT = TypeVar("BatchT", wire.MutationBatch, wire.TransactionBatch, wire.ReadBatch)
+ResultT = TypeVar(
+    "ResultT", wire.MutationBatchResult, wire.TransactionBatchResult, wire.ReadBatchResult
+)
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may hold, and all of them together."""
+    """What one request may hold, and what all of them may hold together."""
 
     rows_max: int = 10_000
     queue_bytes_max: int = 64 << 20
     answer_bytes_max: int = 8 << 20
-    """Of one answer to a scan of notifications; what does not fit is to be asked again."""
+    """The size of one response to a scan of notifications; the caller asks again for the rest."""
     request_seconds_max: float = 60.0
     slow_request_seconds: float = 1.0
 
 
 @dataclass
 class RequestCounts:
-    """What was asked since the start."""
+    """Counts of what was requested since the start."""
 
     pages: int = 0
     slow: int = 0
     queue_bytes: int = 0
-    """Of mutations in progress, now."""
+    """The bytes of mutations that are in progress now."""
     refused: dict[str, int] = field(default_factory=dict)
     """Batches refused as a whole, by error."""
 
@@ -99,6 +110,46 @@ class TabletServerHandler:
         self._note_slow("Mutate", started, batches)
         return wire.MutateResponse(batches=results)
 
+    async def mutate_together(
+        self, request: wire.MutateTogetherRequest
+    ) -> wire.MutateTogetherResponse:
+        started = self._now()
+        remaining = remaining_seconds()
+        seconds = self._limits.request_seconds_max if remaining is None else remaining
+        batch = request.batch
+        self._check_rows(1, len(batch.mutations))
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            if self._disk.full is not None:
+                raise self._disk.full.with_traceback(None)
+            self._require_room()
+            tablet = await self._tablets.serving(batch.target)
+            response = await tablet.mutate_together(batch, deadline_seconds=started + seconds)
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("MutateTogether", started, [batch])
+        return response
+
+    async def commit_transactions(
+        self, request: wire.CommitTransactionsRequest
+    ) -> wire.CommitTransactionsResponse:
+        started = self._now()
+        remaining = remaining_seconds()
+        seconds = self._limits.request_seconds_max if remaining is None else remaining
+        deadline = started + seconds
+        batches = request.batches
+        self._check_rows(len(batches), sum(len(batch.rows) for batch in batches))
+        self._check_notifications(sum(len(batch.notifications) for batch in batches))
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            results = await _each(batches, lambda i, batch: self._committed(i, batch, deadline))
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("CommitTransactions", started, batches)
+        return wire.CommitTransactionsResponse(batches=results)
+
     async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
         started = self._now()
         batches = request.batches
@@ -109,7 +160,8 @@ class TabletServerHandler:
 
     async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
         try:
-            async for page in self._tablets.serving(request.target).scan(request):
+            tablet = await self._tablets.serving(request.target)
+            async for page in tablet.scan(request):
                 self.counts.pages += 1
                 yield page
         except PercolatorError as error:
@@ -119,11 +171,39 @@ class TabletServerHandler:
         self, request: wire.ScanCellsRequest
     ) -> AsyncIterator[wire.ScanCellsResponse]:
         try:
-            async for page in self._tablets.serving(request.target).scan_cells(request):
+            tablet = await self._tablets.serving(request.target)
+            async for page in tablet.scan_cells(request):
                 self.counts.pages += 1
                 yield page
         except PercolatorError as error:
             yield wire.ScanCellsResponse(error=self._refusal(error, request.target))
+
+    # ------------------------------------------------------------------------- changes
+
+    async def scan_changes(
+        self, request: wire.ScanChangesRequest
+    ) -> AsyncIterator[wire.ScanChangesResponse]:
+        try:
+            tablet = await self._tablets.serving(request.target)
+            async for page in tablet.scan_changes(request):
+                self.counts.pages += 1
+                yield page
+        except PercolatorError as error:
+            yield wire.ScanChangesResponse(error=self._refusal(error, request.target))
+
+    async def look_for_changes(
+        self, request: wire.LookForChangesRequest
+    ) -> wire.LookForChangesResponse:
+        self._check_rows(len(request.looks), 0)
+        response = wire.LookForChangesResponse()
+        for index, asked in enumerate(request.looks):
+            try:
+                result = await (await self._tablets.serving(asked.target)).look_for_changes(asked)
+            except PercolatorError as error:
+                detail = self._batch_refusal(error, f"looks[{index}]", asked.target)
+                result = wire.ChangesLookResult(error=detail)
+            response.looks.append(result)
+        return response
 
     # ------------------------------------------------------------------- notifications
 
@@ -138,13 +218,13 @@ class TabletServerHandler:
                 response.scans.add(error=to_detail(_ANSWER_FULL))
                 continue
             try:
-                result = await self._tablets.serving(scan.target).scan_notifications(scan)
+                result = await (await self._tablets.serving(scan.target)).scan_notifications(scan)
             except PercolatorError as error:
                 detail = self._batch_refusal(error, f"scans[{index}]", scan.target)
                 result = wire.NotificationScanResult(error=detail)
             bytes_left -= result.ByteSize()
             response.scans.append(result)
-            # Each look takes up to a few milliseconds.
+            # Each scan takes up to a few milliseconds.
             await asyncio.sleep(0)
         return response
 
@@ -163,26 +243,29 @@ class TabletServerHandler:
         return wire.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
 
     async def report(self, request: wire.ReportRequest) -> wire.ReportResponse:
+        self._tablets.guard.heard(request.newest_timestamp)
+        trouble = self._disk.trouble()
         return wire.ReportResponse(
             server_id=self._server_id,
             tablets=[served.report() for served in self._tablets.all()],
+            writes_refused=None if trouble is None else to_detail(trouble),
         )
 
     async def propose_parts(self, request: wire.ProposePartsRequest) -> wire.ProposePartsResponse:
-        return await self._tablets.serving(request.target).propose_parts(request)
+        return await (await self._tablets.serving(request.target)).propose_parts(request)
 
     async def fence(self, request: wire.FenceRequest) -> wire.FenceResponse:
-        return await self._tablets.serving(request.target).fence(request)
+        return await (await self._tablets.serving(request.target)).fence(request)
 
     async def load(self, request: wire.LoadRequest) -> wire.LoadResponse:
         if self._disk.full is not None:
             raise self._disk.full.with_traceback(None)
         self._check_rows(1, len(request.rows))
-        return await self._tablets.serving(request.target).load(request)
+        return await (await self._tablets.serving(request.target)).load(request)
 
     async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
         target = request.target
-        row = await self._tablets.serving(target).propose_split(target)
+        row = await (await self._tablets.serving(target)).propose_split(target)
         return wire.ProposeSplitResponse(row=row)
 
     async def open_tablet(self, request: wire.OpenTabletRequest) -> wire.OpenTabletResponse:
@@ -194,7 +277,8 @@ class TabletServerHandler:
             end=request.range.end,
         )
         ancestry = Ancestry(request.must_exist, request.origin_tablet_id, request.origin_epoch)
-        served = await self._tablets.open(identity, request.schema_version, ancestry)
+        schema = Schema(request.schema_version, request.change_feed)
+        served = await self._tablets.open(identity, schema, ancestry)
         return wire.OpenTabletResponse(tablet=served.describe())
 
     async def close_tablet(self, request: wire.CloseTabletRequest) -> wire.CloseTabletResponse:
@@ -212,23 +296,56 @@ class TabletServerHandler:
         self, index: int, batch: wire.MutationBatch, deadline: float
     ) -> wire.MutationBatchResult:
         try:
-            if self._disk.full is not None and any(m.changes for m in batch.mutations):
-                raise self._disk.full.with_traceback(None)
-            if self.counts.queue_bytes > self._limits.queue_bytes_max:
-                raise Overloaded(
-                    f"{self.counts.queue_bytes >> 20} MiB of mutations are in progress",
-                    retry_after_seconds=OVERLOAD_RETRY_SECONDS,
-                )
-            tablet = self._tablets.serving(batch.target)
-            result = await tablet.mutate(batch, deadline_seconds=deadline)
+            if self._disk.full is not None:
+                return await self._mutated_on_full_disk(self._disk.full, batch, deadline)
+            result = await self._mutate(batch, deadline)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return wire.MutationBatchResult(error=detail)
         return result
 
+    async def _mutate(self, batch: wire.MutationBatch, deadline: float) -> wire.MutationBatchResult:
+        self._require_room()
+        tablet = await self._tablets.serving(batch.target)
+        return await tablet.mutate(batch, deadline_seconds=deadline)
+
+    async def _mutated_on_full_disk(
+        self, full: StoreUnusable, batch: wire.MutationBatch, deadline: float
+    ) -> wire.MutationBatchResult:
+        """Like `_mutate`, for those mutations that need no room; refuses the others."""
+        fits = [not self._disk.refuses(mutation) for mutation in batch.mutations]
+        if not any(fits):
+            raise full.with_traceback(None)
+        fitting = list(compress(batch.mutations, fits))
+        smaller = wire.MutationBatch(target=batch.target, mutations=fitting)
+        answered = iter((await self._mutate(smaller, deadline)).results)
+        refused = not_executed(full)
+        results = [next(answered) if one else refused for one in fits]
+        return wire.MutationBatchResult(results=results)
+
+    async def _committed(
+        self, index: int, batch: wire.TransactionBatch, deadline: float
+    ) -> wire.TransactionBatchResult:
+        try:
+            if self._disk.full is not None:
+                raise self._disk.full.with_traceback(None)
+            self._require_room()
+            tablet = await self._tablets.serving(batch.target)
+            return await tablet.commit(batch, deadline_seconds=deadline)
+        except PercolatorError as error:
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return wire.TransactionBatchResult(error=detail)
+
+    def _require_room(self) -> None:
+        if self.counts.queue_bytes > self._limits.queue_bytes_max:
+            raise Overloaded(
+                f"{self.counts.queue_bytes >> 20} MiB of mutations are in progress",
+                retry_after_seconds=OVERLOAD_RETRY_SECONDS,
+            )
+
     async def _read(self, index: int, batch: wire.ReadBatch) -> wire.ReadBatchResult:
         try:
-            result = await self._tablets.serving(batch.target).read(batch)
+            result = await (await self._tablets.serving(batch.target)).read(batch)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return wire.ReadBatchResult(error=detail)
@@ -245,8 +362,16 @@ class TabletServerHandler:
                 "batches", f"expected at most {self._limits.rows_max} rows, found {rows}"
             )
 
+    def _check_notifications(self, count: int) -> None:
+        """Each is a row that is written, although no cell of a transaction."""
+        if count > self._limits.rows_max:
+            raise InvalidArgument(
+                "batches.notifications",
+                f"expected at most {self._limits.rows_max} in all, found {count}",
+            )
+
     def _refusal(self, error: PercolatorError, target: wire.TabletTarget) -> ErrorDetail:
-        """The error as a message. The error itself may be shared by many requests: not touched."""
+        """The error as a message. The error itself is not changed: many requests may share it."""
         kind = type(error).__name__
         self.counts.refused[kind] = self.counts.refused.get(kind, 0) + 1
         detail = to_detail(error)
@@ -265,7 +390,9 @@ class TabletServerHandler:
         self,
         method: str,
         started: float,
-        batches: Sequence[wire.MutationBatch] | Sequence[wire.ReadBatch],
+        batches: Sequence[wire.MutationBatch]
+        | Sequence[wire.TransactionBatch]
+        | Sequence[wire.ReadBatch],
     ) -> None:
         seconds = self._now() - started
         if seconds < self._limits.slow_request_seconds:
@@ -283,7 +410,7 @@ class TabletServerHandler:
 async def _each(
     batches: Sequence[BatchT], answer: Callable[[int, BatchT], Awaitable[ResultT]]
 ) -> list[ResultT]:
-    """Every batch at once: what waits for one tablet's disk does not hold up the others."""
+    """Runs all batches concurrently: one that waits for its disk does not hold up the others."""
     if len(batches) == 1:
         return [await answer(0, batches[0])]
     return await asyncio.gather(*(answer(i, batch) for i, batch in enumerate(batches)))

@@ -1,16 +1,16 @@
-"""`Storage` on LevelDB: the one place that knows plyvel.
+"""`Storage` on LevelDB: the only module that uses plyvel.
 
-What a tablet relies on, from LevelDB's `DBImpl::Write` (1.22, 1.23):
+A tablet relies on this behaviour of LevelDB's `DBImpl::Write` (1.22, 1.23):
 
 * A synced batch is appended to the log and fsynced, then inserted into the memtable, and only then
   is the database's last sequence number raised, under its mutex. `Get`, and an iterator when it is
-  made, look at the last sequence number. So nothing of a batch is visible before all of it is
+  created, look at the last sequence number. So no part of a batch is visible before all of it is
   durable, although the insertion runs in another thread while the event loop reads.
 * An iterator stays at the sequence number of its creation.
-* After a failed append or fsync the batch "may or may not show up when the DB is re-opened". Here
-  nothing more is written after a failure: the owner closes this object and opens another.
+* After a failed append or fsync the batch "may or may not show up when the DB is re-opened". So
+  nothing more is written here after a failure: the owner closes this object and opens another.
 
-Only the write, the closing flush and compaction run outside of the event loop's thread.
+Only writes, the closing flush and compaction run outside the event loop's thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from pathlib import Path
 import plyvel
 
 from percolator.errors import StoreFault, StoreUnusable
-from services.tabletserver.disk_threads import DiskThreads
+from percolator.tasks import Tasks
+from services.chassis.store.disk_threads import DiskThreads
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
 WRITE_BUFFERS_BYTES = 256 * MEBIBYTE
-"""Of all open tablets together."""
+"""The write buffers of all open tablets together."""
 
 _BEYOND_ALL_KEYS = b"\xff" * 8
 
@@ -45,19 +46,19 @@ class LevelDBOptions:
     bloom_bits_per_key: int = 10
     open_files_max: int = 500
     compressed: bool = False
-    """Blocks that are not compressed are read in place, through the memory map of their file.
-    With 1,000,000 rows of 100 random bytes a random seek took 4 us instead of 17, writing took half
-    the CPU, and the files were 7 % larger; compressible values pay with disk for the same gain."""
+    """Uncompressed blocks are read in place, through the memory map of their file. With 1,000,000
+    rows of 100 random bytes a random seek took 4 us instead of 17, writing took half the CPU, and
+    the files were 7 % larger. Compressible values gain as much, but take more disk space."""
 
 
 def write_buffer_bytes(open_tablets: int, together_bytes: int = WRITE_BUFFERS_BYTES) -> int:
-    """The write buffer of each of so many tablets: between 1 and 8 MiB, or all there is."""
+    """The write buffer of each of `open_tablets`: 1 to 8 MiB, but at most `together_bytes`."""
     share = together_bytes // max(1, open_tablets)
     return max(min(1 * MEBIBYTE, together_bytes), min(share, 8 * MEBIBYTE))
 
 
 class LevelDBStorage:
-    """One open LevelDB directory. Never fork while one is open: LevelDB's lock is lost by it."""
+    """One open LevelDB directory. Never fork while one is open: that loses LevelDB's lock."""
 
     failures: tuple[type[Exception], ...] = (plyvel.Error, OSError)
 
@@ -66,17 +67,25 @@ class LevelDBStorage:
         directory: Path,
         threads: DiskThreads,
         options: LevelDBOptions = LevelDBOptions(),
+        *,
+        create: bool = False,
+        slow: DiskThreads | None = None,
     ) -> None:
-        """Opens the directory, or creates it: replays the log, 7.5 ms per MB. Blocks.
+        """Opens the database in an existing directory: replays the log, 7.5 ms per MB. Blocks.
 
-        Raises `StoreUnusable`.
+        `create` allows a new database if there is none. In `slow` run compactions and the
+        closing flush, which may take seconds, instead of in `threads`. Raises `StoreUnusable`.
         """
         self._directory = directory
         self._threads = threads
+        self._slow = slow or threads
         try:
             self._database = plyvel.DB(
-                str(directory),
-                create_if_missing=True,
+                # LevelDB creates the directory that it is given, whatever its options say. No
+                # directory can be created at a path that ends in "/.". Without it, a deposed owner,
+                # whose directory was renamed, would leave a ghost under the live name.
+                f"{directory}/.",
+                create_if_missing=create,
                 write_buffer_size=options.write_buffer_bytes,
                 lru_cache_size=options.block_cache_bytes,
                 block_size=options.block_bytes,
@@ -89,10 +98,11 @@ class LevelDBStorage:
                 f"LevelDB cannot open {directory}: {_why(directory, error)}",
                 fault=self.fault(error),
             ) from error
-        # Bound methods of LevelDB itself: a Python function around them would cost as much again.
+        # Bound methods of LevelDB itself: a Python function around them would double the cost.
         self.get = self._database.get
-        # Closing LevelDB under a thread that compacts is a crash of the process.
+        # Closing LevelDB while a thread compacts it would crash the process.
         self._compacting = asyncio.Lock()
+        self._tasks = Tasks()
         self._abandoned = False
         self.cursor = self._database.raw_iterator
 
@@ -106,30 +116,29 @@ class LevelDBStorage:
     def batch(self) -> plyvel.WriteBatch:
         return self._database.write_batch(sync=True)
 
-    async def write(self, batch: plyvel.WriteBatch) -> None:
-        await self._threads.run(batch.write)
+    async def write(self, batch: plyvel.WriteBatch, then: Callable[[], bool] | None = None) -> bool:
+        return await self._threads.run(partial(_write, batch, then))
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
         return int(self._database.approximate_size(start, stop))
 
     async def compact(self, start: bytes, stop: bytes) -> None:
-        # Not among the writes, which other tablets wait for: this may take seconds.
-        await asyncio.shield(
-            self._alone(partial(self._database.compact_range, start=start, stop=stop))
-        )
+        # Not in the threads for writes, for which other tablets wait: this may take seconds.
+        compact = partial(self._database.compact_range, start=start, stop=stop)
+        await self._tasks.run_to_the_end(self._alone(compact))
 
     async def close(self) -> None:
-        """Writes the memtable out, so that only a crash leaves a log to replay, and closes."""
+        """Flushes the memtable, so that only a crash leaves a log to replay, and closes."""
         if self._database.closed:
             return
         try:
-            await asyncio.shield(self._alone(self._flush))
+            await self._tasks.run_to_the_end(self._alone(self._flush))
         finally:
             async with self._compacting:
                 self._database.close()
 
     def abandon(self) -> None:
-        """Closes without a flush: after a failed write, or when another owner has taken over."""
+        """Closes without a flush, after a failed write or when another owner has taken over."""
         self._abandoned = True
         if not self._compacting.locked():
             self._database.close()
@@ -137,18 +146,23 @@ class LevelDBStorage:
     async def _alone(self, work: Callable[[], None]) -> None:
         async with self._compacting:
             if not self._database.closed and not self._abandoned:
-                await asyncio.to_thread(work)
-            # Not before: it would pull the database away from under the compaction.
+                await self._slow.run(work)
+            # Not before: that would close the database under the compaction.
             if self._abandoned:
                 self._database.close()
 
     def _flush(self) -> None:
-        # LevelDB writes out its memtable before any manual compaction; this one finds no table.
+        # LevelDB flushes its memtable before any manual compaction; this one finds no table.
         self._database.compact_range(start=_BEYOND_ALL_KEYS, stop=_BEYOND_ALL_KEYS + b"\xff")
 
 
+def _write(batch: plyvel.WriteBatch, then: Callable[[], bool] | None) -> bool:
+    batch.write()
+    return then is None or then()
+
+
 def _why(directory: Path, error: Exception) -> str:
-    """As LevelDB says it; of a lock, it only says that it is "temporarily unavailable"."""
+    """LevelDB's reason; for a lock, where that is only "temporarily unavailable", who holds it."""
     if "LOCK: Resource temporarily unavailable" not in str(error):
         return str(error)
     holder = _lock_holder(directory / "LOCK")
@@ -156,7 +170,7 @@ def _why(directory: Path, error: Exception) -> str:
 
 
 def _lock_holder(path: Path) -> str | None:
-    """Its process id, from the kernel's list, where there is one and it is shown to us."""
+    """The process id of the holder from the kernel's list, if there is one that we may see."""
     try:
         inode = str(path.stat().st_ino)
         locks = Path("/proc/locks").read_text().splitlines()
@@ -165,7 +179,7 @@ def _lock_holder(path: Path) -> str | None:
     for lock in locks:  # 1: POSIX  ADVISORY  WRITE 4711 fe:00:262146 0 EOF
         fields = lock.split()
         if len(fields) == 8 and fields[1] == "POSIX" and fields[5].rpartition(":")[2] == inode:
-            return fields[4] if int(fields[4]) > 0 else None  # of another container: none
+            return fields[4] if int(fields[4]) > 0 else None  # in another container: unknown
     return None
 
 

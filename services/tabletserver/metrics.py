@@ -1,4 +1,4 @@
-"""What the tablet server tells Prometheus: read when asked, nothing on the way."""
+"""The tablet server's metrics for Prometheus: read when it asks, at no cost to requests."""
 
 from __future__ import annotations
 
@@ -70,6 +70,13 @@ class TabletServerMetrics(Collector):
         failed = sum(description.HasField("error") for description in descriptions)
         yield _gauge("tablets", "Tablets of this server.", len(descriptions))
         yield _gauge("tablets_failed", "Tablets that cannot be served.", failed)
+        guard = self._tablets.guard
+        yield _counter(
+            "timestamp_questions", "Timestamps about which the oracle was asked.", guard.requests
+        )
+        yield _counter(
+            "timestamps_refused", "Timestamps that the oracle had not handed out.", guard.refused
+        )
         events = self._tablets.events
         yield _counter("tablets_reopened", "Reopened after an I/O error.", events.reopened)
         yield _counter("tablets_lost", "Found to have a later owner.", events.lost)
@@ -81,6 +88,11 @@ class TabletServerMetrics(Collector):
         yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
         yield _gauge("disk_free_bytes", "Room below the store root.", self._disk.bytes_free)
         yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
+        yield _gauge(
+            "store_trouble",
+            "1 while the store hangs or cannot be written.",
+            bool(self._disk.store_trouble()),
+        )
         yield _counter("scan_pages", "Pages of scans.", self._counts.pages)
         yield _counter("slow_requests", "Requests over the limit.", self._counts.slow)
         watch = self._tablets.watch

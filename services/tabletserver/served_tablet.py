@@ -1,8 +1,8 @@
 """One tablet on this server, through everything that may happen to it.
 
-It is opened, serves, may fail, and is opened again by itself: after an I/O error nobody knows what
-the last batch left, so that LevelDB is closed and its log decides. A tablet whose directory no
-longer stands is let go. Meanwhile every request gets the error that says which of these it is.
+It is opened, serves, may fail, and is reopened automatically: after an I/O error it is not known
+what the last batch left, so LevelDB is closed and its log decides. A tablet whose directory no
+longer stands is released. Meanwhile every request gets the error that says which case it is.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet.limits import TabletLimits
-from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.state import CommitTimestamps
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import Tablet, TabletIdentity
 from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail
-from percolator.world import Clock
-from services.tabletserver.tablet_store import Ownership, TabletStore
+from percolator.world import Clock, Random
+from services.tabletserver.tablet_store import TabletStore
 
 REOPEN_SECONDS_MIN = 0.05
 REOPEN_SECONDS_MAX = 5.0
@@ -29,21 +33,28 @@ OPENING_RETRY_SECONDS = 0.05
 
 
 class Background(Protocol):
-    """Runs work that nobody waits for; a failure there is not lost."""
+    """Runs work in the background; a failure there is not lost."""
 
     def __call__(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]: ...
 
 
+class Schema(NamedTuple):
+    """What a tablet has to know of its table's schema."""
+
+    version: int
+    change_feed: bool = False
+
+
 @dataclass
 class TabletEvents:
-    """What happened to all tablets of this process, those that have left it included."""
+    """What happened to all tablets of this process, including those that have left it."""
 
     reopened: int = 0
-    """After an I/O error."""
+    """How often a tablet was reopened after an I/O error."""
     lost: int = 0
-    """To a later owner, without an order to close."""
+    """How many tablets were lost to a later owner, without an order to close."""
     cells_trimmed: int = 0
-    """Of other tablets' rows, after splits."""
+    """How many cells were deleted after splits because their rows belong to other tablets."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +63,46 @@ class SharedByTablets:
 
     store: TabletStore
     clock: Clock
+    random: Random
     limits: TabletLimits
     background: Background
     log: BoundLogger
     open_tablets: Callable[[], int]
     watch: NotificationWatch
+    guard: TimestampGuard
+    timestamps: CommitTimestamps | None = None
     events: TabletEvents = field(default_factory=TabletEvents)
     trimming: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One tablet at a time: each takes its share of this process's time."""
+    """Held to trim a tablet, one at a time: each takes its share of this process's time."""
 
 
 class ServedTablet:
-    """Lives on one event loop."""
+    """One tablet of this server. Belongs to one event loop."""
 
     def __init__(
         self,
         identity: TabletIdentity,
-        schema_version: int,
+        schema: Schema,
         ownership: Ownership,
         shared: SharedByTablets,
         on_lost: Callable[[ServedTablet], None],
     ) -> None:
         self.identity = identity
-        self.schema_version = schema_version
-        """Acknowledged: nothing is judged under an older one, and what was is answered."""
-        self._ordered_version = schema_version
-        """The highest one asked for: under it the tablet judges once it is open."""
+        self.schema_version = schema.version
+        """The acknowledged version: nothing is judged under an older one any longer, and everything
+        that was judged under one has been answered."""
+        self._ordered = schema
+        """The newest schema that was requested: the tablet judges under it once it is open."""
         self._ownership = ownership
         self._shared = shared
         self._on_lost = on_lost
         self._log = shared.log.bind(tablet=identity.tablet_id, epoch=identity.epoch)
         self._tablet: Tablet | None = None
         self._ended: Tablet | None = None
-        """Serves no more, and is not closed yet: until then its LevelDB is open."""
+        """A tablet that no longer serves, and is not closed yet: until then its LevelDB is open."""
         self._notifications_written = 0
-        """Before the tablet was opened the last time: who compares counts relies on their never
-        shrinking within an epoch."""
+        """Those of before the tablet was last opened. Comparing counts works only if they never
+        shrink within an epoch."""
         self._error: PercolatorError | None = NotReady(
             f"tablet {identity.tablet_id} is being opened",
             retry_after_seconds=OPENING_RETRY_SECONDS,
@@ -97,14 +112,14 @@ class ServedTablet:
         self._closed = False
         self._reopening: asyncio.Task[Any] | None = None
 
-    def serving(self) -> Tablet:
+    async def serving(self) -> Tablet:
         """The open tablet, or the error that says why there is none."""
         if self._tablet is None:
             error = self._error or NotReady(f"tablet {self.identity.tablet_id} is closed")
-            if not self._ownership.stands():
-                # However long it may still be opened here: whoever asks has to go elsewhere.
+            if not await self._ownership.stands():
+                # Even if it is still being opened here, the caller has to go elsewhere.
                 error = self._moved()
-            # The same object for every request: without this its traceback grows with each.
+            # All requests get the same object: without this, its traceback would grow with each.
             raise error.with_traceback(None)
         return self._tablet
 
@@ -114,7 +129,7 @@ class ServedTablet:
         return None if self._tablet is not None else self._error
 
     async def open(self) -> None:
-        """Serves from now on; `StoreUnusable` stays the error of every request."""
+        """Serves from now on; after `StoreUnusable`, every request gets that error."""
         async with self._changing:
             if self._closed or self._tablet is not None:
                 return
@@ -130,13 +145,17 @@ class ServedTablet:
                 name = f"trim tablet {self.identity.tablet_id}"
                 self._shared.background(name, self._trim(self._tablet))
 
-    async def set_schema_version(self, schema_version: int) -> None:
-        """Judges under this version once it returns; a lower one is ignored. While the tablet is
-        not open, that is acknowledged only by opening it."""
-        ordered = self._ordered_version = max(self._ordered_version, schema_version)
+    async def set_schema(self, schema: Schema) -> None:
+        """Once this returns, the tablet judges under this schema; an older one is ignored. While
+        the tablet is not open, only opening it acknowledges the schema."""
+        ordered = self._ordered = max(self._ordered, schema)
         if self._tablet is not None:
-            await self._tablet.set_schema_version(ordered)
-            self.schema_version = max(self.schema_version, ordered)
+            await self._follow(self._tablet, ordered)
+            self.schema_version = max(self.schema_version, ordered.version)
+
+    @staticmethod
+    async def _follow(tablet: Tablet, schema: Schema) -> None:
+        await tablet.set_schema_version(schema.version, change_feed=schema.change_feed)
 
     async def close(self) -> None:
         """Lets the running batch finish, flushes, and never opens again."""
@@ -150,13 +169,13 @@ class ServedTablet:
 
     def _moved(self) -> TabletMoved:
         return TabletMoved(
-            f"tablet {self.identity.tablet_id} is not served here any more",
+            f"tablet {self.identity.tablet_id} is no longer served here",
             tablet_id=self.identity.tablet_id,
             epoch=self.identity.epoch,
         )
 
     def describe(self) -> wire.TabletDescription:
-        """What it is, and how it fares."""
+        """What it is, and its current state."""
         if self._tablet is not None:
             description = self._tablet.describe()
             description.schema_version = self.schema_version
@@ -174,7 +193,7 @@ class ServedTablet:
         return description
 
     def report(self) -> wire.ReportedTablet:
-        """What the master has to know several times a second, and no more."""
+        """What the master needs to know several times a second, and no more."""
         reported = wire.ReportedTablet(
             tablet_id=self.identity.tablet_id,
             epoch=self.identity.epoch,
@@ -191,20 +210,23 @@ class ServedTablet:
         )
         tablet = Tablet(
             self.identity,
-            schema_version=self._ordered_version,
+            schema_version=self._ordered.version,
+            change_feed=self._ordered.change_feed,
             storage=storage,
             clock=self._shared.clock,
-            still_owner=self._ownership.stands,
+            ownership=self._ownership,
             on_closed=lambda error: self._stopped_by_itself(tablet, error),
             limits=self._shared.limits,
+            guard=self._shared.guard,
             watch=self._shared.watch,
+            timestamps=self._shared.timestamps,
             notifications_written=self._notifications_written,
         )
         try:
             await tablet.open()
-            while tablet.schema_version < self._ordered_version:
-                # Ordered while it was being opened. Nobody has judged anything yet.
-                await tablet.set_schema_version(self._ordered_version)
+            while tablet.schema_version < self._ordered.version:
+                # Ordered while it was being opened. Nothing has been judged yet.
+                await self._follow(tablet, self._ordered)
         except BaseException:
             await self._close(tablet)
             raise
@@ -213,12 +235,13 @@ class ServedTablet:
         return tablet
 
     async def _trim(self, tablet: Tablet) -> None:
-        """After a split. Whatever ends it, the next owner, or the next opening, begins anew."""
+        """Trims after a split. If this is interrupted, the next owner or the next opening starts it
+        again."""
         async with self._shared.trimming:
             try:
                 cells = await tablet.trim()
             except PercolatorError as error:
-                self._log.info("not trimmed to its end", reason=str(error))
+                self._log.info("trimming was interrupted", reason=str(error))
                 return
         self._shared.events.cells_trimmed += cells
         self._log.info("trimmed to its range", cells=cells)
@@ -227,26 +250,26 @@ class ServedTablet:
         try:
             await tablet.close()
         except StoreUnusable as error:
-            # It is closed anyway, and whatever was acknowledged is in its log.
+            # It is closed anyway, and everything that was acknowledged is in its log.
             self._log.warning("tablet not closed cleanly", error=str(error))
 
     async def _close_ended(self) -> None:
-        """Whoever changes the tablet next, while nobody else does; if that is broken off, whoever
-        comes then waits for the same end."""
+        """Closes a tablet that no longer serves. The next change of the tablet does this, under the
+        lock. If it is cancelled, the change after it closes the same one."""
         if self._ended is not None:
             await self._close(self._ended)
             self._ended = None
 
     def _stopped_by_itself(self, tablet: Tablet, error: PercolatorError) -> None:
         if self._tablet is not tablet:
-            # Failed while being opened or closed: whoever does that is told by an exception.
+            # Failed while being opened or closed: that operation raises the error.
             return
         self._tablet, self._ended = None, tablet
         self._error = error
-        # What the failed batch has notified may be there or not: one more says that it may.
+        # The notifications of the failed batch may exist or not: one more says that they may.
         self._notifications_written = tablet.statistics().notifications_written + 1
         if isinstance(error, StoreUnusable):
-            self._log.error("tablet closed itself, opening it again", error=str(error))
+            self._log.error("tablet closed itself, reopening it", error=str(error))
         else:
             self._log.warning("tablet lost to a later owner", error=str(error))
         self._reopening = self._shared.background(
@@ -268,11 +291,13 @@ class ServedTablet:
         self._on_lost(self)
 
     async def _reopen(self) -> None:
-        pause = REOPEN_SECONDS_MIN
+        shared = self._shared
+        # Partly random: a failed disk has closed all tablets of this server at once.
+        backoff = Backoff(shared.clock, shared.random, REOPEN_SECONDS_MIN, REOPEN_SECONDS_MAX)
         while not self._closed:
-            if not self._ownership.stands():
-                # What is found there, if anything, is another owner's business.
-                self._log.warning("tablet lost to a later owner before it could be opened again")
+            if not await self._ownership.stands():
+                # What is found there, if anything, belongs to another owner.
+                self._log.warning("tablet lost to a later owner before it could be reopened")
                 self._lose()
                 return
             try:
@@ -281,15 +306,15 @@ class ServedTablet:
                 if error.fault is StoreFault.DAMAGED:
                     self._log.error("tablet is damaged and stays closed", error=str(error))
                     return
+                pause = backoff.next_seconds()
                 self._log.warning("tablet cannot be opened yet", error=str(error), pause=pause)
             else:
-                self._shared.events.reopened += 1
+                shared.events.reopened += 1
                 return
-            await self._shared.clock.sleep(pause)
-            pause = min(2 * pause, REOPEN_SECONDS_MAX)
+            await shared.clock.sleep(pause)
 
     def _stop_waiting(self) -> None:
-        # Called while nothing else changes this tablet, so that only a pause is cut short.
+        # Called while nothing else changes this tablet, so that this cuts short only a pause.
         if self._reopening is not None and self._reopening is not asyncio.current_task():
             self._reopening.cancel()
             self._reopening = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.v1 import tabletserver_pb2
 from services.chassis.host import Host
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.drain import hand_over
 from services.tabletserver.handler import TabletServerHandler
 from services.tabletserver.metrics import TabletServerMetrics
+from services.tabletserver.oracle_word import OracleWord
 from services.tabletserver.settings import TabletServerSettings
 from services.tabletserver.tablet_store import TabletStore
 from services.tabletserver.tablets import Tablets
@@ -20,15 +23,34 @@ from services.tabletserver.tablets import Tablets
 
 @asynccontextmanager
 async def tablet_server(
-    host: Host[TabletServerSettings], store: TabletStore, free_bytes: Callable[[], int]
+    host: Host[TabletServerSettings], store: TabletStore
 ) -> AsyncIterator[list[Exposed]]:
-    """Without tablets at first; closes them all at the end. `free_bytes` is of the store's disk."""
+    """Starts without tablets, and closes all at the end."""
     settings, clock, log = host.settings, host.world.clock, host.log
-    disk = DiskSpace(free_bytes, clock, log, reserve_bytes=settings.disk_reserve_bytes)
-    disk.check()
+    free_bytes = partial(host.files.free_bytes, settings.store_root)
+    disk = DiskSpace(
+        free_bytes,
+        clock,
+        log,
+        reserve_bytes=settings.disk_reserve_bytes,
+        store_trouble=host.store_trouble,
+    )
+    await disk.check()
     host.background("disk space", disk.watch())
+    host.watch_store(settings.store_root)
+    oracle = OracleWord(host.world, settings.masters)
+    # A server that runs alone has no oracle to ask.
+    alone = not settings.masters
     tablets = Tablets(
-        store, clock, settings.limits(), host.background, log, tablets_warn=settings.tablets_warn
+        store,
+        clock,
+        host.world.random,
+        settings.limits(),
+        host.background,
+        log,
+        guard=TimestampGuard.by_own_clock(clock) if alone else TimestampGuard(oracle, clock),
+        timestamps=None if alone else oracle.take,
+        tablets_warn=settings.tablets_warn,
     )
     limits = settings.request_limits()
     collecting = Collecting(tablets, host.background, log)
@@ -44,7 +66,7 @@ async def tablet_server(
                 host.world.network, settings.masters, host.server_id, log, drain_seconds=seconds
             )
         finally:
-            # They end by nobody else, and the process would wait for them.
+            # Nothing else ends them, and the process would wait for them.
             tablets.watch.close()
 
     host.on_drain(drain)
@@ -53,3 +75,4 @@ async def tablet_server(
         yield [Exposed(service, handler)]
     finally:
         await tablets.close_all()
+        await oracle.close()

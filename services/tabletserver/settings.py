@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from percolator.tablet.limits import TabletLimits
-from services.chassis.settings import ListenAddress, Seconds, ServiceSettings
+from services.chassis.settings.loading import ListenAddress, Seconds, StoreSettings
 from services.tabletserver.handler import RequestLimits
 
 _DEFAULTS = TabletLimits()
@@ -16,8 +15,8 @@ _GIBIBYTE = 1 << 30
 _MEBIBYTE = 1 << 20
 
 
-class TabletServerSettings(ServiceSettings):
-    """What the tablet server can be told."""
+class TabletServerSettings(StoreSettings):
+    """The settings of the tablet server."""
 
     service: ClassVar[str] = "tabletserver"
 
@@ -26,10 +25,6 @@ class TabletServerSettings(ServiceSettings):
 
     store: Annotated[str, Field(min_length=1)]
     """The store root: a directory that all tablet servers of the cluster share."""
-
-    store_unsafe: bool = False
-    """Accept a store root on a network file system, whose stale metadata can lose writes that
-    were acknowledged."""
 
     queue_bytes_max: Annotated[int, Field(ge=_MEBIBYTE, le=16 * _GIBIBYTE)] = 64 * _MEBIBYTE
     """Mutations in progress in the whole process; above it, Overloaded."""
@@ -46,7 +41,7 @@ class TabletServerSettings(ServiceSettings):
     """The longest column."""
 
     value_bytes_max: Annotated[int, Field(ge=1, le=_GIBIBYTE)] = _DEFAULTS.value_bytes_max
-    """The longest stored cell: a value of 4 MiB, and what its record has besides."""
+    """The longest stored cell: a value of 4 MiB, and the rest of its record."""
 
     rows_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     """Mutations or reads in one request."""
@@ -67,8 +62,8 @@ class TabletServerSettings(ServiceSettings):
     """Below this much free space writes are refused; reads go on."""
 
     write_buffers_bytes: Annotated[int, Field(ge=64 << 10, le=64 * _GIBIBYTE)] = 256 * _MEBIBYTE
-    """Memory for what was written last, shared by all tablets: between 1 and 8 MiB for each, but
-    not more than this. A killed server's log, which its successor replays, is at most as long."""
+    """Memory for recent writes, shared by all tablets: between 1 and 8 MiB for each, but not more
+    than this. The log that the successor of a killed server replays is at most this long."""
 
     block_caches_bytes: Annotated[int, Field(ge=_MEBIBYTE, le=1024 * _GIBIBYTE)] = 128 * _MEBIBYTE
     """Memory for blocks read from disk, shared by all tablets: between 1 and 48 MiB for each."""
@@ -78,10 +73,6 @@ class TabletServerSettings(ServiceSettings):
 
     tablets_warn: Annotated[int, Field(ge=1, le=100_000)] = 32
     """More tablets than this are served, with a warning: each costs an fsync per batch."""
-
-    @property
-    def store_root(self) -> Path:
-        return Path(self.store).absolute()
 
     def limits(self) -> TabletLimits:
         """The bounds of one tablet."""

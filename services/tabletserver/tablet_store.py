@@ -1,31 +1,33 @@
-"""Where tablets are kept, and how a server comes to own one.
+"""Where tablets are kept, and how a server becomes the owner of one.
 
-`TabletStore` is what the rest of a tablet server knows; `SharedDirectoryStore` is the one there
-is: LevelDB directories below a store root that every server of the cluster can open, owned by
-epoch (see `epoch_directory`). A store that replicates each tablet's log would be another one.
+`TabletStore` is the interface that the rest of a tablet server uses. `SharedDirectoryStore` is its
+only implementation: LevelDB directories below a store root that every server of the cluster can
+open, owned by epoch (see `epoch_directory`). A store that replicates each tablet's log would be
+another one.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import TabletIdentity
 from percolator.world import Storage
-from services.chassis.epoch_directory import (
+from services.chassis.store.disk_threads import DiskThreads
+from services.chassis.store.epoch_directory import (
     EpochDirectory,
     Inheritance,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from services.chassis.epoch_names import EpochName, Stage
-from services.chassis.files import Files
-from services.tabletserver.disk_threads import DiskThreads
-from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current
+from services.chassis.store.epoch_names import EpochName, Stage
+from services.chassis.store.files import Files
+from services.tabletserver.leveldb_clone import CURRENT, clone_leveldb, lacks_current
 from services.tabletserver.leveldb_storage import (
     WRITE_BUFFERS_BYTES,
     LevelDBOptions,
@@ -36,55 +38,47 @@ from services.tabletserver.leveldb_storage import (
 
 MEBIBYTE = 1024 * 1024
 OPEN_FILES_MIN = 74
-"""LevelDB takes no fewer."""
-
-
-class Ownership(Protocol):
-    """The right to serve a tablet, for as long as it stands."""
-
-    def stands(self) -> bool:
-        """Asked after the work and before its answer leaves: no later owner had begun by then."""
-        ...
+"""LevelDB accepts no fewer."""
 
 
 @dataclass(frozen=True)
 class Ancestry:
-    """What a tablet that has had no owner begins with. By default with nothing."""
+    """What a tablet that has had no owner starts with: by default nothing."""
 
     must_exist: bool = False
-    """It has had an owner: finding nothing is damage."""
+    """Whether it has had an owner: then finding nothing is damage."""
     origin_tablet_id: int = 0
     origin_epoch: int = 0
-    """Of the tablet of the same table that was split; 0 for none."""
+    """The epoch of the tablet of the same table that was split; 0 for none."""
 
 
 class TabletStore(Protocol):
-    """Everything that outlives a tablet server. Raises `StoreUnusable` when the disk fails."""
+    """Everything that survives a tablet server. Raises `StoreUnusable` if the disk fails."""
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> Ownership:
-        """Owns the tablet at its epoch, from now on alone; `TabletMoved` when it is too late."""
+        """Becomes the only owner of the tablet, at its epoch; `TabletMoved` if it is too late."""
         ...
 
     async def open(self, ownership: Ownership, *, open_tablets: int) -> Storage[Any]:
-        """Opens what is owned; memory is shared among so many open tablets."""
+        """Opens the tablet that is owned; memory is shared among `open_tablets`."""
         ...
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
-        """Deletes what former owners left behind and nobody needs. For an owner that serves."""
+        """Deletes what former owners left and what is not needed. For an owner that serves."""
         ...
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the LevelDBs of one process may use together."""
+    """What all LevelDBs of one process may use together."""
 
     write_buffers_bytes: int = WRITE_BUFFERS_BYTES
     block_caches_bytes: int = 128 * MEBIBYTE
     descriptors: int = 16_384
-    """A quarter of them is left to connections and everything else."""
+    """A quarter of them is left for connections and everything else."""
 
     def options(self, open_tablets: int) -> LevelDBOptions:
-        """The share of one of so many tablets."""
+        """The share of one tablet of `open_tablets`."""
         share = max(1, open_tablets)
         cache = self.block_caches_bytes // share
         files = self.descriptors * 3 // 4 // share
@@ -104,11 +98,18 @@ class SharedDirectoryStore:
         root: Path,
         threads: DiskThreads,
         *,
+        owned: Files | None = None,
+        slow: DiskThreads | None = None,
         budget: Budget | None = None,
     ) -> None:
+        """`files` are for takeovers, `owned` and `threads` for tablets that are served: a call that
+        is stuck in one of them holds up none of the others. In `slow` databases are opened, flushed
+        and compacted. By default what is not given is shared."""
         self._files = files
+        self._owned = owned or files
         self._root = root
         self._threads = threads
+        self._slow = slow or threads
         self._budget = budget or Budget()
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:
@@ -122,7 +123,14 @@ class SharedDirectoryStore:
             directory = await make_tablet_directory(
                 self._files, self._root, tablet.table_id, tablet.tablet_id
             )
-            return await take_over(self._files, directory, tablet.epoch, clone_leveldb, inheritance)
+            return await take_over(
+                self._files,
+                directory,
+                tablet.epoch,
+                clone_leveldb,
+                inheritance,
+                owner=self._owned,
+            )
         except OSError as error:
             raise StoreUnusable(
                 f"cannot take over tablet {tablet.tablet_id} at epoch {tablet.epoch}: {error}",
@@ -138,14 +146,25 @@ class SharedDirectoryStore:
             raise StoreUnusable(
                 f"cannot list {ownership.path}: {error}", fault=fault_of(error)
             ) from error
-        if lacks_current(names):
-            # LevelDB would take it for a new database, and delete what is there.
+        create = CURRENT not in names
+        if create and (ownership.must_exist or lacks_current(names)):
+            # LevelDB would treat it as a new database, and delete what is there.
             raise StoreUnusable(
-                f"{ownership.path} has tables or logs, but no CURRENT", fault=StoreFault.DAMAGED
+                f"{ownership.path} has no CURRENT, though the tablet was served before",
+                fault=StoreFault.DAMAGED,
             )
         options = self._budget.options(open_tablets)
-        # Replaying a log takes milliseconds per MiB: the event loop goes on meanwhile.
-        return await asyncio.to_thread(LevelDBStorage, ownership.path, self._threads, options)
+        # Replaying a log takes milliseconds per MiB: the event loop keeps running meanwhile.
+        return await self._slow.run(
+            partial(
+                LevelDBStorage,
+                ownership.path,
+                self._threads,
+                options,
+                create=create,
+                slow=self._slow,
+            )
+        )
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
         directory = self._root / str(tablet.table_id) / str(tablet.tablet_id)
@@ -153,5 +172,5 @@ class SharedDirectoryStore:
             await remove_superseded(self._files, directory, tablet.epoch)
         except OSError as error:
             raise StoreUnusable(
-                f"cannot clear up {directory}: {error}", fault=fault_of(error)
+                f"cannot clean up {directory}: {error}", fault=fault_of(error)
             ) from error

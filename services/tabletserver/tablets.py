@@ -1,26 +1,30 @@
-"""All tablets of this server: opened and closed as the master says, found by every request.
+"""All tablets of this server: opened and closed as the master orders, looked up by every request.
 
-One tablet that fails to open, or fails later, is listed with its error, and only it: the others
-serve on. Orders about one tablet happen one after another.
+If a tablet fails to open, or fails later, it is listed with its error; the others keep serving.
+Orders about one tablet are carried out one after another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Iterable
 
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
 from percolator.tablet.limits import TabletLimits
-from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.state import CommitTimestamps
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet, TabletIdentity
-from percolator.tablet.to_the_end import ToTheEnd
+from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as wire
-from percolator.world import Clock
+from percolator.world import Clock, Random
+from services.chassis.store.epoch_directory import EPOCH_MAX
+from services.tabletserver.order_turns import OrderTurns
 from services.tabletserver.served_tablet import (
     Background,
+    Schema,
     ServedTablet,
     SharedByTablets,
     TabletEvents,
@@ -29,72 +33,86 @@ from services.tabletserver.tablet_store import Ancestry, TabletStore
 
 
 class Tablets:
-    """Lives on one event loop."""
+    """All tablets of this server. Belongs to one event loop."""
 
     def __init__(
         self,
         store: TabletStore,
         clock: Clock,
+        random: Random,
         limits: TabletLimits,
         background: Background,
         log: BoundLogger,
         *,
+        guard: TimestampGuard,
+        timestamps: CommitTimestamps | None = None,
         tablets_warn: int,
     ) -> None:
         self._served: dict[int, ServedTablet] = {}
         self._leaving: dict[ServedTablet, None] = {}
-        """Let go, and not closed yet."""
-        self._orders: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._to_the_end = ToTheEnd()
-        """Orders, although whoever gave them has left: broken off in the middle, a tablet would be
-        "being opened" for ever, and one that takes longer to open than its master waits would never
-        be open."""
+        """Tablets that were released, but are not closed yet."""
+        self._orders = OrderTurns()
+        self._under_way = Tasks()
+        """Orders, which continue even if their caller has gone. If one were cancelled half-way, a
+        tablet would be "being opened" forever, and one that takes longer to open than its master
+        waits would never be open."""
         self._store = store
         self._background = background
         self._log = log
         self._tablets_warn = tablets_warn
         self.watch = NotificationWatch()
-        """Who is told of notifications in any of the tablets."""
+        """The streams that receive notifications from any of the tablets."""
+        self.guard = guard
+        """What is known of the oracle's time, for all tablets."""
         self._shared = SharedByTablets(
-            store, clock, limits, background, log, lambda: len(self._served), self.watch
+            store,
+            clock,
+            random,
+            limits,
+            background,
+            log,
+            lambda: len(self._served),
+            self.watch,
+            guard,
+            timestamps,
         )
 
     @property
     def events(self) -> TabletEvents:
-        """What happened since the process began."""
+        """What has happened since the process started."""
         return self._shared.events
 
-    def serving(self, target: wire.TabletTarget) -> Tablet:
-        """The open tablet that a request means; the tablet itself compares epoch and schema."""
+    async def serving(self, target: wire.TabletTarget) -> Tablet:
+        """The open tablet that a request names; the tablet itself checks epoch and schema."""
         served = self._served.get(target.tablet_id)
         if served is None:
             raise _not_here(target.tablet_id, target.epoch)
-        return served.serving()
+        return await served.serving()
 
     def all(self) -> list[ServedTablet]:
         """Every tablet, whether it can be served or not."""
         return list(self._served.values())
 
     async def open(
-        self, identity: TabletIdentity, schema_version: int, ancestry: Ancestry
+        self, identity: TabletIdentity, schema: Schema, ancestry: Ancestry
     ) -> ServedTablet:
-        """Serves the tablet at this epoch from now on. Repeating it is harmless."""
+        """Serves the tablet at this epoch from now on. Repeating the order is harmless."""
         _check(identity)
-        return await self._to_the_end.run(self._open(identity, schema_version, ancestry))
+        return await self._under_way.run_to_the_end(self._open(identity, schema, ancestry))
 
     async def _open(
-        self, identity: TabletIdentity, schema_version: int, ancestry: Ancestry
+        self, identity: TabletIdentity, schema: Schema, ancestry: Ancestry
     ) -> ServedTablet:
-        async with self._orders[identity.tablet_id]:
+        async with self._orders.turn(identity.tablet_id):
             present = self._served.get(identity.tablet_id)
             if present is not None and present.identity.epoch >= identity.epoch:
-                return await self._open_again(present, identity, schema_version)
+                return await self._open_again(present, identity, schema)
             if present is not None:
-                # The next owner is this very process: two open LevelDBs of one tablet are not
-                # kept apart by anything but this.
+                # The next owner is this very process, and nothing else would keep apart two open
+                # LevelDBs of one tablet.
                 await self._let_go(present)
             ownership = await self._store.take_over(identity, ancestry)
-            served = ServedTablet(identity, schema_version, ownership, self._shared, self._on_lost)
+            served = ServedTablet(identity, schema, ownership, self._shared, self._on_lost)
             self._served[identity.tablet_id] = served
             self._warn_of_many()
             await served.open()
@@ -105,10 +123,10 @@ class Tablets:
 
     async def close(self, tablet_id: int, epoch: int) -> None:
         """Flushes and closes the tablet. One that is not here at this epoch is closed already."""
-        await self._to_the_end.run(self._close(tablet_id, epoch))
+        await self._under_way.run_to_the_end(self._close(tablet_id, epoch))
 
     async def _close(self, tablet_id: int, epoch: int) -> None:
-        async with self._orders[tablet_id]:
+        async with self._orders.turn(tablet_id):
             present = self._served.get(tablet_id)
             if present is None or present.identity.epoch < epoch:
                 return
@@ -117,12 +135,12 @@ class Tablets:
             await self._let_go(present)
 
     async def close_all(self) -> None:
-        """At the end of the process: what is flushed needs no replay."""
-        await self._to_the_end.give_up()
+        """Closes all tablets at the end of the process: what is flushed needs no replay."""
+        await self._under_way.cancel()
         await asyncio.gather(*map(self._let_go, [*self.all(), *self._leaving]))
 
     def describe(self, tablet_ids: Iterable[int]) -> list[wire.TabletDescription]:
-        """These tablets, or all; unknown ones are left out."""
+        """Describes these tablets, or all; unknown ones are left out."""
         wanted = set(tablet_ids)
         return [
             served.describe()
@@ -131,20 +149,21 @@ class Tablets:
         ]
 
     async def _open_again(
-        self, present: ServedTablet, identity: TabletIdentity, schema_version: int
+        self, present: ServedTablet, identity: TabletIdentity, schema: Schema
     ) -> ServedTablet:
         if present.identity.epoch > identity.epoch:
-            raise _not_here(identity.tablet_id, identity.epoch)
+            raise _not_here(identity.tablet_id, identity.epoch, present.identity.epoch)
         if present.identity != identity:
             raise InvalidArgument(
-                "range", f"tablet {identity.tablet_id} is open here at this epoch as another one"
+                "range",
+                f"tablet {identity.tablet_id} is open here at this epoch with another identity",
             )
-        await present.set_schema_version(schema_version)
+        await present.set_schema(schema)
         await present.open()
         return present
 
     async def _let_go(self, served: ServedTablet) -> None:
-        # Unlisted first: new requests learn at once that it moves.
+        # Unlist it first: new requests learn at once that it moves.
         self._on_lost(served)
         self._leaving[served] = None
         await served.close()
@@ -167,13 +186,20 @@ class Tablets:
         try:
             await self._store.remove_superseded(identity)
         except StoreUnusable as error:
-            # Costs space until the next owner clears up, and nothing else.
-            self._log.warning("not cleared up", tablet=identity.tablet_id, error=str(error))
+            # The only cost is space, until the next owner cleans up.
+            self._log.warning(
+                "leftovers of former owners not deleted",
+                tablet=identity.tablet_id,
+                error=str(error),
+            )
 
 
-def _not_here(tablet_id: int, epoch: int) -> TabletMoved:
+def _not_here(tablet_id: int, epoch: int, highest_epoch: int = 0) -> TabletMoved:
     return TabletMoved(
-        f"tablet {tablet_id} is not served here at epoch {epoch}", tablet_id=tablet_id, epoch=epoch
+        f"tablet {tablet_id} is not served here at epoch {epoch}",
+        tablet_id=tablet_id,
+        epoch=epoch,
+        highest_epoch=highest_epoch,
     )
 
 
@@ -181,5 +207,8 @@ def _check(identity: TabletIdentity) -> None:
     for field in ("table_id", "tablet_id", "epoch"):
         if getattr(identity, field) < 1:
             raise InvalidArgument(field, "expected 1 or more, found 0")
+    if identity.epoch > EPOCH_MAX:
+        # No later owner could have a higher one: the tablet would be lost to all but this server.
+        raise InvalidArgument("epoch", f"expected at most {EPOCH_MAX}, found {identity.epoch}")
     if identity.end and identity.start >= identity.end:
         raise InvalidArgument("range", "expected the start below the end")

@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 from percolator.v1.cluster_pb2 import ServiceKind
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import load
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import load
 from services.worker.service import worker_service
 from services.worker.settings import WorkerSettings
 
 
 @asynccontextmanager
 async def build(host: Host[WorkerSettings]) -> AsyncIterator[list[Exposed]]:
-    """A worker, whose state is all in the store."""
+    """A worker. All of its state is in the store."""
     async with worker_service(host) as exposed:
         yield exposed
 

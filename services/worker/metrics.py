@@ -1,4 +1,4 @@
-"""What a worker tells Prometheus: read from its plain counters when asked, nothing on the way."""
+"""The metrics of a worker, read from plain counters when asked for: no run pays for them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from percolator.observers.worker import Worker
 _PREFIX = "percolator_observer_"
 _LABELS = ["table", "observer"]
 _COUNTERS = {
-    "runs": "Times that its function was called.",
+    "runs": "Calls of the observer's function.",
     "commits": "Runs that committed.",
-    "conflicts": "Runs that lost against another transaction, and are repeated.",
-    "postponed": "Attempts that the cluster did not answer in time, and that are repeated.",
+    "conflicts": "Runs that conflicted with another transaction, and are retried.",
+    "postponed": "Attempts that the cluster did not answer in time, and that are retried.",
     "failures": "Runs that raised, wrote too much, or took too long.",
-    "abandoned": "Of the failures, the runs that took too long.",
-    "dead_letters": "Changes that were put aside.",
-    "acknowledged": "Notifications that were answered already.",
+    "abandoned": "Failures that were runs that took too long.",
+    "dead_letters": "Changes put aside as dead letters.",
+    "acknowledged": "Notifications with nothing left to do: answered already, or unwanted deletes.",
 }
 _BOUNDS = [*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"]
 
@@ -38,17 +38,19 @@ class WorkerMetrics(Collector):
         self._worker = worker
 
     def collect(self) -> Iterator[Metric]:
-        of_all = self._worker.counters
+        by_observer = self._worker.counters
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(_PREFIX + name, text, labels=_LABELS)
-            for labels, counters in of_all.items():
+            for labels, counters in by_observer.items():
                 counter.add_metric(labels, getattr(counters, name))
             yield counter
         hung = GaugeMetricFamily(
-            _PREFIX + "hung_threads", "Threads that a run has not given back.", labels=_LABELS
+            _PREFIX + "hung_threads",
+            "Threads still held by runs that took too long.",
+            labels=_LABELS,
         )
         backlog = GaugeMetricFamily(
-            _PREFIX + "backlog", "Changes that this worker knows of, unanswered.", labels=_LABELS
+            _PREFIX + "backlog", "Unanswered changes that this worker knows of.", labels=_LABELS
         )
         latency = HistogramMetricFamily(
             _PREFIX + "latency_seconds",
@@ -57,7 +59,7 @@ class WorkerMetrics(Collector):
         )
         for labels, count in self._worker.backlog.items():
             backlog.add_metric(labels, count)
-        for labels, counters in of_all.items():
+        for labels, counters in by_observer.items():
             hung.add_metric(labels, counters.hung)
             buckets = list(zip(_BOUNDS, accumulate(counters.latencies), strict=True))
             latency.add_metric(labels, buckets, sum_value=counters.latency_seconds)

@@ -1,4 +1,4 @@
-"""A worker without its process."""
+"""A worker without its process, which a simulation can run too."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError
-from percolator.observers.loading import load
+from percolator.observers.registry.loading import load
 from percolator.observers.worker import Worker
 from services.chassis.cluster_client import connected
 from services.chassis.host import Host
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
 from services.worker.metrics import WorkerMetrics
 from services.worker.settings import WorkerSettings
 
 _AGAIN_SECONDS = 0.25
 _DRAIN_SHARE = 0.5
-"""Of the time that the process has to end."""
+"""The share of the time to shut down that runs in progress may take."""
 
 
 @asynccontextmanager
 async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Exposed]]:
-    """Answers no calls but those of the chassis. Runs what its settings name."""
+    """Runs the observers that its settings name. Only the chassis answers calls."""
     settings = host.settings
     observers = [one for reference in settings.observers for one in load(reference)]
     database = await connected(host)
@@ -34,14 +34,14 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
 
         async def drain() -> None:
             if not await worker.stop():
-                host.log.warning("some runs were given up; they are run again")
+                host.log.warning("some runs were given up; they will be run again")
 
         host.on_drain(drain)
         host.metrics_registry.register(WorkerMetrics(worker))
-        # Without any part of it, work would be found late, or never: the process ends instead.
+        # If a part of it fails, work would be found late or never: the process ends instead.
         host.background("observers", worker.wait())
         for observer in observers:
-            host.log.info("runs an observer", observer=observer.name, table=observer.table.name)
+            host.log.info("running an observer", observer=observer.name, table=observer.table.name)
         yield []
         await worker.stop()
     finally:
@@ -49,7 +49,7 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
 
 
 async def _start(worker: Worker, host: Host[WorkerSettings]) -> None:
-    """Waits for what passes by itself: tables that are not there yet, masters that are gone."""
+    """Waits out what may pass: tables that do not exist yet, masters that do not answer."""
     said = ""
     while True:
         try:

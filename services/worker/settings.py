@@ -1,4 +1,4 @@
-"""Settings of a worker."""
+"""The worker's flags and environment variables, checked."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from percolator.observers.worker import WorkerLimits
-from services.chassis.settings import DialAddress, ListenAddress, Seconds, ServiceSettings
+from services.chassis.settings.loading import DialAddress, ListenAddress, Seconds, ServiceSettings
 
 _DEFAULTS = WorkerLimits()
 
 
 class WorkerSettings(ServiceSettings):
-    """What a worker can be told."""
+    """The settings of a worker."""
 
     service: ClassVar[str] = "worker"
 
@@ -24,25 +24,25 @@ class WorkerSettings(ServiceSettings):
     """Lists of observers, as module:name, separated by commas."""
 
     observer_concurrency_max: Annotated[int, Field(ge=1, le=100_000)] = _DEFAULTS.concurrency_max
-    """Runs at one time, of all observers together."""
+    """Runs in progress at once, for all observers together."""
 
     observer_threads_max: Annotated[int, Field(ge=1, le=10_000)] = _DEFAULTS.threads_max
     """Threads for blocking observers."""
 
     queue_rows_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.queue_rows_max
-    """Changes that were found and are not answered yet."""
+    """Changes that were found and not yet answered."""
 
     queue_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 34)] = _DEFAULTS.queue_bytes_max
-    """The memory that these may take, about."""
+    """About how much memory these may take."""
 
     scan_pause_seconds_max: Seconds = _DEFAULTS.scan_pause_seconds_max
-    """Between two passes over all tablets, when the last ones have found nothing."""
+    """The pause between two passes over all tablets when the last passes found nothing."""
 
     @field_validator("masters")
     @classmethod
     def _has_a_cluster(cls, masters: tuple[DialAddress, ...]) -> tuple[DialAddress, ...]:
         if not masters:
-            raise ValueError("is missing: a worker has nothing of its own")
+            raise ValueError("is missing: a worker needs the address of at least one master")
         return masters
 
     @field_validator("observers")

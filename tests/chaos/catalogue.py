@@ -1,34 +1,82 @@
-"""Every kind of fault that a chaos run strikes with."""
+"""Every kind of fault in a chaos run, by the stream in which it strikes.
+
+Streams run at the same time; the faults of one stream strike one after another.
+"""
 
 from __future__ import annotations
 
-from tests.chaos.faults import Cut, Fault, Kill, KillClient, Pause, PauseClient, RollingRestart
-from tests.chaos.store_faults import CutFromMasters, KillTogether, PauseInCompaction, PowerCut
+from tests.chaos.client_faults import KillClient, PauseClient
+from tests.chaos.clock_faults import AHEAD, BACK, OracleWithWrongClock, WrongClock
+from tests.chaos.faults import Fault, Kill, KillTogether, Pause, RollingRestart, StopTwice
+from tests.chaos.network_faults import Cut, CutCaller, CutFromMasters, Loss
+from tests.chaos.operator_faults import Drain, Move, Split
+from tests.chaos.store_faults import FullDisk, PauseInCompaction, PowerCut
 
 
-def all_faults() -> list[Fault]:
-    """In any order; each is shown to have struck."""
-    return [
-        Kill("tabletserver", replaced=True),
-        KillTogether("tabletserver"),
-        Pause("tabletserver", replaced=True),
-        PauseInCompaction("tabletserver"),
-        Cut("tabletserver", answers_only=False, replaced=True),
-        Cut("tabletserver", answers_only=True, replaced=True),
-        CutFromMasters("tabletserver"),
-        RollingRestart("tabletserver"),
-        PowerCut(),
-        Kill("oracle", replaced=True),
-        Pause("oracle", replaced=True),
-        Cut("oracle", answers_only=False, replaced=True),
-        Kill("master", replaced=True),
-        Pause("master", replaced=True),
-        Cut("master", answers_only=True, replaced=True),
-        RollingRestart("master"),
-        Kill("lockservice", replaced=False),
-        Pause("lockservice", replaced=True),
-        Cut("lockservice", answers_only=False, replaced=True),
-        RollingRestart("lockservice"),
-        KillClient(),
-        PauseClient(),
-    ]
+def streams(*, full_disk: bool) -> dict[str, list[Fault]]:
+    """All faults; each is shown to have struck."""
+    return {
+        "tablet servers": [
+            Kill("tabletserver", replaced=True),
+            KillTogether("tabletserver"),
+            Pause("tabletserver"),
+            PauseInCompaction("tabletserver"),
+            Cut("tabletserver", answers_only=False),
+            Cut("tabletserver", answers_only=True),
+            CutFromMasters("tabletserver"),
+            Loss("tabletserver"),
+            StopTwice("tabletserver"),
+            RollingRestart("tabletserver"),
+        ],
+        "oracles": [
+            Kill("oracle", replaced=True),
+            Pause("oracle"),
+            Cut("oracle", answers_only=False),
+            CutCaller("oracle"),
+            Loss("oracle"),
+            StopTwice("oracle"),
+            RollingRestart("oracle"),
+        ],
+        "masters": [
+            Kill("master", replaced=True),
+            Pause("master"),
+            Cut("master", answers_only=True),
+            Loss("master"),
+            StopTwice("master"),
+            RollingRestart("master"),
+        ],
+        "lock service": [
+            Kill("lockservice", replaced=False),
+            Pause("lockservice"),
+            Cut("lockservice", answers_only=False),
+            Loss("lockservice"),
+            StopTwice("lockservice"),
+            RollingRestart("lockservice"),
+        ],
+        "gateways": [
+            Kill("gateway", replaced=True),
+            Pause("gateway"),
+            Cut("gateway", answers_only=False),
+            CutCaller("gateway"),
+            Loss("gateway"),
+            StopTwice("gateway"),
+            RollingRestart("gateway"),
+        ],
+        "workers": [
+            Kill("worker", replaced=True),
+            KillTogether("worker"),
+            Pause("worker"),
+            CutCaller("worker"),
+            Loss("worker"),
+            StopTwice("worker"),
+            RollingRestart("worker"),
+        ],
+        "clients": [KillClient(), PauseClient()],
+        "clocks": [
+            WrongClock("a clock is set back by up to a day", BACK),
+            WrongClock("a clock is set ahead by up to 400 days", AHEAD),
+            OracleWithWrongClock(),
+        ],
+        "disk and power": [PowerCut(), *([FullDisk()] if full_disk else [])],
+        "operator": [Split(), Move(), Drain()],
+    }

@@ -1,8 +1,8 @@
 """A client process to be killed: `python -m tests.chaos.client LIFE`, the life being JSON.
 
-Runs sessions of a workload until SIGTERM, and writes down every transaction as it happens, so that
-what it knew when it was killed is in its files. A promise that it sees broken, or an error that no
-client has to expect, ends it with an exit code that is not 0.
+It runs sessions of a workload until SIGTERM, and writes down every transaction as it happens, so
+that its files hold what it knew when it was killed. If it sees a broken promise, or an error that
+no client has to expect, it ends with an exit code other than 0.
 """
 
 from __future__ import annotations
@@ -13,24 +13,31 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from percolator import aio
-from percolator.testing.history import Recorder
-from percolator.testing.history_file import HistoryFile
+from percolator.errors import DeadlineExceeded, NotReady, Unavailable
+from percolator.testing.isolation.history import Recorder
+from percolator.testing.isolation.history_file import HistoryFile
 from percolator.world import Random
+from tests.chaos import host_clock
 from tests.simulation.sessions import Chronicle, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 
 CLOCK = "this machine"
 """All processes of a machine share its monotonic clock, so instants can be compared."""
 
+CONNECT_SECONDS = 30.0
+"""A client may be started while nothing works."""
+_CONNECT_AGAIN_SECONDS = 0.2
+
 
 @dataclass(frozen=True)
 class Life:
-    """What one client process is told."""
+    """The settings of one client process."""
 
     address: str
     name: str
@@ -39,6 +46,11 @@ class Life:
     sessions: int
     directory: str
     seed: int
+    pace_seconds: float = 0.0
+    """How long a session waits after each transaction, on average."""
+    host_clock: str = ""
+    """The file that says how wrong its wall clock is."""
+    program: str = "tests.chaos.client"
 
     @property
     def history(self) -> Path:
@@ -46,7 +58,7 @@ class Life:
 
     @property
     def claims(self) -> Path:
-        """What the library said, after all, about transactions that had ended unknown."""
+        """What the library eventually said about transactions of unknown outcome."""
         return self.history.with_suffix(".claims")
 
     @property
@@ -58,11 +70,11 @@ class Life:
 
 
 class BrokenPromise(Exception):
-    """The workload has seen what it must never see."""
+    """The workload has seen something that it must never see."""
 
 
 def chronicle_of(history: HistoryFile) -> Chronicle:
-    """Written down at once; with no end but being told to stop."""
+    """A chronicle that writes everything down at once, and has no end until told to stop."""
     endless: defaultdict[str, int] = defaultdict(lambda: sys.maxsize)
     recorder = Recorder(time.monotonic, clock=CLOCK, listener=history.written)
     return Chronicle(recorder, left=endless)
@@ -85,25 +97,68 @@ async def live(life: Life) -> None:
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         async with (
-            aio.connect(life.address, description=f"{life.name} #{life.number}") as database,
+            connected(life) as database,
             asyncio.TaskGroup() as tasks,
         ):
             for number in range(life.sessions):
                 name = f"{life.name}/{number}"
                 chance = Random(f"{life.seed} {name} {life.number}")
                 session = Session(chronicle, name, life.number, database, chance)
-                tasks.create_task(_work(session, workload.step, write_claims))
+                pace = pacing(life)
+                tasks.create_task(_work(session, workload.step, write_claims, pace))
         if chronicle.broken:
             raise BrokenPromise("; ".join(chronicle.broken))
 
 
+@asynccontextmanager
+async def connected(life: Life) -> AsyncIterator[aio.Database]:
+    """Connects as soon as anything answers: `connect` gives up at once if everything refuses."""
+    database = await _connect(life, time.monotonic() + CONNECT_SECONDS)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _connect(life: Life, deadline: float) -> aio.Database:
+    description = f"{life.name} #{life.number}"
+    while True:
+        left = max(deadline - time.monotonic(), 1.0)
+        try:
+            return await aio.connect(life.address, description=description, timeout=left)
+        except (Unavailable, NotReady, DeadlineExceeded):
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_CONNECT_AGAIN_SECONDS)
+
+
+def pacing(life: Life) -> Callable[[Random], Awaitable[None]]:
+    async def pace(chance: Random) -> None:
+        if life.pace_seconds:
+            await asyncio.sleep(2 * life.pace_seconds * chance.random())
+
+    return pace
+
+
 async def _work(
-    session: Session, step: Callable[[Session], Awaitable[None]], write_claims: Callable[[], None]
+    session: Session,
+    step: Callable[[Session], Awaitable[None]],
+    write_claims: Callable[[], None],
+    pace: Callable[[Random], Awaitable[None]],
 ) -> None:
     while session.goes_on:
         await step(session)
         write_claims()
+        await pace(session.random)
+
+
+def life_of_this_process() -> Life:
+    """What this process was started to do, on its host."""
+    life = Life(**json.loads(sys.argv[1]))
+    if life.host_clock:
+        host_clock.live_by(Path(life.host_clock))
+    return life
 
 
 if __name__ == "__main__":
-    asyncio.run(live(Life(**json.loads(sys.argv[1]))))
+    asyncio.run(live(life_of_this_process()))

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from percolator.testing.history import History
-from percolator.testing.history_file import read_histories
+from percolator.testing.isolation.history import History
+from percolator.testing.isolation.history_file import read_histories
 from tests.chaos.client import Life
 
 STOP_SECONDS = 45.0
-"""Above what a call takes at most, and then what closing takes at most."""
-_CAUGHT_SECONDS = 20.0
+"""Longer than the longest call and the longest close together."""
+_CAUGHT_SECONDS = 30.0
 _POLL_SECONDS = 0.01
-_WRITES = ("put", "delete", "lock")
+_WRITES = ("put", "delete", "lock", "append")
 
 
 class ClientFailed(Exception):
-    """A client ended by itself: it saw a broken promise, or an error that it cannot expect."""
+    """A client ended by itself: it saw a broken promise or an unexpected error."""
 
 
 class Follower:
-    """Reads a history while it is written, each line once."""
+    """Reads a history while it is being written, each line once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,18 +59,20 @@ class Follower:
 
 
 class Client:
-    """One after the other, the lives of one client."""
+    """The lives of one client, one after another."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
         self.lives = [life]
+        self.struck = False
+        """Whether something is being done to it, so that no one can expect it to work."""
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._seen = Follower(self.life.history)
         with self.life.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.client", self.life.argument()],
+                [sys.executable, "-m", self.life.program, self.life.argument()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -89,12 +93,12 @@ class Client:
         return self.life.log.read_text(errors="replace")
 
     def commits(self) -> int:
-        """Acknowledged in this life so far."""
+        """The number of commits acknowledged in this life so far."""
         self._seen.read()
         return self._seen.commits
 
     def commits_in_progress(self) -> int:
-        """Sent, and not answered, at this moment. Only of a client that stands still."""
+        """The number of commits sent and not answered at this moment. Only for a stopped client."""
         self._seen.read()
         return len(self._seen.in_progress)
 
@@ -104,7 +108,7 @@ class Client:
         while time.monotonic() < deadline:
             self.require_alive()
             self.signal(signal.SIGSTOP)
-            # The signal takes effect some time after the call; only then does it stand still.
+            # The signal takes effect some time after the call; only then is the process stopped.
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
             if caught := self.commits_in_progress():
                 return caught
@@ -122,7 +126,7 @@ class Client:
         self._process = self._start()
 
     def stop(self) -> None:
-        """Lets it finish what it has begun, and insists that it ends well."""
+        """Lets it finish what it has begun, and requires a clean end."""
         self.require_alive()
         self._process.terminate()
         try:
@@ -133,20 +137,26 @@ class Client:
             raise ClientFailed(f"{self.name} exited with {code}: {self.log()}")
 
 
-class Clients:
-    """All clients of a run. Whoever is alive at the end is killed, whatever happened."""
+def lives(
+    address: str, directory: Path, workload: str, *, seed: int, count: int, sessions: int
+) -> list[Life]:
+    """The first lives of clients that only differ in their names."""
+    return [
+        Life(address, f"client-{n}", 1, workload, sessions, str(directory), seed)
+        for n in range(1, count + 1)
+    ]
 
-    def __init__(
-        self, address: str, directory: Path, workload: str, *, seed: int, count: int, sessions: int
-    ) -> None:
-        directory.mkdir()
-        self.all = [
-            Client(Life(address, f"client-{n}", 1, workload, sessions, str(directory), seed))
-            for n in range(1, count + 1)
-        ]
+
+class Clients:
+    """All clients of a run. Those still alive at the end are killed, whatever happened."""
+
+    def __init__(self, lives: Sequence[Life]) -> None:
+        for directory in {life.directory for life in lives}:
+            Path(directory).mkdir()
+        self.all = [Client(life) for life in lives]
 
     def wait_until_all_commit(self, seconds: float) -> None:
-        """Every one of them has more acknowledged commits than at the beginning of this call."""
+        """Returns when every client has more acknowledged commits than when this was called."""
         before = {client.name: client.commits() for client in self.all}
         deadline = time.monotonic() + seconds
         for client in self.all:
@@ -155,6 +165,15 @@ class Clients:
                 if time.monotonic() > deadline:
                     raise ClientFailed(f"{client.name} commits nothing: {client.log()}")
                 time.sleep(_POLL_SECONDS)
+
+    async def all_commit(self) -> None:
+        """Returns when every client to which nothing is being done has committed again."""
+        before = {client.life: client.commits() for client in self.all}
+        for client in self.all:
+            # One that was killed meanwhile has another life, which begins with no commits.
+            while not client.struck and client.commits() <= before.get(client.life, 0):
+                client.require_alive()
+                await asyncio.sleep(_POLL_SECONDS)
 
     def stop(self) -> None:
         for client in self.all:
@@ -165,14 +184,20 @@ class Clients:
             client.kill()
 
     def history(self) -> History:
-        return read_histories(life.history for life in self._lives() if life.history.exists())
+        """What the clients recorded that run a workload for the library's checker."""
+        return read_histories(self.logs_of("tests.chaos.client"))
+
+    def logs_of(self, program: str) -> list[Path]:
+        """The files in which the clients of a program recorded their transactions."""
+        lives = [life for life in self._lives() if life.program == program]
+        return [life.history for life in lives if life.history.exists()]
 
     def claims(self) -> dict[tuple[str, int], bool]:
-        """By session and number: whether the library said that it committed."""
+        """Whether the library said that a transaction committed, by session and number."""
         claims: dict[tuple[str, int], bool] = {}
         for life in self._lives():
             if life.claims.exists():
-                # A line cut off by a kill was said to nobody.
+                # A line that a kill cut off is no claim: the client did not act on it.
                 for line in life.claims.read_text().split("\n")[:-1]:
                     session, number, committed = json.loads(line)
                     claims[session, number] = committed

@@ -1,7 +1,7 @@
-"""Catches a tablet server while LevelDB compacts, with its locks taken away.
+"""Catches a tablet server while LevelDB compacts, and removes its locks.
 
-A paused owner that is deposed in the middle of a compaction, and wakes, goes on writing tables
-under numbers that the new owner uses, too: a clone that shares such a file with it is corrupted.
+If a paused owner is deposed in the middle of a compaction and wakes up, it continues to write
+tables under numbers that the new owner uses, too: a clone that shares such a file is corrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from services.local.process import ServiceProcess
 from tests.chaos.standing_still import DidNotStrike, require_stopped
 
 WRITE_BUFFERS_BYTES = 64 << 10
-"""Of all tablets of a server: LevelDB is always at work then."""
+"""For all tablets of a server together: so small that LevelDB is always busy."""
 _TABLETS = 6
 _WRITERS = 4
 _VALUE_BYTES = 8 << 10
@@ -41,7 +41,7 @@ async def _put(tx: aio.Transaction, row: str, value: bytes) -> None:
 
 
 class Filler:
-    """Overwrites rows with noise, and knows what was acknowledged."""
+    """Overwrites rows with random data, and knows what was acknowledged."""
 
     def __init__(self, database: aio.Database) -> None:
         self.database = database
@@ -72,7 +72,7 @@ class Filler:
                 try:
                     await self.database.run(_put, row, value)
                 except PercolatorError:
-                    # Whether it was done is not known: no row is expected to have either value.
+                    # It is not known whether this was done: either value is accepted.
                     self.known.pop(row, None)
                 else:
                     self.known[row] = value
@@ -80,11 +80,20 @@ class Filler:
                     return
 
     async def require_intact(self) -> None:
-        """Every row has what was acknowledged last."""
-        async with self.database.snapshot() as snapshot:
-            for row, value in self.known.items():
-                if (await snapshot.get(row, content)) != value:
-                    raise AssertionError(f"row {row} of {filler.name}: a lost write")
+        """Checks that every row has the last acknowledged value."""
+        deadline = time.monotonic() + _CAUGHT_SECONDS
+        while True:
+            try:
+                async with self.database.snapshot() as snapshot:
+                    for row, value in self.known.items():
+                        if (await snapshot.get(row, content)) != value:
+                            raise AssertionError(f"row {row} of {filler.name}: a lost write")
+            except PercolatorError:
+                # Other strikes may keep it from being read for a while.
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     async def tablets_of(self, address: str) -> list[TabletLocation]:
         engine = self.database._engine
@@ -99,9 +108,13 @@ def directory_of(store: Path, tablet: TabletLocation) -> Path:
 
 
 def is_compacting(directory: Path) -> bool:
-    """By LevelDB's own log, of a process that stands still."""
+    """Whether it is compacting, by LevelDB's own log; only for a stopped process."""
     begun = False
-    for line in (directory / "LOG").read_text(errors="replace").splitlines():
+    try:
+        log = (directory / "LOG").read_text(errors="replace")
+    except FileNotFoundError:
+        return False  # another server has just sealed it
+    for line in log.splitlines():
         if _BEGUN.search(line):
             begun = True
         elif _ENDED.search(line):
@@ -112,13 +125,13 @@ def is_compacting(directory: Path) -> bool:
 async def pause_in_compaction(
     victim: ServiceProcess, store: Path, tablets: list[TabletLocation]
 ) -> list[Path]:
-    """Returns the directories in which it is under way; the process stands still."""
+    """Stops the process during a compaction. Returns the directories in which one is running."""
     deadline = time.monotonic() + _CAUGHT_SECONDS
     while time.monotonic() < deadline:
         victim.pause()
         require_stopped(victim.pid)
         directories = [directory_of(store, one) for one in tablets]
-        found = [one for one in directories if one.exists() and is_compacting(one)]
+        found = [one for one in directories if is_compacting(one)]
         if found:
             return found
         victim.resume()
@@ -127,7 +140,7 @@ async def pause_in_compaction(
 
 
 def remove_locks(store: Path, tablets: list[TabletLocation]) -> int:
-    """LevelDB's LOCK files: a tripwire, and nothing that ownership may rest on."""
+    """Removes LevelDB's LOCK files: they are a tripwire, and ownership must not depend on them."""
     removed = 0
     for tablet in tablets:
         lock = directory_of(store, tablet) / "LOCK"
@@ -138,7 +151,7 @@ def remove_locks(store: Path, tablets: list[TabletLocation]) -> int:
 
 
 async def require_deposed(network: Network, address: str, tablet: TabletLocation) -> None:
-    """A former owner refuses a write of its former tablet, and even a question about it."""
+    """Checks that a former owner refuses a write to its former tablet, and even a read."""
     target = wire.TabletTarget(tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=1)
     mutation = wire.Mutation(row=tablet.start, column=b"content")
     batch = wire.MutationBatch(target=target, mutations=[mutation])

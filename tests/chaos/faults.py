@@ -1,8 +1,9 @@
-"""What is done to a cluster, one thing at a time, with recovery in between.
+"""What is done to the processes of a cluster.
 
-Each fault strikes, measures how long nothing went on, repairs what it broke, and shows that it did
-strike. The recovery time counts from the strike until everything can be read, and written in every
-tablet; it includes starting a new process where nobody else can take over.
+Each fault strikes, measures how long the outage lasted, repairs what it broke, and shows that it
+did strike. The recovery time is measured from the strike until everything works; it includes the
+start of a new process if no other one can take over. Faults of different roles strike at the same
+time, so each has to expect that others keep the cluster from recovering for a while.
 """
 
 from __future__ import annotations
@@ -11,210 +12,152 @@ import asyncio
 import signal
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from percolator.world import Random
-from services.local.cluster import LocalCluster
 from services.local.process import ServiceProcess
-from tests.chaos.clients import Clients
-from tests.chaos.compaction import Filler
+from tests.chaos.scene import Scene
 from tests.chaos.standing_still import DidNotStrike, require_stopped
-from tests.chaos.supervisor import Supervisor
 
-LONGER_THAN_LEASES_SECONDS = 4.5
-"""Above the lease of a tablet server and the time to live of sessions and locks, 3 s each."""
+_SECOND_SIGNAL_SECONDS_MAX = 0.02
+_AT_ONCE_SECONDS = 5.0
+_DEAD_SECONDS_MAX = 6.0
+"""A process that others can replace is started again within this time, as by a supervisor."""
+_STOPPED_SECONDS = 30.0
+_POLL_SECONDS = 0.01
+_CUT_OFF = 1
+"""The exit code of a service that drained, but had to cut off calls: others were struck, too."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """Whatever a fault may hurt, and who watches."""
-
-    cluster: LocalCluster
-    clients: Clients
-    supervisor: Supervisor
-    filler: Filler
-    chance: Random
-
-    async def some(self, kind: str) -> ServiceProcess:
-        """The process of a kind that is missed most: who leads, who serves most tablets."""
-        names = [name for name in self.cluster.processes if name.partition("-")[0] == kind]
-        processes = [self.cluster.processes[name] for name in names]
-        at = {self.cluster.links[process.name].address: process for process in processes}
-        if kind in ("master", "oracle"):
-            return at[await self.supervisor.leader(kind, list(at))]
-        if kind == "tabletserver":
-            return at[await self.supervisor.owner_of_most(at)]
-        return self.chance.choice(processes)
-
-    async def restart(self, process: ServiceProcess) -> None:
-        await asyncio.to_thread(self.cluster.restart, process.name)
-
-    async def recovered_since(self, strike: float) -> float:
-        await self.supervisor.recovered()
-        return time.monotonic() - strike
+def a(role: str) -> str:
+    return f"an {role}" if role[0] in "aeiou" else f"a {role}"
 
 
 class Fault(ABC):
-    """One kind of fault, on one kind of process."""
+    """One kind of fault, on one role."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, role: str) -> None:
+        self._role = role
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As it is counted and reported."""
+        """The name under which it is counted and reported."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Those of which nothing else may be struck meanwhile."""
+        return (self._role,)
 
     @abstractmethod
-    async def strike(self, scene: Scene) -> float:
+    async def strike(self, scene: Scene, chance: Random) -> float:
         """Strikes, repairs, and returns the seconds until everything worked again."""
 
 
 class Kill(Fault):
-    """kill -9; started again at once where nobody else can take over, else after that."""
+    """kill -9; restarted at once if no other can take over, otherwise some seconds later."""
 
-    def __init__(self, kind: str, *, replaced: bool) -> None:
-        super().__init__(kind)
+    def __init__(self, role: str, *, replaced: bool) -> None:
+        super().__init__(role)
         self._replaced = replaced
 
     @property
     def name(self) -> str:
-        return f"kill -9 of a {self._kind}"
+        return f"kill -9 of {a(self._role)}"
 
-    async def strike(self, scene: Scene) -> float:
-        victim = await scene.some(self._kind)
-        struck = time.monotonic()
-        victim.kill()
-        if victim.exit_code != -signal.SIGKILL:
-            raise DidNotStrike(f"{victim.name} exited with {victim.exit_code}")
-        if self._replaced:
-            seconds = await scene.recovered_since(struck)
+    async def strike(self, scene: Scene, chance: Random) -> float:
+        victim = await scene.some(self._role, chance)
+        async with scene.outage() as outage:
+            victim.kill()
+            if self._replaced:
+                await outage.last(_DEAD_SECONDS_MAX * chance.random())
             await scene.restart(victim)
-        else:
-            await scene.restart(victim)
-            seconds = await scene.recovered_since(struck)
-        return seconds
+            return await outage.over()
+
+
+class KillTogether(Fault):
+    """kill -9 of all but one at the same time."""
+
+    @property
+    def name(self) -> str:
+        return f"kill -9 of every {self._role} but one"
+
+    async def strike(self, scene: Scene, chance: Random) -> float:
+        processes = scene.all(self._role)
+        survivor = chance.choice(processes)
+        victims = [one for one in processes if one is not survivor]
+        async with scene.outage() as outage:
+            for victim in victims:
+                victim.kill()
+            await outage.last(_DEAD_SECONDS_MAX * chance.random())
+            await scene.restart(*victims)
+            return await outage.over()
 
 
 class Pause(Fault):
-    """SIGSTOP for longer than every lease, then SIGCONT: what it then says must be refused."""
-
-    def __init__(self, kind: str, *, replaced: bool) -> None:
-        super().__init__(kind)
-        self._replaced = replaced
+    """SIGSTOP for longer than every lease, then SIGCONT: anything that it then says is refused."""
 
     @property
     def name(self) -> str:
-        return f"pause of a {self._kind}"
+        return f"pause of {a(self._role)}"
 
-    async def strike(self, scene: Scene) -> float:
-        victim = await scene.some(self._kind)
-        struck = time.monotonic()
-        victim.pause()
-        try:
-            require_stopped(victim.pid)
-            taken_over = await outlast_leases(scene, struck, replaced=self._replaced)
-        finally:
-            victim.resume()
-        resumed = await scene.recovered_since(time.monotonic())
-        return resumed if taken_over is None else taken_over
-
-
-class Cut(Fault):
-    """Nobody reaches it any more, or it can answer nobody, while it goes on reaching others."""
-
-    def __init__(self, kind: str, *, answers_only: bool, replaced: bool) -> None:
-        super().__init__(kind)
-        self._answers_only = answers_only
-        self._replaced = replaced
-
-    @property
-    def name(self) -> str:
-        what = "answers of" if self._answers_only else "everything to"
-        return f"cut off: {what} a {self._kind}"
-
-    async def strike(self, scene: Scene) -> float:
-        victim = await scene.some(self._kind)
-        link = scene.cluster.links[victim.name]
-        held_back = link.held_back
-        struck = time.monotonic()
-        link.cut(answers_only=self._answers_only)
-        try:
-            taken_over = await outlast_leases(scene, struck, replaced=self._replaced)
-            if link.held_back == held_back:
-                raise DidNotStrike(f"nothing was to pass between {victim.name} and others")
-        finally:
-            link.mend()
-        mended = await scene.recovered_since(time.monotonic())
-        return mended if taken_over is None else taken_over
+    async def strike(self, scene: Scene, chance: Random) -> float:
+        victim = await scene.some(self._role, chance)
+        async with scene.outage() as outage:
+            victim.pause()
+            try:
+                require_stopped(victim.pid)
+                await outage.last()
+            finally:
+                victim.resume()
+            return await outage.over()
 
 
 class RollingRestart(Fault):
-    """SIGTERM to one after the other, each started again before the next."""
+    """SIGTERM to one after another, each restarted before the next."""
 
     @property
     def name(self) -> str:
-        return f"rolling restart of every {self._kind}"
+        return f"rolling restart of every {self._role}"
 
-    async def strike(self, scene: Scene) -> float:
+    async def strike(self, scene: Scene, chance: Random) -> float:
         longest = 0.0
-        for name, process in scene.cluster.processes.items():
-            if name.partition("-")[0] != self._kind:
-                continue
-            struck = time.monotonic()
-            process.ask_to_stop()
-            code = await asyncio.to_thread(process.wait_stopped)
-            if code != 0:
-                raise DidNotStrike(f"{name} did not drain: exit code {code}")
-            longest = max(longest, await scene.recovered_since(struck))
-            await scene.restart(process)
+        for process in scene.all(self._role):
+            async with scene.outage() as outage:
+                process.ask_to_stop()
+                code = await exit_code(process, _STOPPED_SECONDS)
+                if code not in (0, _CUT_OFF):
+                    raise AssertionError(f"{process.name} did not drain: exit code {code}")
+                await scene.restart(process)
+                longest = max(longest, await outage.over())
         return longest
 
 
-class KillClient(Fault):
-    """kill -9 in the middle of its commits, whose locks then stand in everybody's way."""
-
-    def __init__(self) -> None:
-        super().__init__("client")
+class StopTwice(Fault):
+    """SIGTERM, and another while it drains: it must end at once, with what it does half done."""
 
     @property
     def name(self) -> str:
-        return "kill -9 of a client in mid-commit"
+        return f"SIGTERM twice to {a(self._role)}"
 
-    async def strike(self, scene: Scene) -> float:
-        victim = scene.chance.choice(scene.clients.all)
-        await asyncio.to_thread(victim.catch_in_a_commit)
-        struck = time.monotonic()
-        victim.kill()
-        seconds = await scene.recovered_since(struck)
-        victim.begin_another_life()
+    async def strike(self, scene: Scene, chance: Random) -> float:
+        victim = await scene.some(self._role, chance)
+        async with scene.outage() as outage:
+            victim.ask_to_stop()
+            await asyncio.sleep(_SECOND_SIGNAL_SECONDS_MAX * chance.random())
+            victim.ask_to_stop()
+            code = await exit_code(victim, _AT_ONCE_SECONDS)
+            await scene.restart(victim)
+            seconds = await outage.over()
+        if code != 128 + signal.SIGTERM:
+            raise DidNotStrike(f"{victim.name} had ended before, with exit code {code}")
         return seconds
 
 
-class PauseClient(Fault):
-    """SIGSTOP in the middle of its commits, until others have declared it dead; then SIGCONT."""
-
-    def __init__(self) -> None:
-        super().__init__("client")
-
-    @property
-    def name(self) -> str:
-        return "pause of a client in mid-commit"
-
-    async def strike(self, scene: Scene) -> float:
-        victim = scene.chance.choice(scene.clients.all)
-        await asyncio.to_thread(victim.catch_in_a_commit)
-        struck = time.monotonic()
-        try:
-            seconds = await scene.recovered_since(struck)
-            await asyncio.sleep(max(0, LONGER_THAN_LEASES_SECONDS - seconds))
-        finally:
-            victim.signal(signal.SIGCONT)
-        return seconds
-
-
-async def outlast_leases(scene: Scene, struck: float, *, replaced: bool) -> float | None:
-    """Waits until others have taken over, and until they would have; returns when they had."""
-    seconds = await scene.recovered_since(struck) if replaced else None
-    await asyncio.sleep(max(0.0, struck + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
-    return seconds
+async def exit_code(process: ServiceProcess, seconds: float) -> int:
+    """Waits for its end. A process that does not end is a failure of the product."""
+    deadline = time.monotonic() + seconds
+    while process.exit_code is None:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{process.name} has not ended after {seconds:g} s")
+        await asyncio.sleep(_POLL_SECONDS)
+    return process.exit_code

@@ -1,6 +1,6 @@
 """`python -m tests.chaos.killed_backup ADDRESS DIRECTORY POINT`: exports or imports, and is killed.
 
-With kill -9, by itself, so that it happens just there.
+It kills itself with SIGKILL, so that it happens exactly at that point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PIN_TTL = 3.0
 
 
 class Point(NamedTuple):
-    """Before or after a call of this."""
+    """A point before or after a call of this function."""
 
     owner: Any
     name: str
@@ -55,7 +55,7 @@ IMPORT = {
 
 
 def plant(point: Point) -> None:
-    """From now on the process dies there."""
+    """Makes the process die at this point."""
     correct: Callable[..., Any] = getattr(point.owner, point.name)
     calls = itertools.count(1)
 

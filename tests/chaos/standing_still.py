@@ -1,4 +1,4 @@
-"""A process that is told to stand still does so a little later."""
+"""Waits for a process to stop: it does so a little later than it is told."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import psutil
 
 
 class DidNotStrike(Exception):
-    """A fault that was to be shown did not happen."""
+    """A fault could not be shown to have happened."""
 
 
 def require_stopped(pid: int) -> None:
-    """A signal takes effect a little later than it is sent."""
+    """Waits until the process is stopped: a signal takes effect a little later than it is sent."""
     process = psutil.Process(pid)
     deadline = time.monotonic() + 5
     while process.status() != psutil.STATUS_STOPPED:

@@ -1,4 +1,4 @@
-"""The one client that is never hurt: loads, measures how long trouble lasts, and judges at the end.
+"""The only client that is never hurt: it loads data, measures outages, and judges at the end.
 
 What it does is part of the history like everything else.
 """
@@ -16,12 +16,12 @@ from typing import Protocol
 
 from percolator import aio
 from percolator.errors import PercolatorError, TabletLocation
-from percolator.testing.audit import Audit, StoredTable, audit
-from percolator.testing.checker import check
-from percolator.testing.history import History
-from percolator.testing.history_file import HistoryFile, write_history
+from percolator.testing.isolation.checker import check
+from percolator.testing.isolation.history import History
+from percolator.testing.isolation.history_file import HistoryFile, write_history
 from percolator.testing.isolation.outcomes import settled
-from percolator.testing.stored_tables import stored_tables
+from percolator.testing.store_audit.audit import Audit, StoredTable, audit
+from percolator.testing.store_audit.stored_tables import stored_tables
 from percolator.v1 import master_pb2, oracle_pb2
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -31,6 +31,7 @@ from percolator.wire.through import routed_world
 from percolator.world import MachineClock, Network, Random, World, machine_random
 from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
+from tests.chaos.pulse import NoRecovery
 from tests.simulation.sessions import Body, RecordedTx, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
@@ -41,25 +42,21 @@ _RETRY_SECONDS = 0.01
 _LAST_WORDS = ("InvariantViolation", "never retrieved", "Fatal Python error")
 
 
-class NoRecovery(Exception):
-    """Trouble that does not end."""
-
-
 class Watched(Protocol):
     """A cluster of processes or of containers."""
 
     @property
     def address(self) -> str:
-        """For clients."""
+        """The address for clients."""
         ...
 
     def logs(self) -> dict[str, str]:
-        """What each of its programs has written, by a name for it."""
+        """The logs of its programs, by name."""
         ...
 
 
 class Supervisor:
-    """Of one run of one workload on one cluster."""
+    """The supervisor of one run of one workload on one cluster."""
 
     def __init__(self, cluster: Watched, workload: str, history: HistoryFile, world: World) -> None:
         self._cluster = cluster
@@ -80,7 +77,7 @@ class Supervisor:
         return self._database
 
     async def load(self) -> None:
-        """Into a cluster in good order."""
+        """Loads the initial rows into a healthy cluster."""
         self._database = await aio.connect(self._cluster.address, description="supervisor")
         for cells in self.workload.tables:
             await self.database.create_table(cells.table, cells.splits)
@@ -89,30 +86,38 @@ class Supervisor:
 
     # ------------------------------------------------------------------ recovery
 
-    async def recovered(self) -> None:
-        """Returns when everything can be read, written in every tablet, and a master leads."""
-        await self._until_it_commits("probe", self._touch_everything)
-        await self.database.tables(timeout=RECOVERY_SECONDS_MAX)
+    async def recovered(self, database: aio.Database | None = None) -> None:
+        """Returns when everything can be read, written in every tablet, and a master answers.
 
-    async def _until_it_commits(self, name: str, body: Body) -> None:
+        Another database than the supervisor's own shows that its way to the cluster works.
+        """
+        name = "probe" if database is None else "probe of another"
+
+        async def touch_everything(tx: RecordedTx) -> None:
+            for cells in self.workload.tables:
+                await tx.scan(cells.table)
+            for cells in self.workload.tables:
+                for row in (b"\0", *cells.splits):
+                    # Separate rows: a probe never waits for the workload or for another probe.
+                    await tx.lock(row + b"\0" + name.encode(), cells.column())
+
+        await self._until_it_commits(name, touch_everything, database)
+        await (database or self.database).tables(timeout=RECOVERY_SECONDS_MAX)
+
+    async def _until_it_commits(
+        self, name: str, body: Body, database: aio.Database | None = None
+    ) -> None:
         began = time.monotonic()
         self._sessions += 1
-        session = Session(self._chronicle, name, self._sessions, self.database, Random(began))
+        database = database or self.database
+        session = Session(self._chronicle, name, self._sessions, database, Random(began))
         while not await session.run(body):
             if time.monotonic() - began > RECOVERY_SECONDS_MAX:
-                raise NoRecovery(f"nothing goes on since {RECOVERY_SECONDS_MAX:g} s")
+                raise NoRecovery(f"nothing has worked for {RECOVERY_SECONDS_MAX:g} s")
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _touch_everything(self, tx: RecordedTx) -> None:
-        for cells in self.workload.tables:
-            await tx.scan(cells.table)
-        for cells in self.workload.tables:
-            for row in (b"\0", *cells.splits):
-                # A row of its own, so that the probe never waits for the workload.
-                await tx.lock(row + b"\0probe", cells.column())
-
     async def leader(self, kind: str, addresses: Sequence[str]) -> str:
-        """The one of them that answers what only a leader, or the active oracle, answers."""
+        """The one of them that answers a call that only a leader, or the active oracle, answers."""
         network = self._world.network
         deadline = time.monotonic() + RECOVERY_SECONDS_MAX
         for address in itertools.cycle(addresses):
@@ -125,19 +130,19 @@ class Supervisor:
                     await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
             except PercolatorError as error:
                 if time.monotonic() > deadline:
-                    raise NoRecovery(f"nobody leads; {kind} {address}: {error}") from error
+                    raise NoRecovery(f"no {kind} leads; {address}: {error}") from error
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return address
-        raise NoRecovery("there is nobody to lead")
+        raise NoRecovery("there is no process that could lead")
 
     async def owner_of_most(self, addresses: Iterable[str]) -> str:
-        """The one of them that serves the most tablets."""
+        """The server that serves the most tablets."""
         owners = Counter(one.address for one in await self.tablets())
         return max(addresses, key=lambda address: owners[address])
 
     async def tablets(self) -> list[TabletLocation]:
-        """Where they are, as far as the master knows."""
+        """The locations of all tablets, as far as the master knows."""
         deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
         catalog = self.database._engine.catalog
         found: list[TabletLocation] = []
@@ -149,14 +154,14 @@ class Supervisor:
     # ------------------------------------------------------------------ the end
 
     async def judge(self, clients: Clients) -> Verdict:
-        """After all clients have stopped, on a cluster in good order."""
+        """Judges the run after all clients have stopped, on a healthy cluster."""
         rows: dict[str, Rows] = {}
 
         async def read_everything(tx: RecordedTx) -> None:
             for cells in self.workload.tables:
                 rows[cells.name] = await tx.scan(cells.table)
 
-        # Reading settles whatever locks are left, so it comes before the look at what is stored.
+        # Reading resolves the locks that are left, so it comes before checking what is stored.
         await self._until_it_commits("last reading", read_everything)
         stored = await self._stored()
         timestamp = await self.database.timestamp()
@@ -197,7 +202,7 @@ def _is_last_word(line: str) -> bool:
 
 
 class Verdict:
-    """What a run has shown."""
+    """The result of a run."""
 
     def __init__(self, history: History, problems: list[str]) -> None:
         self.history = history
@@ -209,13 +214,13 @@ class Verdict:
 
     @property
     def unknown(self) -> int:
-        """Nobody was told how they ended; the store says it."""
+        """The transactions whose outcome only the store knows: no client was told."""
         return sum(
             record.outcome.value == "unknown" and bool(record.writes()) for record in self.history
         )
 
     def require_clean(self, directory: Path) -> None:
-        """Otherwise leaves the history for whoever looks into it."""
+        """Raises if there were problems, and leaves the history so that they can be examined."""
         if self.problems:
             path = directory / "failed.history"
             write_history(self.history, path)

@@ -1,11 +1,11 @@
-"""The tablet server as it is, which also notes how much of each log is surely on the disk.
+"""The real tablet server, which also records how much of each log is certainly on the disk.
 
     python -m tests.chaos.tablet_server --store STORE ...
 
-LevelDB's log may end with what was appended and not yet synced: a power cut drops that, in whole or
-in part. A process that is killed leaves it in the page cache, where the next owner finds it. So
-after each synced write (one at a time in a tablet) the log's size is noted; what lies behind the
-last note was acknowledged to nobody, and `drop_unsynced` takes some of it away.
+LevelDB's log may end with data that was appended and not yet synced: a power cut drops that, in
+whole or in part. A killed process leaves it in the page cache, where the next owner finds it. So
+after each synced write (one at a time in a tablet) the size of the log is recorded. What is behind
+the last recorded size was never acknowledged, and `drop_unsynced` removes some of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +22,7 @@ import plyvel
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import Random
 from services.chassis.lifecycle import run
-from services.chassis.settings import load
+from services.chassis.settings.loading import load
 from services.tabletserver.__main__ import build
 from services.tabletserver.leveldb_storage import LevelDBStorage
 from services.tabletserver.settings import TabletServerSettings
@@ -30,13 +31,16 @@ _NOTES = ".fsynced"
 
 
 def note_fsyncs(notes: IO[str]) -> None:
-    """From now on, in this process."""
+    """Records every fsync of this process from now on."""
     write = LevelDBStorage.write
 
-    async def noting(self: LevelDBStorage, batch: plyvel.WriteBatch) -> None:
-        await write(self, batch)
+    async def noting(
+        self: LevelDBStorage, batch: plyvel.WriteBatch, then: Callable[[], bool] | None = None
+    ) -> bool:
+        owned = await write(self, batch, then)
         for path, size in _logs(self._directory):
             notes.write(f"{size} {path}\n")
+        return owned
 
     LevelDBStorage.write = noting  # type: ignore[method-assign]
 
@@ -54,10 +58,10 @@ def notes_of(store: Path, server_id: str) -> Path:
 
 
 def unsynced(store: Path) -> dict[Path, tuple[int, int]]:
-    """Logs that are longer than is known to be on the disk: the synced size and the present one.
+    """Logs that are longer than what is known to be on the disk: the synced and the present size.
 
-    Only of logs about which something is known: one that was copied for a new owner was synced by
-    whoever copied it.
+    Only logs with a recorded size are included: a log that was copied for a new owner was synced by
+    the copy.
     """
     synced: defaultdict[str, int] = defaultdict(int)
     for notes in (store.parent / "run").glob(f"*{_NOTES}"):
@@ -73,7 +77,7 @@ def unsynced(store: Path) -> dict[Path, tuple[int, int]]:
 
 
 def drop_unsynced(store: Path, chance: Random) -> int:
-    """As a power cut: the end of each log is gone, torn anywhere. Returns how many bytes are."""
+    """Cuts off the end of each log anywhere, like a power cut. Returns how many bytes are gone."""
     dropped = 0
     for path, (synced, present) in unsynced(store).items():
         left = synced + int(chance.random() * (present - synced))

@@ -1,10 +1,12 @@
-"""`make chaos`: a cluster of real processes is hurt in every way, one after the other.
+"""`make chaos`: a cluster of real processes is hurt in every way, in many ways at the same time.
 
-    CHAOS_SECONDS=600 CHAOS_SEED=7 CHAOS_WORKLOAD=mixed make chaos
+    CHAOS_SECONDS=900 CHAOS_SEED=7 CHAOS_WORKLOAD=mixed CHAOS_TOGETHER=10 make chaos
 
-Every kind of fault strikes at least once, in an order that the seed decides, and again until the
-time is over; a fault that cannot be shown to have struck fails the run. At the end the checker
-sees the whole history, and the audit everything that is stored.
+Each role has a stream of faults of its own, whose order the seed decides; CHAOS_TOGETHER limits how
+many strike at once. A kind of fault that cannot be shown to have struck fails the run. At the end,
+the library's checker sees the whole history of half of the clients, a judge that knows nothing of
+it sees that of the others, the audit sees everything that is stored, every order must have been
+handled once by each observer, and recipes must hold what plain Python makes of what was committed.
 """
 
 from __future__ import annotations
@@ -13,107 +15,221 @@ import asyncio
 import os
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
-from percolator.world import Random
+from percolator import aio
 from services.local.cluster import LocalCluster
-from tests.chaos.catalogue import all_faults
+from tests.chaos import appender, recovery
+from tests.chaos.catalogue import streams
+from tests.chaos.client import Life
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import WRITE_BUFFERS_BYTES, Filler
-from tests.chaos.faults import Fault, Scene
-from tests.chaos.supervisor import Supervisor, Verdict, supervising
+from tests.chaos.host_clock import HostClock
+from tests.chaos.list_append.final import judge_lists
+from tests.chaos.list_append.lists import SPLITS, lists
+from tests.chaos.pulse import Pulse
+from tests.chaos.recipes import at_work
+from tests.chaos.recipes.client import PROGRAM as RECIPES
+from tests.chaos.recipes.judged import judge_recipes
+from tests.chaos.scene import Scene
+from tests.chaos.shop import Shop
+from tests.chaos.streams import Streams
+from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, Supervisor, Verdict, supervising
+from tests.integration.recipes_at_work import FILE_VARIABLE
+from tests.mounted_file_system import MAY_MOUNT, FileSystem
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "90"))
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or secrets.randbelow(1_000_000) + 1
 WORKLOAD = os.environ.get("CHAOS_WORKLOAD", "mixed")
-CLIENTS = 3
-SESSIONS_PER_CLIENT = 4
-WORKS_AGAIN_SECONDS = 20.0
-TABLET_SERVER = ("tests.chaos.tablet_server", "--write-buffers-bytes", str(WRITE_BUFFERS_BYTES))
+TOGETHER = int(os.environ.get("CHAOS_TOGETHER", "100"))
+HOSTS = 3
+SESSIONS = 3
+PACE_SECONDS = 0.03
+"""Clients leave the machine to the servers most of the time: what is measured is recovery."""
+RECIPES_PACE_SECONDS = 0.2
+COMMITS_PER_STRIKE_MIN = 4
+"""Commits of the clients that the library's checker judges: fewer would prove nothing."""
+DISK_BYTES = 3 << 30
+_THREADS = 32
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS * 2 + 240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS * 2 + 420)]
 
-console = Console()
+console = Console(highlight=False, markup=False, soft_wrap=True)
+
+
+@pytest.fixture(name="disk")
+def _disk(tmp_path: Path) -> Iterator[FileSystem | None]:
+    if not MAY_MOUNT:
+        yield None
+        return
+    found = FileSystem(tmp_path, bytes_max=DISK_BYTES)
+    found.make()
+    found.mount()
+    try:
+        yield found
+    finally:
+        found.unmount_in_any_case()
+
+
+@pytest.fixture(name="clocks")
+def _clocks(tmp_path: Path) -> list[HostClock]:
+    return [HostClock(tmp_path / f"clock-{host}") for host in range(HOSTS)]
+
+
+@pytest.fixture(name="exports")
+def _exports(tmp_path: Path) -> Path:
+    """The file to which workers export."""
+    return tmp_path / "exports.jsonl"
 
 
 @pytest.fixture(name="cluster")
-def _cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(
-        tmp_path / "cluster",
+def _cluster(
+    tmp_path: Path,
+    exports: Path,
+    disk: FileSystem | None,
+    clocks: list[HostClock],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[LocalCluster]:
+    def program(name: str, module: str) -> list[str]:
+        own = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
+        if module == "services.tabletserver":
+            module, more = "tests.chaos.tablet_server", own
+        else:
+            more = []
+        clock = clocks[cluster.host_of[name]].file
+        return ["tests.chaos.host_clock", *more, f"--program={module}", f"--host-clock={clock}"]
+
+    monkeypatch.setenv(FILE_VARIABLE, str(exports))
+    data = tmp_path / "cluster"
+    if disk is not None:
+        (disk.point / "store").mkdir()
+        data.mkdir()
+        (data / "store").symlink_to(disk.point / "store")
+    cluster = LocalCluster(
+        data,
         tablet_servers=3,
         masters=2,
         oracles=2,
+        gateways=2,
+        workers=2,
+        observers=[
+            "tests.integration.observed_orders:observers",
+            "tests.chaos.recipes.at_work:observers",
+        ],
         links=True,
-        tablet_server=TABLET_SERVER,
-    ) as started:
-        yield started
+        hosts=HOSTS,
+        program=program,
+    )
+    with cluster:
+        yield cluster
 
 
-async def test_whatever_strikes_no_promise_is_broken(cluster: LocalCluster, tmp_path: Path) -> None:
+def lives(cluster: LocalCluster, clocks: list[HostClock], directory: Path) -> list[Life]:
+    """Clients of each kind: with the library, directly and through gateways, and without it; and
+    one that uses recipes."""
+    direct, gateways = cluster.address, cluster.gateway_address
+    first = Life(
+        direct, "client-1", 1, WORKLOAD, SESSIONS, str(directory), SEED, pace_seconds=PACE_SECONDS
+    )
+    appends = replace(first, workload=appender.LIBRARY, program="tests.chaos.appender")
+    bare = replace(appends, address=gateways, workload=appender.BARE)
+    return [
+        replace(first, host_clock=str(clocks[0].file)),
+        replace(first, name="client-2", address=gateways, host_clock=str(clocks[1].file)),
+        replace(appends, name="appender-1", host_clock=str(clocks[2].file)),
+        replace(appends, name="appender-2", address=gateways, host_clock=str(clocks[0].file)),
+        replace(bare, name="appender-3", host_clock=str(clocks[1].file)),
+        replace(
+            first,
+            name="recipes",
+            program=RECIPES,
+            # Each of its transactions writes to six tables, and wakes three observers.
+            sessions=2,
+            pace_seconds=RECIPES_PACE_SECONDS,
+            host_clock=str(clocks[2].file),
+        ),
+    ]
+
+
+async def test_whatever_strikes_at_once_no_promise_is_broken(
+    cluster: LocalCluster,
+    clocks: list[HostClock],
+    disk: FileSystem | None,
+    tmp_path: Path,
+    exports: Path,
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
     console.print(f"\nCHAOS_SEED={SEED} CHAOS_WORKLOAD={WORKLOAD} CHAOS_SECONDS={SECONDS:g}")
-    async with supervising(cluster, WORKLOAD, tmp_path) as supervisor:
-        clients = Clients(
-            cluster.address,
-            tmp_path / "clients",
-            WORKLOAD,
-            seed=SEED,
-            count=CLIENTS,
-            sessions=SESSIONS_PER_CLIENT,
-        )
+    async with (
+        supervising(cluster, WORKLOAD, tmp_path) as supervisor,
+        aio.connect(cluster.gateway_address, description="supervisor") as through_gateways,
+    ):
+        shop = Shop(supervisor.database)
+        await shop.open()
+        await at_work.create(supervisor.database)
+        await asyncio.to_thread(cluster.wait_workers)
+        await supervisor.database.create_table(lists, SPLITS)
+        clients = Clients(lives(cluster, clocks, tmp_path / "clients"))
         try:
-            recovery = await hurt(cluster, clients, supervisor)
+            pulse = Pulse(probes(supervisor, through_gateways, shop, clients), RECOVERY_SECONDS_MAX)
+            filler = await Filler.of(supervisor.database)
+            scene = Scene(cluster, clients, supervisor, filler, pulse, clocks, disk)
+            kinds = streams(full_disk=disk is not None)
+            struck = Streams(scene, kinds, seed=SEED, together=TOGETHER)
+            async with watched(scene):
+                await struck.run(SECONDS)
+                await scene.recovered_since(time.monotonic())
             await asyncio.to_thread(clients.stop)
         finally:
             clients.kill()
+        problems = await judge_lists(supervisor.database, clients, tmp_path / "clients")
+        problems += await shop.problems()
+        problems += await judge_recipes(supervisor.database, clients, exports)
         verdict = await supervisor.judge(clients)
-    show(recovery, verdict)
+        verdict.problems += problems
+    show(struck, verdict, shop)
     verdict.require_clean(tmp_path)
-    assert recovery.keys() == {fault.name for fault in all_faults()}
-    assert verdict.committed > CLIENTS * SESSIONS_PER_CLIENT * len(recovery)
+    recovery.write_run(f"{SEED}-{TOGETHER}", struck.struck)
+    assert struck.never_struck() == [], struck.missed
+    assert verdict.committed > COMMITS_PER_STRIKE_MIN * len(struck.struck)
 
 
-async def hurt(
-    cluster: LocalCluster, clients: Clients, supervisor: Supervisor
-) -> dict[str, list[float]]:
-    """By kind of fault: how long it took each time until everything worked again."""
-    recovery: defaultdict[str, list[float]] = defaultdict(list)
-    chance = Random(f"chaos {SEED}")
-    filler = await Filler.of(supervisor.database)
-    scene = Scene(cluster, clients, supervisor, filler, chance)
-    deadline = time.monotonic() + SECONDS
-    await supervisor.recovered()
-    for fault in in_endless_order(chance):
-        # No client may be left behind by what struck before, whatever the probes could do.
-        await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)
-        if time.monotonic() > deadline and len(recovery) == len(all_faults()):
-            break
-        console.print(f"{fault.name}: ", end="")
-        seconds = await fault.strike(scene)
-        recovery[fault.name].append(seconds)
-        console.print(f"works again after {seconds:.2f} s")
-    return recovery
+def probes(
+    supervisor: Supervisor, through_gateways: aio.Database, shop: Shop, clients: Clients
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    async def orders() -> None:
+        await shop.handled(await shop.place())
+
+    return {
+        "every tablet, directly": supervisor.recovered,
+        "every tablet, through a gateway": lambda: supervisor.recovered(through_gateways),
+        "an order and its observers": orders,
+        "every client commits": clients.all_commit,
+    }
 
 
-def in_endless_order(chance: Random) -> Iterator[Fault]:
-    """Each kind once before any comes again."""
-    while True:
-        faults = all_faults()
-        chance.shuffle(faults)
-        yield from faults
+@asynccontextmanager
+async def watched(scene: Scene) -> AsyncIterator[None]:
+    """Probes all the time, and looks for processes that end by themselves."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = [tasks.create_task(scene.pulse.run()), tasks.create_task(scene.watch())]
+        await scene.recovered_since(time.monotonic())
+        yield
+        for one in watching:
+            one.cancel()
 
 
-def show(recovery: dict[str, list[float]], verdict: Verdict) -> None:
-    table = Table("fault", "struck", "works again after, s", box=None)
-    for name, seconds in sorted(recovery.items()):
-        table.add_row(name, str(len(seconds)), " ".join(f"{one:.2f}" for one in seconds))
-    console.print(table)
+def show(struck: Streams, verdict: Verdict, shop: Shop) -> None:
+    console.print(recovery.table(recovery.figures(struck.struck)))
     console.print(
-        f"{len(verdict.history):,} transactions checked: {verdict.committed:,} committed writes, "
-        f"{verdict.unknown:,} of which nobody was told how they ended"
+        f"{len(struck.struck)} strikes; {len(verdict.history):,} transactions checked: "
+        f"{verdict.committed:,} committed writes, {verdict.unknown:,} whose outcome no client was "
+        f"told; {shop.placed:,} orders placed"
     )

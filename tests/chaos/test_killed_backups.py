@@ -1,5 +1,5 @@
-"""Exports and imports are killed at every step, and gone on with: nothing is lost, nothing is seen
-half."""
+"""Exports and imports are killed at every step, and resumed: nothing is lost, and no part is seen
+before the whole."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_an_import_that_was_killed_shows_no_part_of_a_table_and_is_gone_on
         await killed(target, exported, point)
         seen = [await visible(db, table) for table in (first, second)]
         assert all(cells in (None, []) or cells == wanted[name] for name, cells in seen)
-        # Nobody sees the one without the other.
+        # No client sees one without the other.
         assert len({bool(cells) for _, cells in seen if cells is not None}) <= 1
         await importing.import_tables(db, exported)
         for table in (first, second):
@@ -119,7 +119,7 @@ async def test_an_import_that_was_killed_shows_no_part_of_a_table_and_is_gone_on
 
 
 async def visible(db: Database, table: Table[bytes]) -> tuple[str, Content | None]:
-    """None when nobody is shown anything."""
+    """The state of a table and its content; None if the content is not visible."""
     try:
         return table.name, await content(db, table)
     except (NotReady, SchemaError):
@@ -141,7 +141,7 @@ async def test_an_import_from_where_nothing_can_be_noted_begins_anew(
         for table in (first, second):
             await db.drop_table(table, missing_ok=True)
         await killed(target, exported, point)
-        # As if it had never been there, and could not be made: it is a directory now.
+        # As if it had never existed and could not be created: now it is a directory.
         noted = exported / import_log.NAME
         noted.unlink()
         noted.mkdir()
@@ -151,5 +151,5 @@ async def test_an_import_from_where_nothing_can_be_noted_begins_anew(
             await importing.import_tables(db, exported, tables=["second"])
         else:
             await importing.import_tables(db, exported)
-        assert "cannot be noted" in caplog.text
+        assert "progress cannot be written down" in caplog.text
         assert len(await content(db, first)) == len(await content(db, second)) == ROWS

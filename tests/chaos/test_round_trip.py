@@ -1,5 +1,5 @@
-"""A million cells are exported while they are written to, collected, split and moved, and servers
-and the export itself are killed; imported elsewhere, they are what they were at that moment."""
+"""A million cells are exported while they are written, collected, split and moved, and servers and
+the export itself are killed. Imported elsewhere, they are as they were at that moment."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def fill(db: Database) -> None:
 
 
 class Writers:
-    """Overwrite, delete and add, as long as the block lasts."""
+    """Writers that overwrite, delete and add cells while the block runs."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -141,7 +141,7 @@ class Writers:
 
 
 async def exported(cluster: LocalCluster, directory: Path, at: Timestamp) -> float:
-    """How long it took, with all that struck meanwhile."""
+    """Exports while faults strike. Returns how long it took."""
     began = time.monotonic()
     arguments = ("export", "--at", str(int(at)), "--pin-ttl", str(PIN_TTL), str(directory))
 
@@ -216,7 +216,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def scan_hash(db: Database, at: Timestamp | None = None) -> tuple[str, int]:
-    """Of all rows, columns and values; and how many cells there are."""
+    """The hash of all rows, columns and values, and the number of cells."""
     digest, cells = sha256(), 0
     async with db.snapshot(at, timeout=60.0) as snapshot:
         async for page in snapshot.scan_cells(items):

@@ -1,4 +1,4 @@
-"""A cluster of containers, as compose.yaml and compose.tls.yaml make it, from outside."""
+"""Controls the cluster of containers of compose.yaml and compose.tls.yaml from outside."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _POLL_SECONDS = 0.05
 
 
 class ContainersFailed(Exception):
-    """Docker refused something, or something is not as it was asked to be."""
+    """Docker refused something, or the result is not what was requested."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """One container; who it is stays the same when it is killed and started again."""
+    """One container; its identity stays the same when it is killed and started again."""
 
     service: str
     id: str
@@ -39,7 +39,7 @@ class Container:
         return bool(self.state()["State"]["Running"])
 
     def kill(self) -> None:
-        """kill -9, and shows that this is what ended it."""
+        """Kills it with SIGKILL, and checks that this is what ended it."""
         run(["docker", "kill", "--signal=KILL", self.id])
         deadline = time.monotonic() + _GONE_SECONDS
         while self.is_running():
@@ -57,7 +57,7 @@ class Container:
         return list(self.state()["NetworkSettings"]["Networks"])
 
     def disconnect(self) -> list[str]:
-        """From everybody; returns from what, and shows that nothing is left."""
+        """Disconnects it from all networks, checks that none is left, and returns their names."""
         networks = self.networks()
         for network in networks:
             run(["docker", "network", "disconnect", network, self.id])
@@ -70,12 +70,12 @@ class Container:
             run(["docker", "network", "connect", "--alias", self.service, network, self.id])
 
     def log(self) -> str:
-        """Of all its lives."""
+        """The log of all its lives."""
         return run(["docker", "logs", self.id], and_errors=True)
 
 
 class ComposedCluster:
-    """All containers of one project. Its images are built before."""
+    """All containers of one project, whose images have to be built before."""
 
     def __init__(
         self, project: str, port: int, files: Sequence[str], certificates: Path | None = None
@@ -89,7 +89,7 @@ class ComposedCluster:
         self.address = f"127.0.0.1:{port}"
 
     def up(self, *, profile: str = "", **replicas: int) -> None:
-        """With so many containers of each service; of the others as many as the files say."""
+        """Starts this many containers of each named service; of the others, as the files say."""
         scales = [part for one in replicas.items() for part in ("--scale", "{}={}".format(*one))]
         profiles = ["--profile", profile] if profile else []
         self._run(*profiles, "up", "--detach", "--no-build", *scales)
@@ -100,7 +100,7 @@ class ComposedCluster:
         try:
             self._run(*profiles, "down", *(("--volumes",) if even_data else ()))
         except ContainersFailed as failed:
-            # Docker may lose count of what was connected. It keeps an empty network for ever then.
+            # Docker may lose count of what was connected, and then keep an empty network forever.
             if "has active endpoints" not in str(failed) or self.containers():
                 raise
             print(f"a network without containers is left behind: {failed}")
@@ -114,12 +114,12 @@ class ComposedCluster:
         ]
 
     def logs(self) -> dict[str, str]:
-        """Of the containers before the last `down`, too."""
+        """The logs of all containers, including those before the last `down`."""
         logs = {f"{one.service} {one.id[:12]}": one.log() for one in self.containers()}
         return self._logs | logs
 
     def at(self, address: str) -> Container:
-        """Whoever announces itself at this address, which begins with its container's id."""
+        """The container that is announced at this address, which begins with the container's id."""
         host = address.partition(":")[0]
         for container in self.containers():
             if container.id.startswith(host):
@@ -131,21 +131,21 @@ class ComposedCluster:
 
 
 def free_port() -> int:
-    """For the gateway, on this machine."""
+    """A free port on this machine, for the gateway."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def compose_command() -> list[str]:
-    """The new Compose where it is there, else the old one."""
+    """The new Compose if it is installed, otherwise the old one."""
     if shutil.which("docker"):
         tried = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         if tried.returncode == 0:
             return ["docker", "compose"]
     if shutil.which("docker-compose"):
         return ["docker-compose"]
-    raise ContainersFailed("neither `docker compose` nor `docker-compose` is there")
+    raise ContainersFailed("neither `docker compose` nor `docker-compose` is installed")
 
 
 def run(
@@ -154,7 +154,7 @@ def run(
     environment: dict[str, str] | None = None,
     and_errors: bool = False,
 ) -> str:
-    """What a command prints; a failure is told with the command's own words."""
+    """The output of a command; the error for a failure shows the command's own output."""
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -1,7 +1,8 @@
-"""What is done to containers, one thing at a time; each shows that it struck.
+"""What is done to containers, one thing at a time; each fault shows that it struck.
 
-The recovery time counts from the strike until everything can be read, and written in every tablet,
-through the published port; it includes starting the container again where nobody can take over.
+The recovery time is measured from the strike until everything can be read, and written in every
+tablet, through the published port; it includes the restart of a container if no other can take
+over.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ LONGER_THAN_LEASES_SECONDS = 4.5
 
 @dataclass(frozen=True)
 class Scene:
-    """Whatever a fault may hurt, and who watches."""
+    """Everything that a fault may hurt, and the supervisor that watches."""
 
     cluster: ComposedCluster
     supervisor: Supervisor
 
     async def missed_most(self, kind: str) -> Container:
-        """Of one kind: who leads, who serves most tablets."""
+        """The most important container of a kind: the leader, or the owner of the most tablets."""
         if kind == "gateway":
             return self.cluster.containers("gateway")[0]
         described = await describe(
@@ -58,7 +59,7 @@ class Fault(ABC):
 
 
 class Kill(Fault):
-    """kill -9; started again after others have taken over, or at once where nobody can."""
+    """kill -9; restarted after others have taken over, or at once if no other can."""
 
     def __init__(self, kind: str, *, replaced: bool) -> None:
         leading = "leading " if kind in ("master", "oracle") else ""
@@ -79,7 +80,7 @@ class Kill(Fault):
 
 
 class Disconnect(Fault):
-    """A tablet server without a network, until all its leases have run out; then with it again."""
+    """A tablet server loses its network until all its leases have expired, then gets it back."""
 
     name = "disconnection of a tabletserver"
 
@@ -91,7 +92,9 @@ class Disconnect(Fault):
         try:
             seconds = await scene.recovered_since(struck)
             if any(one.address.startswith(host) for one in await scene.supervisor.tablets()):
-                raise ContainersFailed(f"tablets are still served by {host}, whom nobody reaches")
+                raise ContainersFailed(
+                    f"tablets are still assigned to {host}, which is disconnected"
+                )
             await asyncio.sleep(max(0.0, struck + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
         finally:
             await asyncio.to_thread(victim.connect, networks)
@@ -100,7 +103,7 @@ class Disconnect(Fault):
 
 
 class DownAndUp(Fault):
-    """All containers are removed, and made anew with one tablet server more: the data is there."""
+    """All containers are removed and created again, with one more tablet server: the data stays."""
 
     name = "down, and up with more tablet servers"
 
@@ -121,7 +124,7 @@ class DownAndUp(Fault):
 
 
 def all_faults(tablet_servers: int) -> list[Fault]:
-    """Every kind, once."""
+    """One fault of each kind."""
     return [
         Kill("tabletserver", replaced=True),
         Disconnect(),

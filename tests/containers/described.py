@@ -1,4 +1,4 @@
-"""Who belongs to a cluster of containers, as told through its published port."""
+"""The members of a cluster of containers, as described through its published port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {
 
 
 async def until_described(address: str, wanted: Mapping[str, int]) -> None:
-    """Returns when at least so many of each kind are there."""
+    """Returns when at least the wanted number of each kind are there."""
     network = GrpcNetwork(client_credentials())
     deadline = time.monotonic() + START_SECONDS
     try:

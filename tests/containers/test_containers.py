@@ -1,8 +1,8 @@
-"""`make compose-test`: the cluster of compose.tls.yaml is hurt, and checked from outside of it.
+"""`make compose-test`: the cluster of compose.tls.yaml is hurt, and checked from outside.
 
 Clients are processes of this machine that know the published port, a certificate and a token. One
-kind of container after the other is killed, one is cut off; at the end the checker sees the whole
-history, and the audit everything that is stored.
+kind of container after another is killed, and one is disconnected. At the end, the checker sees the
+whole history, and the audit everything that is stored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rich.table import Table
 
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from services.local.authority import files_in, make_all
-from tests.chaos.clients import Clients
+from tests.chaos.clients import Clients, lives
+from tests.chaos.shop import Shop
 from tests.chaos.supervisor import Verdict, supervising
 from tests.containers.composed import ComposedCluster, free_port
 from tests.containers.container_faults import Scene, all_faults
 from tests.containers.described import KINDS, until_described
-from tests.containers.shop import Shop
 
 FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.worker.yaml")
 TABLET_SERVERS = 3
@@ -38,7 +38,7 @@ console = Console()
 
 @pytest.fixture(name="certificates")
 def _certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All that `make certs` makes; this process is an operator."""
+    """Everything that `make certs` makes; this process is an operator."""
     make_all(tmp_path / "certificates")
     client = tmp_path / "certificates" / "client"
     files = files_in(client)
@@ -69,19 +69,21 @@ async def test_whatever_container_is_lost_nothing_else_is(
     faults = all_faults(TABLET_SERVERS)
     await until_described(cluster.address, dict.fromkeys(set(KINDS) - {"worker"}, 1))
     async with supervising(cluster, "bank", tmp_path) as supervisor:
-        # From here on whoever is started is a client, and no operator.
+        # From now on, processes that are started are clients, not operators.
         monkeypatch.setenv(TOKEN_VARIABLE, str(certificates / "client" / "client.token"))
         shop = Shop(supervisor.database)
         await shop.open()
         await until_described(cluster.address, {"worker": 1})
         orders = asyncio.create_task(shop.work())
         clients = Clients(
-            cluster.address,
-            tmp_path / "clients",
-            "bank",
-            seed=1,
-            count=CLIENTS,
-            sessions=SESSIONS_PER_CLIENT,
+            lives(
+                cluster.address,
+                tmp_path / "clients",
+                "bank",
+                seed=1,
+                count=CLIENTS,
+                sessions=SESSIONS_PER_CLIENT,
+            )
         )
         try:
             scene = Scene(cluster, supervisor)
@@ -100,7 +102,7 @@ async def test_whatever_container_is_lost_nothing_else_is(
         problems = await shop.problems()
         verdict = await supervisor.judge(clients)
     show(recovery, verdict)
-    console.print(f"{shop.placed} orders, each of which two observers had to answer once")
+    console.print(f"{shop.placed} orders placed, each of which two observers had to handle once")
     verdict.require_clean(tmp_path)
     assert problems == []
     assert shop.placed > 10 * len(recovery)
@@ -115,5 +117,5 @@ def show(recovery: dict[str, float], verdict: Verdict) -> None:
     console.print(table)
     console.print(
         f"{len(verdict.history):,} transactions checked: {verdict.committed:,} committed writes, "
-        f"{verdict.unknown:,} of which nobody was told how they ended"
+        f"{verdict.unknown:,} whose outcome no client was told"
     )

@@ -39,14 +39,14 @@ def _cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComposedCluster]:
 
 
 async def until_served(database: aio.Database, pages: int) -> None:
-    """Returns when so many pages are in the serving table."""
+    """Returns when this many pages are in the serving table."""
     deadline = time.monotonic() + SERVED_SECONDS
     while True:
         try:
             async with database.snapshot() as snapshot:
                 found = [page.key async for page in snapshot.scan(tables.serving)]
         except SchemaError:
-            found = []  # the loader makes the tables
+            found = []  # the loader creates the tables
         if len(found) >= pages:
             return
         assert time.monotonic() < deadline, f"{len(found)} of {pages} pages are served"

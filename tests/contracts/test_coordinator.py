@@ -1,4 +1,4 @@
-"""What every back end of the coordinator promises. Another one joins by a line in `BACK_ENDS`."""
+"""What every back end of the coordinator promises. To add one, add a line to `BACK_ENDS`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, StoreFault, StoreUnusable
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock, MachineClock
 from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
 from services.chassis.coordinator.interface import Coordinator, Leadership
-from services.chassis.files import FileLock, Files, RealFiles
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
+from services.chassis.store.files import FileLock, Files
+from services.chassis.store.real_files import RealFiles
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 
 TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01)
 
@@ -31,7 +32,7 @@ class PausableFiles:
         self.running.set()
         self.locks: list[FileLock] = []
         self.pause_after = ""
-        """The system call after which the process stands still."""
+        """The system call after which the process pauses."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._files, name)
@@ -67,7 +68,7 @@ class Process:
         self.files.running.set()
 
     def kill(self) -> None:
-        """Nothing more is done, and what the operating system held for it is free."""
+        """It does nothing more, and the operating system frees what it held for it."""
         self.pause()
         for lock in self.files.locks:
             lock.release()
@@ -128,7 +129,7 @@ async def is_waiting(task: asyncio.Task[Any], clock: Clock, seconds: float) -> b
     return not task.done()
 
 
-async def test_what_a_leader_wrote_is_read_by_it_and_by_everybody(back_end: BackEnd) -> None:
+async def test_what_a_leader_wrote_is_read_by_it_and_by_all_others(back_end: BackEnd) -> None:
     async with back_end() as directories:
         leader, other = directories.process(), directories.process()
         led = await soon(leader.coordinator.campaign("master", "a:1"))
@@ -142,7 +143,7 @@ async def test_what_a_leader_wrote_is_read_by_it_and_by_everybody(back_end: Back
         assert (found.epoch, found.holder) == (led.epoch, "a:1")
 
 
-async def test_of_a_role_that_nobody_ever_led_nothing_is_known(back_end: BackEnd) -> None:
+async def test_a_role_that_never_had_a_leader_has_no_values(back_end: BackEnd) -> None:
     async with back_end() as directories:
         coordinator = directories.process().coordinator
         assert await coordinator.leader("master") is None
@@ -154,7 +155,7 @@ async def test_while_a_leader_lives_candidates_wait(back_end: BackEnd) -> None:
         led = await soon(directories.process().coordinator.campaign("master", "a:1"))
         waiting = asyncio.create_task(directories.process().coordinator.campaign("master", "b:1"))
         assert await is_waiting(waiting, directories.clock, 3 * TIMES.grace_seconds)
-        assert led.stands()
+        assert await led.stands()
         waiting.cancel()
 
 
@@ -173,7 +174,7 @@ async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_
         lost.append("a:1")
         second = await soon(waiting)
         assert await second.get("mark") == b"one"
-        assert not first.stands()
+        assert not await first.stands()
         with pytest.raises(NotReady):
             await first.put("mark", b"late")
 
@@ -187,7 +188,7 @@ async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: Bac
         assert second.epoch > first.epoch
         assert await second.get("map") == b"one"
         with pytest.raises(NotReady):
-            first.check()
+            await first.check()
         with pytest.raises(NotReady):
             await first.put("map", b"late")
         assert await second.get("map") == b"one"
@@ -205,7 +206,7 @@ async def test_a_killed_leader_is_replaced_long_before_the_grace_is_over(
         assert directories.clock.monotonic_seconds() - started < TIMES.grace_seconds
 
 
-async def test_a_paused_leader_is_replaced_and_answers_nobody_when_it_wakes(
+async def test_a_paused_leader_is_replaced_and_refuses_to_answer_when_it_wakes(
     back_end: BackEnd,
 ) -> None:
     async with back_end() as directories:
@@ -217,19 +218,19 @@ async def test_a_paused_leader_is_replaced_and_answers_nobody_when_it_wakes(
         second = await soon(directories.process().coordinator.campaign("oracle", "b:1"))
         assert await second.get("mark") == b"100"
         paused.resume()
-        assert not first.stands()
+        assert not await first.stands()
         with pytest.raises((NotReady, StoreUnusable)):
             await late
         with pytest.raises(NotReady):
             await first.get("mark")
         assert await second.get("mark") == b"100"
-        assert second.stands()
+        assert await second.stands()
 
 
 async def test_a_leader_paused_after_its_value_was_durable_does_not_say_so(
     back_end: BackEnd,
 ) -> None:
-    """Its successor may have read the value or not: only a look after the pause tells."""
+    """Its successor may have read the value or not: only a check after the pause can tell."""
     async with back_end() as directories:
         paused = directories.process()
         first = await soon(paused.coordinator.campaign("master", "a:1"))
@@ -246,7 +247,7 @@ async def test_a_leader_paused_after_its_value_was_durable_does_not_say_so(
 async def test_a_successor_of_a_paused_leader_is_itself_replaced_at_once_when_killed(
     back_end: BackEnd,
 ) -> None:
-    """It did not get the paused one's lock, and gets it as soon as that one wakes."""
+    """It did not get the lock of the paused leader, and gets it as soon as that one wakes."""
     async with back_end() as directories:
         paused, second = directories.process(), directories.process()
         first = await soon(paused.coordinator.campaign("master", "a:1"))
@@ -285,8 +286,8 @@ async def test_roles_do_not_touch_each_other(back_end: BackEnd) -> None:
         oracle = await soon(coordinator.campaign("oracle", "a:2"))
         await master.put("mark", b"m")
         assert await oracle.get("mark") is None
-        assert master.stands()
-        assert oracle.stands()
+        assert await master.stands()
+        assert await oracle.stands()
 
 
 async def test_watching_shows_the_value_now_and_every_later_change(back_end: BackEnd) -> None:

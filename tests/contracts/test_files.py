@@ -1,4 +1,4 @@
-"""The file system of a simulation behaves like the real one, as far as no crash strikes."""
+"""The file system of a simulation behaves like the real one, except after a crash."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.chassis.files import Files, RealFiles, replace_durably
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
+from services.chassis.store.files import Files, replace_durably
+from services.chassis.store.real_files import RealFiles
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 
 # The real ones wait for the disk in a thread, which virtual time knows nothing of.
 pytestmark = pytest.mark.real_time
@@ -235,7 +236,7 @@ async def test_a_file_is_replaced_as_a_whole(files: Files, tmp_path: Path) -> No
 
 
 async def test_the_event_loop_goes_on_during_an_fsync(tmp_path: Path) -> None:
-    """Of the real ones, for which it matters: another task runs while the disk is waited for."""
+    """It matters only for the real files: another task runs while one waits for the disk."""
     files = RealFiles()
     ran = asyncio.Event()
     try:

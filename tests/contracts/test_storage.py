@@ -1,4 +1,4 @@
-"""What every `Storage` keeps to: the same tests for the one in memory and the one on LevelDB."""
+"""What every `Storage` promises: the same tests for the one in memory and the one on LevelDB."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Cursor, Storage
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBOptions, LevelDBStorage, write_buffer_bytes
 
 pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
 
 
 class Place(Protocol):
-    """Somewhere a storage can be opened again and again."""
+    """A place where a storage can be opened again and again."""
 
     def open(self) -> Storage[Any]: ...
 
 
 class MemoryPlace:
     def __init__(self) -> None:
-        self.disk = MemoryDisk()
+        self.disk = DurableMemory()
 
     def open(self) -> Storage[Any]:
         return MemoryStorage(self.disk)
@@ -42,7 +42,8 @@ class LevelDBPlace:
         self._pool = pool
 
     def open(self) -> Storage[Any]:
-        return LevelDBStorage(self._directory, self._pool, LevelDBOptions())
+        self._directory.mkdir(exist_ok=True)
+        return LevelDBStorage(self._directory, self._pool, LevelDBOptions(), create=True)
 
 
 @pytest.fixture(params=["memory", "leveldb"])
@@ -158,8 +159,8 @@ async def test_an_iteration_ends_before_its_stop(place: Place) -> None:
 
 
 async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(place: Place) -> None:
-    """Readers go on while a write is under way in another thread. If they saw a part of it, or all
-    of it before it was synced, a power cut could take back what somebody has acted upon."""
+    """Readers go on while another thread is writing. If they saw a part of a write, or all of it
+    before it was synced, a power cut could undo something on which a client has acted."""
     async with opened(place) as storage:
         keys = [b"%04d" % number for number in range(2000)]
         for generation in range(20):
@@ -168,7 +169,7 @@ async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(place: 
                 batch.put(key, b"%d" % generation)
             writing = asyncio.ensure_future(storage.write(batch))
             while not writing.done():
-                # What one cursor sees is one generation, and a later look never sees an older one.
+                # A cursor sees a single generation, and a later cursor never sees an older one.
                 values = {value for _, value in storage.iterate(keys[0], b"~")}
                 assert len(values) <= 1
                 await asyncio.sleep(0)
@@ -246,7 +247,7 @@ def test_any_storage_is_a_sorted_map(
 # ------------------------------------------------------------------- what only memory can show
 
 
-class BreakingDisk(MemoryDisk):
+class BreakingDisk(DurableMemory):
     """Fails, or hangs, in the middle of a write."""
 
     def __init__(self) -> None:
@@ -320,13 +321,28 @@ def test_a_directory_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert caught.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
 
 
+def test_a_directory_that_is_gone_is_refused_and_not_made(tmp_path: Path) -> None:
+    """A deposed owner's directory was renamed: a new one would exist beside the sealed one."""
+    with DiskThreads(1, "leveldb") as pool:
+        for create in (False, True):
+            with pytest.raises(StoreUnusable):
+                LevelDBStorage(tmp_path / "e5", pool, create=create)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_database_is_made_where_there_has_to_be_one(tmp_path: Path) -> None:
+    with DiskThreads(1, "leveldb") as pool, pytest.raises(StoreUnusable):
+        LevelDBStorage(tmp_path, pool)
+    assert not (tmp_path / "CURRENT").exists()
+
+
 def bytes_of_logs(directory: Path) -> int:
     return sum(log.stat().st_size for log in directory.glob("*.log"))
 
 
 async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
     with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool)
+        storage = LevelDBStorage(tmp_path, pool, create=True)
         await write(storage, a="1" * 1000)
         assert bytes_of_logs(tmp_path) > 1000
         await storage.close()
@@ -335,7 +351,7 @@ async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
 
 async def test_an_abandoned_database_keeps_what_was_synced(tmp_path: Path) -> None:
     with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool)
+        storage = LevelDBStorage(tmp_path, pool, create=True)
         await write(storage, a="1")
         storage.abandon()
         reopened = LevelDBStorage(tmp_path, pool)
@@ -360,7 +376,7 @@ def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
 )
 def test_failures_are_told_apart(tmp_path: Path, error: OSError, fault: StoreFault) -> None:
     with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool)
+        storage = LevelDBStorage(tmp_path, pool, create=True)
         assert storage.fault(error) is fault
         assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault
         storage.abandon()
@@ -386,7 +402,7 @@ async def test_a_store_that_is_abandoned_while_it_is_compacted_is_closed_afterwa
     tmp_path: Path,
 ) -> None:
     with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path / "tablet", pool, LevelDBOptions())
+        storage = LevelDBStorage(tmp_path, pool, create=True)
         batch = storage.batch()
         for number in range(20_000):
             batch.put(b"W%06d" % number, b"v" * 100)
@@ -395,6 +411,6 @@ async def test_a_store_that_is_abandoned_while_it_is_compacted_is_closed_afterwa
         await asyncio.sleep(0)
         storage.abandon()
         await compacting
-        again = LevelDBStorage(tmp_path / "tablet", pool, LevelDBOptions())
+        again = LevelDBStorage(tmp_path, pool)
         assert again.get(b"W000000") == b"v" * 100
         await again.close()

@@ -1,4 +1,4 @@
-"""What every transaction does, wherever its `Database` is."""
+"""What every transaction does, wherever its `Database` runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_was_committed_is_read_and_only_that(db: Database, accounts: Accoun
         assert snapshot.get("bob", accounts.balance) == 10
         assert snapshot.get("zoe", accounts.owner) == "", "a value of no bytes is a value"
         assert snapshot.get("bob", accounts.owner) is None
-        assert snapshot.get("nobody", accounts.balance, default=0) == 0
+        assert snapshot.get("missing", accounts.balance, default=0) == 0
 
 
 def test_an_exception_rolls_everything_back(db: Database, accounts: Accounts) -> None:
@@ -137,7 +137,7 @@ def test_nothing_is_sent_to_commit_what_was_only_read(db: Database, accounts: Ac
     assert tx.statistics.round_trips == before
 
 
-def test_an_uncontended_transaction_takes_four_round_trips_and_five_with_a_read(
+def test_an_uncontended_transaction_takes_four_round_trips_and_three_with_a_read_in_one_tablet(
     db: Database, accounts: Accounts
 ) -> None:
     with db.transaction() as tx:
@@ -146,6 +146,10 @@ def test_an_uncontended_transaction_takes_four_round_trips_and_five_with_a_read(
     assert tx.statistics.round_trips == 4
     with db.transaction() as tx:
         tx.set("n", accounts.balance, tx.get("n", accounts.balance, default=0) + 1)
+    assert tx.statistics.round_trips == 3
+    with db.transaction() as tx:
+        tx.set("n", accounts.balance, tx.get("n", accounts.balance, default=0) + 1)
+        tx.set("z", accounts.balance, 2)
     assert tx.statistics.round_trips == 5
 
 
@@ -199,7 +203,7 @@ def test_an_error_of_the_program_is_not_run_again(db: Database, accounts: Accoun
     assert runs == 1
 
 
-def test_a_settled_transaction_is_resolved_by_anybody(db: Database, accounts: Accounts) -> None:
+def test_a_settled_transaction_is_resolved_by_any_client(db: Database, accounts: Accounts) -> None:
     with db.transaction() as tx:
         tx.set("a", accounts.balance, 1)
     assert tx.start_timestamp is not None
@@ -213,7 +217,7 @@ def test_a_settled_transaction_is_resolved_by_anybody(db: Database, accounts: Ac
 
 
 def _table_id(db: Database, accounts: Accounts) -> int:
-    """As an error would name it."""
+    """The table's id, as an error would name it."""
     one, other = db.transaction(), db.transaction()
     for tx in (one, other):
         tx.get("conflict", accounts.balance)
@@ -261,7 +265,7 @@ def test_a_transaction_is_for_one_thread(db: Database, accounts: Accounts) -> No
     assert "thread" in str(problems[0])
 
 
-def test_notifying_a_column_that_nobody_watches_is_a_mistake(
+def test_notifying_a_column_that_no_observer_watches_is_a_mistake(
     db: Database, accounts: Accounts
 ) -> None:
     with db.transaction() as tx:

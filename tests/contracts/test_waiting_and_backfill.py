@@ -13,21 +13,21 @@ import pytest
 
 import percolator
 import percolator.testing
-from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs
-from percolator.aio.observing import observers_client
+from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs, observes
+from percolator.aio.observing import worker_context
 from percolator.errors import CellAddress
-from percolator.observers.backfilling import backfill
-from percolator.observers.client import Client
-from percolator.observers.definition import Observer, observes
-from percolator.observers.removal import Removed, remove_observer
-from percolator.observers.survey import survey
-from percolator.protocol.records import KIND_PUT
+from percolator.formats.records import KIND_PUT
+from percolator.observers.context import WorkerContext
+from percolator.observers.definition import Observer
+from percolator.observers.finding.notifications import WorkRequest
+from percolator.observers.finding.survey import survey
+from percolator.observers.registry.backfilling import backfill
+from percolator.observers.registry.removal import Removed, remove_observer
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import APPLIED
 from percolator.schema import Column
 from percolator.v1.master_pb2 import ChangeObserversRequest
 from percolator.v1.master_pb2 import Observer as Registered
-from percolator.wire.notifications import WorkQuestion
-from percolator.wire.questions import APPLIED
 from services.local.cluster import LocalCluster
 
 
@@ -87,15 +87,15 @@ class Pages:
         """A function of the observers' runtime, on this database's connection."""
 
         async def run() -> Any:
-            client = observers_client(self.db._database.engine)
-            return await function(client, self.table.name, *arguments, **keywords)
+            context = worker_context(self.db._database.internal.engine)
+            return await function(context, self.table.name, *arguments, **keywords)
 
         return self.db._loop_thread.call(run)
 
     def change(self, **fields: Any) -> None:
-        async def change(client: Client, table: str) -> None:
+        async def change(context: WorkerContext, table: str) -> None:
             request = ChangeObserversRequest(table=table, **fields)
-            await client.catalog.change_observers(request, client.deadline())
+            await context.catalog.change_observers(request, context.deadline())
 
         self.call(change)
 
@@ -105,9 +105,9 @@ class Pages:
     def notified(self) -> list[str]:
         """Rows with a notification."""
 
-        async def look(client: Client, table: str) -> list[str]:
-            described = await client.describe(table)
-            answers = survey(client, WorkQuestion(described.table_id))
+        async def look(context: WorkerContext, table: str) -> list[str]:
+            described = await context.describe(table)
+            answers = survey(context, WorkRequest(described.table_id))
             return [one.row.decode() async for answer in answers for one in answer.waiting]
 
         return sorted(self.call(look))
@@ -147,6 +147,26 @@ def test_what_was_answered_is_answered_again_only_when_that_is_asked_for(pages: 
     assert all(pages.runs[row] > before[row] for row in rows)
 
 
+def test_deletes_wake_no_observer_that_does_not_want_them_and_leave_nothing_behind(
+    pages: Pages,
+) -> None:
+    @observes(pages.body, name="measure", deletes=False)
+    def consume(tx: percolator.Transaction, row: str) -> None:
+        pages.measure(tx, row)
+        tx.delete(row, pages.body)
+
+    rows = pages.write(10)
+    pages.db.register_observers([consume])
+    assert pages.db.backfill(consume) == 10
+    with pages.db.transaction() as tx:
+        tx.delete(rows[0], pages.body)
+    with pages.db.run_observers([consume]):
+        quiet = pages.db.wait_for_observers(timeout=30)
+    assert pages.notified() == []
+    assert pages.runs == Counter(rows[1:])
+    assert not quiet.dead_letters
+
+
 def test_a_backfill_goes_on_where_it_broke_off(pages: Pages) -> None:
     rows = pages.write(20)
     pages.register()
@@ -164,7 +184,7 @@ def test_only_a_registered_observer_is_backfilled(pages: Pages) -> None:
 
 
 def test_waiting_returns_when_a_chain_of_observers_is_at_its_end(pages: Pages) -> None:
-    """Work moves between rows and tablets all the time: nothing of it may be overlooked."""
+    """Work moves between rows and tablets all the time: none of it may be overlooked."""
     doubled = pages.table.column("doubled", codecs.integer)
     moved = pages.table.column("moved", codecs.integer)
 
@@ -185,7 +205,7 @@ def test_waiting_returns_when_a_chain_of_observers_is_at_its_end(pages: Pages) -
             assert found == dict.fromkeys(rows, 2 * len(body))
 
 
-def test_waiting_in_vain_says_for_what(pages: Pages) -> None:
+def test_waiting_that_times_out_says_for_what(pages: Pages) -> None:
     pages.register()
     pages.write(3)
     with pytest.raises(DeadlineExceeded, match=f"3 for 'measure' of '{pages.table.name}'"):
@@ -193,26 +213,26 @@ def test_waiting_in_vain_says_for_what(pages: Pages) -> None:
 
 
 def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
-    """Its transaction may have committed already: then nothing else tells of the change yet."""
+    """Its transaction may already have committed: then nothing else shows the change yet."""
     pages.register()
 
-    async def lock(client: Client, table: str) -> WriteSteps:
-        table_id = (await client.describe(table)).table_id
+    async def lock(context: WorkerContext, table: str) -> WriteSteps:
+        table_id = (await context.describe(table)).table_id
         cell = CellAddress(table_id, b"a", b"body")
-        start = await client.around.timestamps.get()
+        start = await context.env.timestamps.get()
         write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, b"", 1024)
         step = write.prewrite(cell, start + 1, 60_000)
-        assert await client.around.cells.mutate([step], client.deadline()) == [APPLIED]
+        assert await context.env.cells.mutate([step], context.deadline()) == [APPLIED]
         return write
 
-    async def commit(client: Client, table: str, write: WriteSteps) -> None:
-        schema = await client.around.schema(write.primary.table_id, client.deadline())
-        end = await client.around.timestamps.get()
+    async def commit(context: WorkerContext, table: str, write: WriteSteps) -> None:
+        schema = await context.env.schema(write.primary.table_id, context.deadline())
+        end = await context.env.timestamps.get()
         step = write.commit_primary(schema, write.start + 1, end)
-        assert await client.around.cells.mutate([step], client.deadline()) == [APPLIED]
+        assert await context.env.cells.mutate([step], context.deadline()) == [APPLIED]
 
     write = pages.call(lock)
-    with pytest.raises(DeadlineExceeded, match=f"1 under a lock in '{pages.table.name}'"):
+    with pytest.raises(DeadlineExceeded, match=f"1 locked in '{pages.table.name}'"):
         pages.db.wait_for_observers(timeout=2)
     with pages.db.run_observers([pages.observer()]):
         pages.call(commit, write)
@@ -238,7 +258,7 @@ def test_paused_observers_are_notified_and_not_waited_for(pages: Pages) -> None:
 def test_an_observer_with_work_left_is_removed_only_with_its_work(pages: Pages) -> None:
     pages.register()
     pages.write(5)
-    with pytest.raises(UsageError, match="notifications left"):
+    with pytest.raises(UsageError, match="has pending notifications"):
         pages.call(remove_observer, "measure")
     assert len(pages.notified()) == 5
     removed = pages.call(remove_observer, "measure", purge=True)
@@ -260,8 +280,8 @@ def test_registering_the_same_again_changes_nothing_for_others(pages: Pages) -> 
     """Every start of a worker registers its observers."""
 
     def version() -> int:
-        async def read(client: Client, table: str) -> int:
-            return int((await client.describe(table)).schema_version)
+        async def read(context: WorkerContext, table: str) -> int:
+            return int((await context.describe(table)).schema_version)
 
         return int(pages.call(read))
 

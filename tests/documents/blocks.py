@@ -1,11 +1,11 @@
-"""The code blocks of the documents, and what each says about how it is checked.
+"""The code blocks of the documents, and how each of them is checked.
 
-A comment just before a block, which readers do not see, says what is not the rule:
+A comment just before a block, which readers do not see, states exceptions:
 
-    <!-- file: shop/text.py -->               written to that file, for what follows
+    <!-- file: shop/text.py -->               written to that file, for the blocks that follow
     <!-- in another terminal -->              started, and left running until the document ends
     <!-- run by tests/spark/test_guide.py --> that test runs it
-    <!-- not run: why -->                     its commands are only looked at, whether they exist
+    <!-- not run: why -->                     only checked: do its commands exist?
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 
 PROGRAMS = {"python", "sh"}
 DATA = {"toml"}
-"""Read by the test, whether it is what it says."""
+"""Languages that a test only parses, to check that they are well-formed."""
 SHOWN = {"text", "output", "{toctree}"}
-"""Drawings, listings, what the block before prints (`output`), and what only `make docs` reads."""
+"""Drawings, listings, output of the previous block (`output`), and input for `make docs` only."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Block:
     document: str
     line: int
     language: str
-    """Empty for a block that does not say what it is."""
+    """Empty for a block that does not name its language."""
     text: str
     directive: str
 
@@ -42,7 +42,7 @@ class Block:
         return f"{self.document}:{self.line}"
 
     def told(self, what: str) -> str:
-        """What follows `what` in the comment; empty if it says something else."""
+        """The text after `what` in the comment; empty if the comment says something else."""
         found = self.directive.removeprefix(what)
         return "" if found == self.directive else found.strip(" :") or what
 
@@ -73,7 +73,7 @@ def blocks(document: Path) -> list[Block]:
 
 
 def _comment(token: Token | None) -> str:
-    """The comment that stands alone, or last, just before a block."""
+    """The comment just before a block, alone or after other text."""
     if token is None or token.type != "html_block":
         return ""
     last = token.content.strip().splitlines()[-1].strip()

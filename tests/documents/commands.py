@@ -1,4 +1,4 @@
-"""Whether the commands of a block exist, with the options that it gives them."""
+"""Checks that the commands in a block exist, with the options that it passes to them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.command_line import CliRunner
 from tests.documents.blocks import ROOT
 
 OTHERS = {"bash", "cargo", "cd", "docker", "docker-compose", "export", "pip", "pytest", "."}
-"""Commands of somebody else, whose options nobody checks here."""
+"""Commands of other projects, whose options are not checked here."""
 
 
 def problems(text: str) -> list[str]:
-    """One line for each command that would not be understood."""
+    """One line for each command that would be rejected."""
     return [f"{shlex.join(words)}: {wrong}" for words in _commands(text) if (wrong := _look(words))]
 
 
@@ -40,7 +40,7 @@ def _commands(text: str) -> Iterator[list[str]]:
         try:
             words = list(lexer)
         except ValueError:
-            continue  # within quotes, which end in a later line
+            continue  # inside quotes that end on a later line
         pending = ""
         yield from _between_operators(words)
 
@@ -79,9 +79,9 @@ def _targets() -> set[str]:
 
 
 def _parse(arguments: list[str]) -> str:
-    """Down to the last subcommand; asked for help, it does nothing else."""
+    """Parses down to the last subcommand, with `--help`, so that nothing is executed."""
     if "--install-completion" in arguments:
-        return ""  # would be done before anybody is helped
+        return ""  # would be executed before the help is shown
     if "--" in arguments:
         arguments = arguments[: arguments.index("--")]
     result = CliRunner().invoke(app, [*arguments, "--help"])
@@ -101,14 +101,14 @@ def _module(name: str, arguments: list[str]) -> str:
 
 @functools.cache
 def _help(name: str, *words: str) -> str:
-    """What `python -m NAME WORDS --help` prints: in this process, which has imported most of it."""
+    """The output of `python -m NAME WORDS --help`, run in this process: its imports are cached."""
     told = io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(),
         contextlib.redirect_stdout(told),
     ):
-        warnings.simplefilter("ignore", RuntimeWarning)  # imported before, which changes nothing
+        warnings.simplefilter("ignore", RuntimeWarning)  # it was imported before: no harm
         patch.setenv("COLUMNS", "200")
         patch.setattr(sys, "argv", [name, *words, "--help"])
         try:

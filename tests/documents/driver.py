@@ -1,7 +1,7 @@
 """Runs one document as a reader would: `python driver.py STEPS.json`, in an empty directory.
 
-Python blocks share one namespace, as in one session; each shell block is a shell of its own.
-Ends with 1 at the first block that fails, or that prints something else than the document shows.
+Python blocks share one namespace, as in one session; each shell block runs in its own shell.
+Exits with 1 at the first block that fails, or that prints something other than the document shows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHELL = ["bash", "-euo", "pipefail", "-c"]
 
 
 class Failed(Exception):
-    """What the reader would see, and does not expect."""
+    """What the reader would see and not expect."""
 
 
 class Reader:
@@ -74,7 +74,7 @@ class Reader:
             selector.register(process.stdout or sys.stdin, selectors.EVENT_READ)
             said = selector.select(STARTED_SECONDS)
         if not said or process.poll() is not None:
-            raise Failed("said nothing, or ended, in the other terminal")
+            raise Failed("printed nothing, or ended, in the other terminal")
 
     def _output(self, step: dict[str, Any]) -> None:
         shown = [re.escape(part) for part in step["text"].strip().split("…")]
@@ -89,7 +89,7 @@ def main() -> int:
         for step in json.loads(Path(sys.argv[1]).read_text()):
             try:
                 reader.take(step)
-            except BaseException:  # noqa: BLE001 (whatever it is, its place is told)
+            except BaseException:  # noqa: BLE001 (whatever it is, its place is reported)
                 sys.stderr.write(f"{step['document']}:{step['line']}\n{traceback.format_exc()}")
                 return 1
     finally:

@@ -1,4 +1,4 @@
-"""No block of the documents goes unchecked without saying why."""
+"""Every block of the documents is checked, or says why it is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.documents.blocks import DATA, PROGRAMS, ROOT, SHOWN, Block, all_block
 from tests.documents.commands import problems
 
 NOT_RUN_MAX = 24
-"""Raise it only for what really cannot be run here."""
+"""Raise this only for blocks that really cannot be run here."""
 
 BLOCKS = all_blocks()
 NOT_RUN = [block for block in BLOCKS if block.told("not run:")]
@@ -76,7 +76,7 @@ def test_commands_that_are_named_in_the_text_exist_with_their_options() -> None:
         ("percolator tablets slpit 7", "No such command"),
         ("percolator tablets split 7 --rows g", "No such option"),
         ("python -m services.worker --master host:7100", "no such option: --master"),
-        ("python -m services.nobody", "no such module"),
+        ("python -m services.missing", "no such module"),
         ("percolate", "not a command"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The test service as a process of the local launcher, and what it says meanwhile."""
+"""The test service as a process of the local launcher, with access to its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from percolator.wire.methods import GET_TIMESTAMPS
 from services.local.process import Ready, ServiceProcess
 
 SECONDS = 20.0
-"""Until something that got stuck fails a test."""
+"""How long to wait before a test fails because something is stuck."""
 
 _NAME = "waiter"
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Waiter:
-    """One running process of the test service. Its words and its log stand in one file."""
+    """One running process of the test service. Its progress words and its log are in one file."""
 
     def __init__(self, directory: Path, flags: tuple[str, ...]) -> None:
         self.process = ServiceProcess(
@@ -44,12 +44,12 @@ class Waiter:
         return await asyncio.to_thread(self.process.wait_ready, SECONDS)
 
     async def call(self, milliseconds: int, address: str = "") -> GetTimestampsResponse:
-        """A call that takes so long."""
+        """Makes a call that takes this many milliseconds."""
         call = self.network.unary(address or (await self.ready()).address, GET_TIMESTAMPS)
         return await call(GetTimestampsRequest(count=milliseconds), SECONDS)
 
     async def hears(self, word: str) -> None:
-        """Returns when the process has said this, next after what was heard before."""
+        """Returns once the process has printed this word, which must be the next one it prints."""
 
         def next_word() -> str | None:
             said = [entry["said"] for entry in self._entries() if "said" in entry]
@@ -59,7 +59,7 @@ class Waiter:
         self._heard += 1
 
     async def log_until(self, event: str) -> dict[str, Any]:
-        """The first log line of this event from here on."""
+        """Waits for the next log line with this event, and returns it."""
 
         def logged() -> dict[str, Any] | None:
             entries = self._entries()
@@ -72,7 +72,7 @@ class Waiter:
         return await self._until(logged, f"logging {event!r}")
 
     async def log(self) -> list[str]:
-        """The lines that it wrote to standard error, after its end."""
+        """Waits for the process to exit, then returns what it wrote to standard error."""
         await self.exit_code()
         return [line for line in self._lines() if not line.startswith('{"said"')]
 
@@ -83,7 +83,7 @@ class Waiter:
         self.process.send_signal(signal.SIGTERM)
 
     def _lines(self) -> list[str]:
-        """Without the one that is just being written."""
+        """The complete lines, without one that is still being written."""
         text = self.process.log.read_text()
         return text[: text.rfind("\n") + 1].splitlines()
 
@@ -120,7 +120,7 @@ async def service(directory: Path, *flags: str) -> AsyncIterator[Waiter]:
 
 
 async def health(address: str, name: str = "") -> int:
-    """The status that the health service tells."""
+    """The status that the health service reports."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)

@@ -1,8 +1,9 @@
-"""A service of nothing but the chassis, for the tests of processes: it waits as long as told."""
+"""A service that is only the chassis, for process tests: each call waits as long as requested."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -17,29 +18,33 @@ from percolator.v1 import cluster_pb2, oracle_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
-from services.chassis.rpc import Exposed
-from services.chassis.settings import ListenAddress, ServiceSettings, load
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.loading import ListenAddress, ServiceSettings, load
+from services.chassis.store.files import OpenFile
+from services.chassis.store.real_files import RealFiles
 
 STUCK = 999_999
-"""As count: block the whole event loop."""
+"""A value of `count` that blocks the whole event loop."""
 
 
 class WaiterSettings(ServiceSettings):
-    """What the tests ask of it."""
+    """Settings that make the service behave as a test needs."""
 
     service: ClassVar[str] = "waiter"
 
     listen: ListenAddress = "127.0.0.1:0"
 
     store: str = ""
-    """A directory to lock a file in."""
+    """A directory in which to lock a file."""
 
-    fault: Literal["", "build", "background", "drain", "close", "descriptors", "not ready"] = ""
-    """What goes wrong."""
+    fault: Literal[
+        "", "build", "background", "drain", "close", "descriptors", "not ready", "store"
+    ] = ""
+    """The fault to produce."""
 
 
 def say(word: str) -> None:
-    """Tells the test, which reads it, how far this process has come."""
+    """Tells the test, which reads this output, how far the process has got."""
     sys.stdout.write(json.dumps({"said": word}) + "\n")
     sys.stdout.flush()
 
@@ -52,13 +57,13 @@ class Waiter:
             raise InvalidArgument("count", "is 0; expected milliseconds to wait")
         say("called")
         if request.count == STUCK:
-            time.sleep(60)  # noqa: ASYNC251  # which is the fault that a test asks for
+            time.sleep(60)  # noqa: ASYNC251  # a test asks for exactly this fault
         await asyncio.sleep(request.count / 1000)
         return GetTimestampsResponse(first=1, count=request.count)
 
 
 def what_is_standard_error() -> str:
-    """If its number was free, it is now whatever was opened first: a socket, or a stored file."""
+    """What descriptor 2 refers to. If it was free: the first thing opened, a socket or file."""
     with open(os.devnull, "rb") as null:
         return os.devnull if os.path.sameopenfile(2, null.fileno()) else "something else"
 
@@ -71,9 +76,16 @@ async def say_drained() -> None:
     say("drained")
 
 
+class DeadStore(RealFiles):
+    """As a mount of a file system in user space whose program has died."""
+
+    async def create(self, path: Path, *, exclusive: bool = True) -> OpenFile:
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(path))
+
+
 @asynccontextmanager
 async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
-    """As a real service does: takes its store, may fail, closes at the end."""
+    """Behaves like a real service: locks its store, may fail, and closes at the end."""
     if host.settings.fault == "build":
         await fail()
     if host.settings.fault == "not ready":
@@ -85,6 +97,9 @@ async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
         await fail()
     if host.settings.fault == "background":
         host.background("buggy", fail())
+    if host.settings.fault == "store":
+        host.files = DeadStore()
+        host.watch_store(Path(host.settings.store))
     host.on_drain(fail if host.settings.fault == "drain" else say_drained)
     async with asyncio.TaskGroup():
         yield [Exposed(oracle_pb2.DESCRIPTOR.services_by_name["OracleService"], Waiter())]

@@ -1,4 +1,4 @@
-"""The command line, in this process: starting another one takes longer than all that it does."""
+"""The command line, run in this process: starting another takes longer than the command itself."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.command_line import CliRunner
 
 
 class CommandLine:
-    """What the commands print at one cluster. Beside a running loop, they need a thread."""
+    """Runs commands against one cluster. While an event loop runs, they need their own thread."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def run(self, *arguments: str, code: int = 0) -> Result:
-        """Fails unless it exits with this code."""
+        """Runs a command. Fails unless it exits with this code."""
         done = CliRunner().invoke(app, ["--address", self._address, *arguments])
         assert done.exit_code == code, done.output
         return done

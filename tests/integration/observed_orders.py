@@ -1,4 +1,4 @@
-"""Observers that the workers of tests run, each in a process of its own."""
+"""Observers for the workers in tests, each of which is a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ship(tx: Transaction, row: str) -> None:
 
 @observes(disputed, name="settle", attempts=1)
 def settle(tx: Transaction, row: str) -> None:
-    """Fails as long as the order has no answer."""
+    """Fails until the order is packed."""
     if tx.get(row, packed) is None:
         raise ValueError(f"order {row} was never packed")
 

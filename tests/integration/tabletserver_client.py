@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.formats.records import RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
@@ -23,7 +24,7 @@ LATER = COMMIT + 1
 
 
 class TabletServer:
-    """One process on a store root that others may share; its tablets have all rows."""
+    """One process on a store root that others may share. Each of its tablets covers all rows."""
 
     def __init__(self, name: str, directory: Path, store: Path, *flags: str) -> None:
         store.mkdir(exist_ok=True)
@@ -44,7 +45,7 @@ class TabletServer:
         self._network = GrpcNetwork()
 
     def kill(self) -> None:
-        """As kill -9; what was asked and not answered fails."""
+        """Kills it as `kill -9` does; unanswered requests fail."""
         self.process.kill()
 
     async def stop(self) -> int:
@@ -68,6 +69,10 @@ class TabletServer:
         call = self.network.unary(self.process.address, methods.DESCRIBE_TABLETS)
         return list((await call(wire.DescribeTabletsRequest(), CALL_SECONDS)).tablets)
 
+    async def report(self) -> wire.ReportResponse:
+        call = self.network.unary(self.process.address, methods.REPORT)
+        return await call(wire.ReportRequest(), CALL_SECONDS)
+
     async def mutate(self, *batches: wire.MutationBatch) -> list[wire.MutationBatchResult]:
         call = self.network.unary(self.process.address, methods.MUTATE)
         return list((await call(wire.MutateRequest(batches=batches), CALL_SECONDS)).batches)
@@ -78,7 +83,7 @@ class TabletServer:
         assert acknowledged(result) == len(rows), result
 
     async def rows(self, tablet: int, epoch: int) -> dict[bytes, bytes]:
-        """Everything that is there."""
+        """All rows of the tablet, with their values."""
         call = self.network.stream(self.process.address, methods.SCAN)
         request = wire.ScanRequest(target=target(tablet, epoch), all_columns=True, timestamp=LATER)
         found: dict[bytes, bytes] = {}
@@ -108,13 +113,19 @@ class TabletServer:
 async def tablet_server(
     directory: Path, *flags: str, name: str = "server", store: Path | None = None
 ) -> AsyncIterator[TabletServer]:
-    """A running tablet server; stopped at the end, whatever happened to it."""
+    """A running tablet server; stopped at the end, whatever happens in between."""
     server = TabletServer(name, directory, store or directory / "store", *flags)
     try:
         await server.start()
         yield server
     finally:
         await server.stop()
+
+
+async def said(server: TabletServer, event: str) -> None:
+    """Waits until the server has logged the event."""
+    while f'"{event}"' not in server.process.log.read_text():  # noqa: ASYNC110  # another process
+        await asyncio.sleep(0.1)
 
 
 def target(tablet: int, epoch: int) -> wire.TabletTarget:
@@ -144,5 +155,5 @@ def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> wire.MutationBatc
 
 
 def acknowledged(result: wire.MutationBatchResult) -> int:
-    """How many mutations of the batch were said to be durable."""
+    """How many mutations of the batch were reported durable."""
     return sum(one.outcome == wire.OUTCOME_APPLIED for one in result.results)

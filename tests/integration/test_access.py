@@ -1,6 +1,6 @@
 """Every remote procedure of every service, tried with every kind of credentials.
 
-The list is percolator/wire/methods.py: a new procedure is tried as soon as it is there, and fails
+The list is percolator/wire/methods.py: a new procedure is tried as soon as it exists, and fails
 here until its service is known and its role is decided.
 """
 
@@ -77,7 +77,7 @@ def untried(files: Tls) -> tls.TlsMaterial:
 
 
 def shown_by(process: ServiceProcess) -> list[str]:
-    """Its log, and what every process list shows of it."""
+    """Its log, and what every process list shows about it."""
     about = Path(f"/proc/{process.pid}")
     files = (process.log, about / "cmdline", about / "environ")
     return [file.read_text(errors="replace") for file in files]
@@ -95,7 +95,7 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 async def outcome(network: Network, address: str, method: Method) -> PercolatorError | None:
-    """What an empty request meets: None or an error of its content, once the caller was let in."""
+    """What an empty request results in: None or an error about its content if access is granted."""
     try:
         if isinstance(method, UnaryMethod):
             await network.unary(address, method)(method.request(), SECONDS)
@@ -132,7 +132,7 @@ UNKNOWN: dict[str, Attempt] = {
 
 
 @pytest.mark.parametrize("attempt", UNKNOWN)
-async def test_nobody_is_let_in_without_a_token_that_the_cluster_knows(
+async def test_access_requires_a_token_that_the_cluster_knows(
     running: Running, attempt: str
 ) -> None:
     found = kinds(await outcomes(running, UNKNOWN[attempt](running)))
@@ -140,7 +140,9 @@ async def test_nobody_is_let_in_without_a_token_that_the_cluster_knows(
 
 
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.ADMIN, Role.SERVER])
-async def test_each_role_is_let_in_exactly_where_it_may(running: Running, role: Role) -> None:
+async def test_each_role_may_call_exactly_what_it_is_permitted_to(
+    running: Running, role: Role
+) -> None:
     if role is Role.SERVER:
         credentials = running.credentials("cluster")
     else:
@@ -151,7 +153,9 @@ async def test_each_role_is_let_in_exactly_where_it_may(running: Running, role: 
     assert Unauthenticated not in kinds(found).values()
 
 
-async def test_no_other_certificate_is_let_in(running: Running, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_authority_is_refused(
+    running: Running, tmp_path: Path
+) -> None:
     stranger = Authority("stranger").issue(tmp_path / "stranger", tls.CLUSTER_NAME)
     trusting = Tls(files_in(running.certificates / "client").ca, stranger.certificate, stranger.key)
     # It trusts the cluster; the cluster does not trust it.
@@ -160,7 +164,7 @@ async def test_no_other_certificate_is_let_in(running: Running, tmp_path: Path) 
         assert found == dict.fromkeys(found, Unavailable)
 
 
-async def test_a_certificate_is_asked_for(running: Running) -> None:
+async def test_a_client_without_a_certificate_is_refused(running: Running) -> None:
     ca = material(files_in(running.certificates / "client")).ca
     option = ("grpc.ssl_target_name_override", tls.CLUSTER_NAME)
     for process in running.cluster.processes.values():
@@ -192,7 +196,7 @@ async def test_a_client_refuses_a_server_of_another_name(running: Running, tmp_p
 
 
 async def through(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
-    """The same calls as `outcomes`, by way of the gateway."""
+    """The same calls as `outcomes`, through the gateway."""
     network = GrpcNetwork(credentials)
     gateway = running.cluster.processes["gateway"].address
     behind = ThroughNetwork(network, [gateway])
@@ -206,7 +210,7 @@ async def through(running: Running, credentials: Credentials) -> dict[str, Perco
 
 
 @pytest.mark.parametrize("role", [None, Role.CLIENT, Role.ADMIN])
-async def test_a_gateway_lets_nobody_in_who_would_not_be_let_in_without_it(
+async def test_a_gateway_grants_no_access_that_a_direct_call_would_not_have(
     running: Running, role: Role | None
 ) -> None:
     token = running.token(role.name.lower()) if role else "wrong"
@@ -218,8 +222,10 @@ async def test_a_gateway_lets_nobody_in_who_would_not_be_let_in_without_it(
     assert denied == {path for path in found if REQUIRED[path] > role}
 
 
-async def test_what_a_gateway_passes_on_is_not_a_servers_own_call(running: Running) -> None:
-    """Otherwise everybody behind a gateway would be a server."""
+async def test_a_call_forwarded_by_a_gateway_does_not_count_as_a_servers_own(
+    running: Running,
+) -> None:
+    """Otherwise every client behind a gateway would have a server's permissions."""
     own = running.credentials("cluster").tls
     assert own is not None
     async with grpc.aio.secure_channel(
@@ -234,7 +240,7 @@ async def test_what_a_gateway_passes_on_is_not_a_servers_own_call(running: Runni
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_token_that_is_taken_out_of_the_file_is_refused_within_seconds(
+async def test_a_token_removed_from_the_file_is_refused_within_seconds(
     running: Running,
 ) -> None:
     tokens = running.certificates / "cluster" / "tokens.toml"

@@ -1,4 +1,4 @@
-"""What a call over a real channel comes to when it is cancelled, and by whom."""
+"""How a call over a real channel ends, depending on what cancelled it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """Takes calls, and never answers them."""
+    """Accepts calls and never answers them."""
     asked = asyncio.Event()
 
     async def never(request: bytes, context: object) -> bytes:
@@ -61,8 +61,8 @@ CALLS = {"unary": _unary, "stream": _stream}
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_a_call_whose_channel_is_closed_is_an_error_and_no_cancellation(kind: str) -> None:
-    """Whoever waits for it was not cancelled, and must not end as if he had been."""
+def test_a_call_whose_channel_is_closed_raises_an_error_not_a_cancellation(kind: str) -> None:
+    """The task that awaits the call was not cancelled, and must not end as if it had been."""
 
     async def close_meanwhile() -> None:
         async with silent_server() as (address, asked):
@@ -78,7 +78,7 @@ def test_a_call_whose_channel_is_closed_is_an_error_and_no_cancellation(kind: st
 
 
 @pytest.mark.parametrize("kind", CALLS)
-def test_whoever_is_cancelled_while_the_channel_closes_is_cancelled(kind: str) -> None:
+def test_a_task_cancelled_while_the_channel_closes_stays_cancelled(kind: str) -> None:
     async def cancel_and_close() -> None:
         async with silent_server() as (address, asked):
             network = GrpcNetwork()

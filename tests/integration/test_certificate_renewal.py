@@ -1,4 +1,4 @@
-"""Certificates, tokens and even the authority change, and nothing is restarted for that."""
+"""Certificates, tokens and even the authority are replaced without restarting anything."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ number = things.column("number", codecs.integer)
 
 @dataclass
 class Renewing:
-    """Files in use, and two whole sets of others, of two authorities, which they are taken from."""
+    """The files in use, and two complete sets, of two authorities, to copy them from."""
 
     used: Path
     sets: tuple[Path, Path]
 
     def use(self, name: str, *sources: int) -> None:
-        """Puts a file in place, as it is in one of the sets; or both contents, one by the other."""
+        """Installs a file from one of the sets, or the concatenation of both sets' versions."""
         text = "\n".join((self.sets[source] / name).read_text() for source in sources)
         new = self.used / f"{name}.new"
         new.write_text(text)
         new.replace(self.used / name)
 
     def use_both(self) -> None:
-        """Step 1: whatever the one or the other authority signed is accepted."""
+        """Step 1: accept whatever either authority has signed."""
         self.use("cluster/tokens.toml", 0, 1)
         for side in ("cluster", "client"):
             self.use(f"{side}/ca.pem", 0, 1)
 
     def show_new(self) -> None:
-        """Step 2: other certificates and tokens, one file after the other."""
+        """Step 2: present the new certificates and tokens, one file after another."""
         for side in ("cluster", "client"):
             for name in ("certificate.pem", "key.pem"):
                 self.use(f"{side}/{name}", 1)
         self.use("client/admin.token", 1)
 
     def forget_old(self) -> None:
-        """Step 3: only what the other authority signed is accepted."""
+        """Step 3: accept only what the new authority has signed."""
         self.use("cluster/tokens.toml", 1)
         for side in ("cluster", "client"):
             self.use(f"{side}/ca.pem", 1)
@@ -67,7 +67,7 @@ def _renewing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renewing:
     renewing = Renewing(tmp_path / "used", (tmp_path / "old", tmp_path / "new"))
     for directory in (*renewing.sets, renewing.used):
         make_all(directory)
-    # Of one file there cannot be two entries of one name.
+    # One file cannot contain two entries with the same name.
     tokens = renewing.sets[1] / "cluster" / "tokens.toml"
     tokens.write_text(tokens.read_text().replace("[client]", "[c2]").replace("[admin]", "[a2]"))
     for side in ("cluster", "client"):
@@ -88,7 +88,7 @@ def _cluster(renewing: Renewing, tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def shown_at(address: str, files: Tls) -> str:
-    """The serial number of the certificate that a new connection is shown."""
+    """The serial number of the certificate presented to a new connection."""
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -103,14 +103,14 @@ def shown_at(address: str, files: Tls) -> str:
 
 
 def shown(cluster: LocalCluster, renewing: Renewing) -> set[str]:
-    """By all services, to whoever calls and to whoever reads metrics."""
+    """The serial numbers that all services present, on their service and metrics ports."""
     files = files_in(renewing.used / "client")
     ports = [one.wait_ready(10.0) for one in cluster.processes.values()]
     addresses = [address for one in ports for address in (one.address, one.metrics_address)]
     return {shown_at(address, files) for address in addresses}
 
 
-async def test_everything_is_renewed_under_programs_that_run_on(
+async def test_everything_is_renewed_while_programs_keep_running(
     cluster: LocalCluster, renewing: Renewing
 ) -> None:
     async with (
@@ -138,7 +138,7 @@ async def test_everything_is_renewed_under_programs_that_run_on(
         assert after.isdisjoint(before)
         renewing.forget_old()
         assert await count(direct) == 3
-        # The others have to connect to it anew, each with what its files hold by now.
+        # The others have to reconnect to it, each with the current contents of its files.
         cluster.processes["tabletserver-1"].kill()
         cluster.restart("tabletserver-1")
         assert [await count(direct), await count(behind)] == [4, 5]
@@ -147,19 +147,19 @@ async def test_everything_is_renewed_under_programs_that_run_on(
 
 
 async def until_refused(cluster: LocalCluster, renewing: Renewing) -> None:
-    """Returns when the former token is known no more."""
+    """Returns once the former token is no longer accepted."""
     token = (renewing.sets[0] / "client" / "admin.token").read_text().strip()
     files = files_in(renewing.used / "client")
     deadline = time.monotonic() + WITHDRAWN_SECONDS
     while True:
         try:
             async with aio.connect(cluster.address, tls=files, token=token):
-                assert time.monotonic() < deadline, "a former token is accepted"
+                assert time.monotonic() < deadline, "a former token is still accepted"
         except Unauthenticated:
             return
 
 
-def test_a_certificate_of_the_former_authority_opens_nothing_any_more(
+def test_a_certificate_of_the_former_authority_is_no_longer_accepted(
     cluster: LocalCluster, renewing: Renewing
 ) -> None:
     renewing.use_both()
@@ -171,12 +171,12 @@ def test_a_certificate_of_the_former_authority_opens_nothing_any_more(
     with pytest.raises(percolator.errors.InvalidArgument, match="not accepted by"):
         percolator.connect(cluster.address, tls=trusting, token=token)
     for process in cluster.processes.values():
-        with pytest.raises(OSError):  # noqa: PT011 (hung up on, or told so)
+        with pytest.raises(OSError):  # noqa: PT011 (disconnected, with or without an alert)
             speak(process.address, trusting)
 
 
 def speak(address: str, files: Tls) -> None:
-    """In TLS 1.3 a client learns of its refusal with the first bytes that it reads."""
+    """Connects and reads: in TLS 1.3, only the first read tells a client that it was refused."""
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.certificate, files.key)
     context.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""The real network against servers that answer nonsense, and after it was closed."""
+"""The real network with servers that answer nonsense, and after it has been closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN
 from percolator.wire.tls import Tls, TlsMaterial
-from services.chassis.server_tls import ServerTls
+from services.chassis.serving.server_tls import ServerTls
 from tests.unit.wire.certificates import Certificates, made
 
 __all__ = ["made"]
@@ -40,7 +40,7 @@ async def _lie_in_a_stream(raw: bytes, context: grpc.aio.ServicerContext) -> Asy
     yield GARBAGE
 
 
-async def test_an_answer_that_cannot_be_decoded_is_an_error_and_no_answer() -> None:
+async def test_a_response_that_cannot_be_decoded_is_an_error() -> None:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((_Liar(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -57,7 +57,7 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_and_no_answer() -> N
         await server.stop(0)
 
 
-async def test_calling_after_the_network_was_closed_is_a_typed_error() -> None:
+async def test_a_call_on_a_closed_network_raises_a_typed_error() -> None:
     network = GrpcNetwork()
     unary = network.unary("127.0.0.1:1", GET_TIMESTAMPS)
     stream = network.stream("127.0.0.1:1", SCAN)
@@ -70,7 +70,7 @@ async def test_calling_after_the_network_was_closed_is_a_typed_error() -> None:
 
 
 def untried(files: Tls) -> Credentials:
-    """As a program that does not look at its files would use them."""
+    """Credentials from these files, as used by a program that does not validate them."""
     ca, certificate, key = (
         Path(name).read_bytes() for name in (files.ca, files.certificate, files.key)
     )
@@ -100,7 +100,7 @@ async def test_a_server_answers_only_good_certificates_and_a_client_only_good_se
     await plain.start()
     expired, _, _ = certificates.bad["expired"]
     try:
-        # It got as far as to the lie.
+        # The call got as far as the invalid response.
         assert isinstance(await met(address, untried(certificates.client)), ExecutionUnknown)
         assert isinstance(await met(address, untried(expired)), Unavailable)
         assert isinstance(await met(address, untried(certificates.foreign)), Unavailable)

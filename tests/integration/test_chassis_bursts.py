@@ -1,4 +1,4 @@
-"""More calls at one moment than a server can look at."""
+"""More simultaneous calls than a server can process."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from percolator.world import MachineClock
-from services.chassis.rpc import Gate
-from services.chassis.server import Server
+from services.chassis.serving.rpc import Gate
+from services.chassis.serving.server import Server
 from tests.integration.chassis_service import WaiterSettings
 
 pytestmark = pytest.mark.integration
 
 BURST = 6_000
-"""Twice as many as gRPC itself keeps waiting, unless it is told otherwise."""
+"""Twice as many as gRPC itself queues by default."""
 
 
-async def test_a_burst_of_calls_is_answered_and_none_is_called_cancelled() -> None:
-    """Whoever reads CANCELLED must take it that his call may have been executed."""
-    server = Server(WaiterSettings(), Gate(10), CollectorRegistry(), MachineClock())
+async def test_a_burst_of_calls_is_answered_and_none_is_reported_cancelled() -> None:
+    """A client that sees CANCELLED has to assume that its call may have been executed."""
+    server = Server(WaiterSettings(), Gate(10, 16 << 20), CollectorRegistry(), MachineClock())
     address = await server.start()
     try:
         async with grpc.aio.insecure_channel(str(address)) as channel:

@@ -35,10 +35,10 @@ pytestmark = pytest.mark.integration
 
 ORACLE = "percolator.v1.OracleService"
 LONG = 600_000
-"""Milliseconds that no test waits."""
+"""Milliseconds; longer than any test waits."""
 
 
-async def test_a_ready_service_tells_where_it_is_and_how_it_is(tmp_path: Path) -> None:
+async def test_a_ready_service_reports_its_address_and_health(tmp_path: Path) -> None:
     ready_file(tmp_path).write_text('{"address": "left over by a crash", "pid": 1}')
     async with service(tmp_path, "--listen=127.0.0.1:0") as running:
         entry = await running.log_until("ready")
@@ -104,7 +104,7 @@ async def test_a_call_in_progress_is_answered_before_the_end(tmp_path: Path) -> 
         assert [entry["event"] for entry in log] == ["ready", "draining", "stopped"]
 
 
-async def test_calls_that_do_not_end_are_cut_off_and_told_by_the_exit_code(tmp_path: Path) -> None:
+async def test_calls_that_do_not_end_are_cut_off_and_the_exit_code_says_so(tmp_path: Path) -> None:
     async with service(tmp_path, "--drain-seconds=0.2") as running:
         calling = asyncio.ensure_future(running.call(LONG))
         await running.hears("called")
@@ -126,25 +126,29 @@ async def test_an_open_health_watch_does_not_delay_the_end(tmp_path: Path) -> No
             assert await running.exit_code() == 0
 
 
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("milliseconds", [LONG, STUCK], ids=["busy", "stuck"])
-async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, milliseconds: int) -> None:
+async def test_a_second_signal_ends_the_process_at_once(
+    tmp_path: Path, milliseconds: int, number: signal.Signals, exit_code: int
+) -> None:
+    """With an exit code that docs/operating.md lists."""
     async with service(tmp_path, "--drain-seconds=600") as running:
         calling = asyncio.ensure_future(running.call(milliseconds))
         await running.hears("called")
         running.terminate()
-        # Two of one kind that are pending at once are one: wait until the first was taken.
+        # Two pending signals of one kind merge into one: wait until the first was handled.
         if milliseconds == STUCK:
             await taken(running.process.pid, signal.SIGTERM)
         else:
             await running.hears("drained")
-        running.terminate()
-        assert await running.exit_code() == 128 + signal.SIGTERM
+        running.process.send_signal(number)
+        assert await running.exit_code() == exit_code
         with pytest.raises(PercolatorError):
             await calling
 
 
 async def taken(pid: int, number: signal.Signals) -> None:
-    """Returns when no such signal waits to be handled by the process."""
+    """Returns once the process has no such signal pending."""
     async with asyncio.timeout(SECONDS):
         while True:
             if not pending_signals(pid) >> (number - 1) & 1:
@@ -153,16 +157,16 @@ async def taken(pid: int, number: signal.Signals) -> None:
 
 
 def pending_signals(pid: int) -> int:
-    """A bit for each, the lowest for signal 1."""
+    """The process's pending signals: one bit each, the lowest for signal 1."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("ShdPnd:"))
     return int(line.split()[1], 16)
 
 
-async def test_a_closed_terminal_ends_a_service_in_order_however_often_it_tells(
+async def test_a_closed_terminal_stops_a_service_cleanly_however_many_signals_it_sends(
     tmp_path: Path,
 ) -> None:
-    """The kernel sends a SIGHUP, and the shell another one."""
+    """The kernel sends one SIGHUP, and the shell another."""
     async with service(tmp_path) as running:
         address = (await running.ready()).address
         call = asyncio.ensure_future(running.call(500, address))
@@ -174,8 +178,8 @@ async def test_a_closed_terminal_ends_a_service_in_order_however_often_it_tells(
         assert await running.exit_code() == 0
 
 
-async def test_a_service_that_ignores_closed_terminals_goes_on(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for its child
+async def test_a_service_that_ignores_closed_terminals_keeps_running(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does for its child
     async with service(tmp_path) as running:
         signal.signal(signal.SIGHUP, before)
         address = (await running.ready()).address
@@ -183,7 +187,7 @@ async def test_a_service_that_ignores_closed_terminals_goes_on(tmp_path: Path) -
         assert (await running.call(1, address)).count == 1
 
 
-async def test_a_service_uses_all_descriptors_that_it_may(tmp_path: Path) -> None:
+async def test_a_service_raises_its_descriptor_limit_to_the_maximum(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     try:
@@ -195,7 +199,7 @@ async def test_a_service_uses_all_descriptors_that_it_may(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_garbage_on_the_port_hurts_nobody(tmp_path: Path) -> None:
+async def test_garbage_on_the_port_does_no_harm(tmp_path: Path) -> None:
     async with service(tmp_path) as running:
         ready = await running.ready()
         for address in (ready.address, ready.metrics_address):
@@ -270,8 +274,10 @@ async def test_a_directory_that_cannot_be_used_is_one_line_and_exit_code_2(
     assert line.startswith(f"waiter: store: {tmp_path / name}/LOCK: ")
 
 
-async def test_a_start_that_may_succeed_later_is_no_mistake_of_the_settings(tmp_path: Path) -> None:
-    """A supervisor that gives up after exit code 2 has to try this again."""
+async def test_a_start_that_may_succeed_later_is_not_reported_as_a_settings_error(
+    tmp_path: Path,
+) -> None:
+    """A supervisor that gives up on exit code 2 has to retry this one."""
     async with service(tmp_path, "--fault=not ready") as running:
         assert await running.exit_code() == 1
         assert await running.log() == ["waiter: nothing to serve from yet"]
@@ -283,7 +289,7 @@ async def test_a_ready_file_that_cannot_be_written_is_named(tmp_path: Path) -> N
     assert line == f"waiter: ready_file: {nowhere}.new: No such file or directory"
 
 
-async def test_a_ready_file_that_cannot_be_removed_keeps_nobody_from_draining(
+async def test_a_ready_file_that_cannot_be_removed_does_not_prevent_draining(
     tmp_path: Path,
 ) -> None:
     async with service(tmp_path) as running:
@@ -299,7 +305,7 @@ async def test_a_ready_file_that_cannot_be_removed_keeps_nobody_from_draining(
 
 
 def start_and_wait(command: str, directory: Path) -> tuple[int, str]:
-    """Runs the test service through a shell, which redirects; its exit code and the last line."""
+    """Runs the test service in a shell with redirections. Returns exit code and last line."""
     service = f"{sys.executable} -m tests.integration.chassis_service"
     done = subprocess.run(
         ["/bin/sh", "-c", f"{service} {command}"],
@@ -312,16 +318,14 @@ def start_and_wait(command: str, directory: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("stdin", ["</dev/null", "</etc/passwd", "<&-"])
-def test_a_standard_input_that_never_tells_of_its_end_is_refused(
-    tmp_path: Path, stdin: str
-) -> None:
+def test_a_standard_input_that_cannot_report_its_end_is_refused(tmp_path: Path, stdin: str) -> None:
     code, line = start_and_wait(f"--stop-with-stdin {stdin}", tmp_path)
     assert code == 2
     assert line.startswith("waiter: stop_with_stdin: standard input is closed or a file")
 
 
 def test_a_closed_standard_error_changes_nothing(tmp_path: Path) -> None:
-    """Its number must not go to a file of the store, where log lines would be written."""
+    """Its descriptor must not be reused for a store file, which log lines would then corrupt."""
     code, _ = start_and_wait("--drain-seconds=nan 2>&-", tmp_path)
     assert code == 2
     descriptors = tmp_path / "descriptors"
@@ -345,3 +349,13 @@ async def test_a_bug_ends_the_process_with_its_traceback_in_the_log(
         assert await running.exit_code() == 1
         entries = [json.loads(line) for line in await running.log()]
         assert any("RuntimeError: a bug" in entry.get("exception", "") for entry in entries)
+
+
+async def test_a_process_whose_store_is_gone_ends_with_the_reason(tmp_path: Path) -> None:
+    """An orderly end would wait for the store, and a leader would keep its place meanwhile."""
+    async with service(tmp_path, "--fault=store", f"--store={tmp_path}") as running:
+        assert await running.exit_code() == 1
+        entries = [json.loads(line) for line in await running.log()]
+        (gone,) = [one for one in entries if one["event"] == "the store is gone"]
+        assert "not connected" in gone["reason"]
+        assert "draining" not in [one["event"] for one in entries]

@@ -20,8 +20,8 @@ from percolator.v1.cluster_pb2 import (
     RegisterResponse,
 )
 from percolator.world import MachineClock
-from services.chassis.metrics import RpcMetrics
-from services.chassis.rpc import Exposed, Gate, RpcEdge
+from services.chassis.serving.metrics import RpcMetrics
+from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
 from tests.integration.chassis_process import (
     NOT_SERVING,
     SECONDS,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.integration
 
 
 class Master:
-    """As much of a master as the chassis talks to."""
+    """The part of a master that the chassis talks to."""
 
     def __init__(self, cluster_id: str) -> None:
         self.cluster_id = cluster_id
@@ -55,7 +55,7 @@ class Master:
 
 @asynccontextmanager
 async def serving(master: Master, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
-    edge = RpcEdge(Gate(100), RpcMetrics(), MachineClock())
+    edge = RpcEdge(Gate(100, 16 << 20), RpcMetrics(), MachineClock())
     edge.expose([Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], master)])
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     server.add_generic_rpc_handlers((edge,))
@@ -69,15 +69,15 @@ async def serving(master: Master, address: str = "127.0.0.1:0") -> AsyncIterator
 
 
 async def until(running: Waiter, status: int) -> None:
-    """Returns when the process tells this health."""
+    """Returns once the process reports this health status."""
     address = (await running.ready()).address
     async with asyncio.timeout(SECONDS):
         while await health(address) != status:  # noqa: ASYNC110  # another process's state
             await asyncio.sleep(0.02)
 
 
-async def test_a_service_waits_for_its_master_and_is_announced_to_it(tmp_path: Path) -> None:
-    # A port that was free a moment ago: nobody listens there yet.
+async def test_a_service_waits_for_its_master_and_registers_with_it(tmp_path: Path) -> None:
+    # A port that was free a moment ago: nothing listens there yet.
     async with serving(Master("")) as address:
         pass
     master = Master("shop")
@@ -96,7 +96,7 @@ async def test_a_service_waits_for_its_master_and_is_announced_to_it(tmp_path: P
         assert announced.metrics_address == ready.metrics_address
         assert announced.server_id == ready.server_id
         assert announced.version
-        # A master that is gone stops nobody.
+        # Losing the master does not stop the service.
         await running.log_until("not registered")
         assert (await running.call(1)).first == 1
         assert await health(ready.address) == SERVING
@@ -116,7 +116,7 @@ async def test_a_service_that_waits_for_its_master_can_be_stopped(tmp_path: Path
 
 
 class TwoFacedMaster(Master):
-    """Two masters of different clusters behind one name."""
+    """Two masters of different clusters behind one address."""
 
     async def describe(self, request: DescribeRequest) -> DescribeResponse:
         return DescribeResponse(cluster_id="another")
@@ -133,7 +133,7 @@ async def test_a_service_between_two_clusters_does_not_start(tmp_path: Path) -> 
     assert last == f"waiter: the cluster is another one [{register} at {address}]"
 
 
-async def test_a_service_refuses_to_serve_while_its_master_is_another_clusters(
+async def test_a_service_refuses_to_serve_while_its_master_belongs_to_another_cluster(
     tmp_path: Path,
 ) -> None:
     master = Master("shop")

@@ -1,4 +1,4 @@
-"""What the command line shows of a cluster without tables, for people and for programs."""
+"""What the command line shows about a cluster without tables, for people and for programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.integration.command_line import CommandLine
 pytestmark = pytest.mark.integration
 
 PIN_AT = 1_800_000_000_000 << 18
-SERVICES = ["lock service", "master", "oracle"]
+SERVICES = ["lock service", "master", "oracle", "tablet server"]
 MISSED_SECONDS = 30.0
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=0) as started:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=1) as started:
         yield started
 
 
@@ -32,7 +32,7 @@ def command(cluster: LocalCluster) -> CommandLine:
     return CommandLine(cluster.address)
 
 
-async def test_sessions_and_pins_are_listed_with_who_they_are(
+async def test_sessions_and_pins_are_listed_with_their_descriptions(
     cluster: LocalCluster, command: CommandLine
 ) -> None:
     network = GrpcNetwork()
@@ -62,7 +62,7 @@ async def test_sessions_and_pins_are_listed_with_who_they_are(
     assert await asyncio.to_thread(command.data, "sessions") == []
 
 
-def test_status_shows_every_service_with_its_address_and_misses_none(
+def test_status_shows_every_service_with_its_address_and_reports_none_missing(
     cluster: LocalCluster, command: CommandLine
 ) -> None:
     status = command.data("status")
@@ -75,19 +75,19 @@ def test_status_shows_every_service_with_its_address_and_misses_none(
     assert "no oracle" not in text
 
 
-def test_timestamps_asked_for_later_are_larger(command: CommandLine) -> None:
+def test_timestamps_requested_later_are_larger(command: CommandLine) -> None:
     first = command.data("timestamp", "--count", "3")
     second = command.data("timestamp")
     assert first == list(range(first[0], first[0] + 3))
     assert second[0] > first[-1]
 
 
-def test_a_killed_oracle_is_missed_and_comes_back_with_larger_timestamps(
+def test_a_killed_oracle_is_reported_missing_and_comes_back_with_larger_timestamps(
     cluster: LocalCluster, command: CommandLine
 ) -> None:
     before = command.data("timestamp")[0]
     cluster.processes["oracle"].kill()
-    # Listed for as long as it might only be silent, then missed.
+    # It is listed while it might only be silent, and then reported missing.
     deadline = time.monotonic() + MISSED_SECONDS
     while "no oracle is registered" not in command.data("status")["problems"]:
         assert time.monotonic() < deadline

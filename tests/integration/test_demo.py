@@ -1,4 +1,4 @@
-"""`make demo` when it does not go as it should; .ci/run runs it as a whole."""
+"""`make demo` when something goes wrong; .ci/run runs the whole demo."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 100
 
 
-def demo_until_its_cluster_stands(
+def demo_until_its_cluster_runs(
     data: Path, hurt: Callable[[int, dict[str, int]], None]
 ) -> tuple[int, str, list[int]]:
-    """What it ended with, what it said since, and the processes of its cluster.
+    """Returns its exit code, its output from then on, and the processes of its cluster.
 
-    `hurt` gets its process group, and the process ids of its cluster by name.
+    `hurt` receives the demo's process group, and its cluster's process ids by name.
     """
     demo = subprocess.Popen(
         [sys.executable, "-m", "examples.demo", "--data", str(data)],
@@ -53,16 +53,16 @@ def demo_until_its_cluster_stands(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(SECONDS_MAX * 2)
-def test_ctrl_c_stops_every_process_and_the_data_is_no_obstacle_afterwards(tmp_path: Path) -> None:
+def test_ctrl_c_stops_every_process_and_the_demo_can_run_again_on_its_data(tmp_path: Path) -> None:
     def ctrl_c(group: int, pids: dict[str, int]) -> None:
         os.killpg(group, signal.SIGINT)  # as a terminal does
 
-    code, said, pids = demo_until_its_cluster_stands(tmp_path / "demo", ctrl_c)
+    code, said, pids = demo_until_its_cluster_runs(tmp_path / "demo", ctrl_c)
     assert (code, said.splitlines()[-1].endswith("everything is stopped")) == (130, True), said
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert running(tmp_path / "demo") is None
     log = (tmp_path / "demo" / "logs" / "tabletserver-1.log").read_text()
-    assert '"event": "stopped"' in log.splitlines()[-1], "it drained: nobody hurried it"
+    assert '"event": "stopped"' in log.splitlines()[-1], "it did not drain before it stopped"
 
 
 @pytest.mark.parametrize(("is_stopped", "said"), [(True, "is stopped"), (False, "stops")])
@@ -95,14 +95,14 @@ def test_a_process_that_dies_by_itself_is_a_failure(tmp_path: Path) -> None:
     def kill_a_worker(group: int, pids: dict[str, int]) -> None:
         os.kill(pids["worker-2"], signal.SIGKILL)
 
-    code, said, pids = demo_until_its_cluster_stands(tmp_path / "demo", kill_a_worker)
+    code, said, pids = demo_until_its_cluster_runs(tmp_path / "demo", kill_a_worker)
     assert code == 1, said
     assert "wrong: worker-2 has ended with -9" in said
     assert str(tmp_path / "demo" / "logs") in said
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def test_a_directory_of_somebody_else_is_left_alone(
+def test_a_directory_with_other_contents_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "precious").write_text("precious")

@@ -1,4 +1,4 @@
-"""Tables are exported while they are written to, and made again: whole, or not at all."""
+"""Tables are exported while they are written to, and imported completely or not at all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,15 @@ ROWS = 1_500
 shop = Table("shop.items", key=codecs.text)
 price = shop.column("price", codecs.integer)
 label = shop.column("label", codecs.text)
+empty = Table("empty")
 
 
 class Interrupted(Exception):
-    """Stands for whatever ends a process."""
+    """Stands in for anything that ends a process."""
 
 
 def break_off(_cells: int, done: int, _all: int) -> None:
-    """As a progress callback: after two parts."""
+    """A progress callback that interrupts after two parts."""
     if done == 2:
         raise Interrupted
 
@@ -46,7 +48,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
     with LocalCluster(tmp_path_factory.mktemp("source"), tablet_servers=2) as started:
         with percolator.connect(started.address) as db:
             db.create_table(shop, splits=["g", "r"])
-            db.create_table(Table("empty"))
+            db.create_table(empty, retention=timedelta(hours=2))
             rows = (
                 (f"{'abcxyz'[at % 6]}{at:05}", {price: at, label: "l" * 50}) for at in range(ROWS)
             )
@@ -64,14 +66,14 @@ def _target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module", name="exported")
 def _exported(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an export that was never interrupted; tests damage copies of it."""
+    """The directory of an export that was never interrupted; tests damage copies of it."""
     directory = tmp_path_factory.mktemp("exports") / "whole"
     CommandLine(cluster.address).run("export", str(directory))
     return directory
 
 
 async def scan_hash(db: Database, at: Timestamp | None = None) -> str:
-    """Of all rows, columns and values."""
+    """A hash of all rows, columns and values."""
     digest = sha256()
     async with db.snapshot(at) as snapshot:
         async for page in snapshot.scan_cells(shop):
@@ -85,7 +87,7 @@ def copied(exported: Path, to: Path) -> Path:
     return to
 
 
-async def test_what_is_exported_under_writes_is_one_moment_and_comes_back_the_same(
+async def test_an_export_during_writes_shows_one_moment_and_is_imported_unchanged(
     cluster: LocalCluster, target: LocalCluster, tmp_path: Path
 ) -> None:
     stop, writing = threading.Event(), threading.Event()
@@ -95,7 +97,7 @@ async def test_what_is_exported_under_writes_is_one_moment_and_comes_back_the_sa
             value = 0
             while not stop.is_set():
                 with db.transaction() as tx:
-                    # Equal at each moment: a copy of several would tear them apart.
+                    # Equal at each moment: a copy taken at several moments would differ.
                     for row in ("a00000", "x00003", "long"):
                         tx.set(row, price, value)
                 value += 1
@@ -126,7 +128,7 @@ async def test_what_is_exported_under_writes_is_one_moment_and_comes_back_the_sa
     assert len(starts) == 3
 
 
-def test_the_files_are_parquet_that_other_programs_read(exported: Path) -> None:
+def test_the_files_are_parquet_that_other_programs_can_read(exported: Path) -> None:
     files = sorted((exported / "shop%2Eitems").glob("*.parquet"))
     tables = [pq.read_table(file) for file in files]
     assert sum(map(len, tables)) >= 2 * ROWS + 1
@@ -143,7 +145,7 @@ async def test_an_import_into_a_table_that_is_not_empty_is_refused_and_changes_n
         with pytest.raises(UsageError, match=r"'shop.items' is not empty .* there is row"):
             await importing.import_tables(db, exported)
         assert await scan_hash(db) == before
-        # Nor has the other table, which was begun before it, stayed closed.
+        # The other table, whose load began earlier, does not stay closed either.
         async with db.snapshot() as snapshot:
             assert [row async for row in snapshot.scan(Table("empty"))] == []
     command = CommandLine(cluster.address)
@@ -154,7 +156,7 @@ async def test_an_import_into_a_table_that_is_not_empty_is_refused_and_changes_n
 @pytest.mark.parametrize(
     "harm", ["missing", "shorter", "changed", "one too many", "manifest", "no manifest"]
 )
-async def test_what_is_wrong_with_an_export_is_said_by_file_and_nothing_is_imported(
+async def test_a_damaged_export_is_refused_by_file_name_and_nothing_is_imported(
     harm: str, cluster: LocalCluster, exported: Path, tmp_path: Path
 ) -> None:
     directory = copied(exported, tmp_path / "copy")
@@ -189,7 +191,7 @@ async def test_what_is_wrong_with_an_export_is_said_by_file_and_nothing_is_impor
             await importing.import_tables(db, directory)
 
 
-async def test_an_interrupted_export_is_gone_on_with_at_its_own_moment(
+async def test_an_interrupted_export_is_resumed_at_its_own_timestamp(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     directory = tmp_path / "copy"
@@ -207,14 +209,14 @@ async def test_an_interrupted_export_is_gone_on_with_at_its_own_moment(
         assert done
         with pytest.raises(InvalidArgument, match="interrupted: finish it first"):
             importing.verify(directory)
-        with pytest.raises(InvalidArgument, match="was begun at"):
+        with pytest.raises(InvalidArgument, match="was started at"):
             await exporting.export(db, directory, at=await db.timestamp())
         await db.run(_change)
         made = await exporting.export(db, directory)
         assert made.at == planned.at
         assert {path: path.stat().st_mtime_ns for path in done} == done
         importing.verify(directory)
-        with pytest.raises(InvalidArgument, match="whole export"):
+        with pytest.raises(InvalidArgument, match="already contains a complete export"):
             await exporting.export(db, directory)
 
 
@@ -223,7 +225,7 @@ async def _change(tx: percolator.aio.Transaction) -> None:
 
 
 async def interrupted_import(db: Database, exported: Path) -> set[str]:
-    """Of one table, when some of its parts are loaded: returns which."""
+    """Interrupts an import of one table after some parts are loaded. Returns their names."""
 
     def break_off(done: int, in_all: int) -> None:
         if done >= in_all - 1:
@@ -247,7 +249,7 @@ async def rows_of(db: Database) -> int:
         return sum([len(page.rows) async for page in snapshot.scan_cells(shop)])
 
 
-async def test_an_interrupted_import_shows_nothing_and_is_gone_on_with(
+async def test_an_interrupted_import_shows_nothing_and_is_resumed(
     target: LocalCluster, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported = copied(exported, tmp_path / "copy")
@@ -272,7 +274,7 @@ async def test_an_interrupted_import_shows_nothing_and_is_gone_on_with(
 
 
 @pytest.mark.parametrize("harm", ["cut", "garbage", "lost", "another table"])
-async def test_an_import_begins_anew_when_what_it_has_noted_is_not_to_be_relied_on(
+async def test_an_import_starts_again_if_its_log_cannot_be_relied_on(
     harm: str, target: LocalCluster, exported: Path, tmp_path: Path
 ) -> None:
     exported = copied(exported, tmp_path / "copy")
@@ -286,10 +288,25 @@ async def test_an_import_begins_anew_when_what_it_has_noted_is_not_to_be_relied_
         elif harm == "lost":
             noted.unlink()
         else:
-            # As in another cluster: the log is of what is no more.
+            # As in another cluster: the log describes a table that no longer exists.
             await db.drop_table(shop)
         made = await importing.import_tables(db, exported, tables=[shop.name])
         assert await rows_of(db) == made.cells
+
+
+async def test_a_table_that_exists_keeps_its_own_retention(
+    target: LocalCluster, exported: Path
+) -> None:
+    async with connect(target.address) as db:
+        await db.drop_table(empty, missing_ok=True)
+        await db.create_table(empty)
+        await importing.import_tables(db, exported, tables=[empty.name])
+        await db.create_table(empty, exist_ok=True)
+        with pytest.raises(InvalidArgument, match="exists with the cluster's default"):
+            await db.create_table(empty, exist_ok=True, retention=timedelta(hours=2))
+        await db.drop_table(empty)
+        await importing.import_tables(db, exported, tables=[empty.name])
+        await db.create_table(empty, exist_ok=True, retention=timedelta(hours=2))
 
 
 async def test_an_abandoned_import_leaves_its_tables_open_and_empty(
@@ -304,7 +321,7 @@ async def test_an_abandoned_import_leaves_its_tables_open_and_empty(
         assert await rows_of(db) == made.cells
 
 
-async def test_two_imports_of_one_export_do_not_run_beside_each_other(
+async def test_two_imports_of_one_export_cannot_run_at_the_same_time(
     target: LocalCluster, exported: Path, tmp_path: Path
 ) -> None:
     exported = copied(exported, tmp_path / "copy")
@@ -318,7 +335,7 @@ async def test_two_imports_of_one_export_do_not_run_beside_each_other(
             await importing.import_tables(db, exported, tables=["other"])
 
 
-async def test_a_part_that_was_damaged_since_is_exported_again(
+async def test_a_part_that_was_damaged_in_the_meantime_is_exported_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     directory = tmp_path / "copy"
@@ -332,10 +349,10 @@ async def test_a_part_that_was_damaged_since_is_exported_again(
         importing.verify(directory)
 
 
-async def test_a_part_that_is_being_written_is_not_closed_meanwhile(
+async def test_a_part_is_not_closed_while_it_is_being_written(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever gives up would otherwise end the whole process: the file's library aborts."""
+    """Otherwise a cancelled export would end the whole process: the file's library aborts."""
     writing, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
@@ -364,7 +381,7 @@ async def test_a_part_that_is_being_written_is_not_closed_meanwhile(
     assert done == ["written", "closed"]
 
 
-async def test_an_interrupted_export_of_a_table_that_was_made_again_is_not_gone_on_with(
+async def test_an_interrupted_export_is_not_resumed_if_its_table_was_created_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     directory, passing = tmp_path / "copy", Table("passing")
@@ -378,9 +395,26 @@ async def test_an_interrupted_export_of_a_table_that_was_made_again_is_not_gone_
             await exporting.export(db, directory, tables=["passing"], progress=break_off)
         await db.drop_table(passing)
         await db.create_table(passing)
-        with pytest.raises(SchemaError, match="deleted and made again"):
+        with pytest.raises(SchemaError, match="deleted and created again"):
             await exporting.export(db, directory)
         await db.drop_table(passing)
+
+
+async def test_tables_that_did_not_exist_then_are_left_out_unless_they_are_named(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    young = Table("young")
+    async with connect(cluster.address) as db:
+        at = await db.timestamp()
+        await db.create_table(young)
+        made = await exporting.export(db, tmp_path / "all", at=at)
+        assert "young" not in {table.name for table in made.tables}
+        assert "empty" in {table.name for table in made.tables}
+        with pytest.raises(SchemaError, match="'young' is younger than the snapshot"):
+            await exporting.export(db, tmp_path / "named", at=at, tables=["young"])
+        made = await exporting.export(db, tmp_path / "named", tables=["young"])
+        assert {table.name for table in made.tables} == {"young"}, "the directory was not used"
+        await db.drop_table(young)
 
 
 async def test_bad_requests_to_export_name_what_is_wrong(
@@ -388,12 +422,12 @@ async def test_bad_requests_to_export_name_what_is_wrong(
 ) -> None:
     (tmp_path / "other").write_text("something else")
     async with connect(cluster.address) as db:
-        with pytest.raises(InvalidArgument, match="neither empty nor an export"):
+        with pytest.raises(InvalidArgument, match="neither empty nor an interrupted export"):
             await exporting.export(db, tmp_path)
         with pytest.raises(SchemaError, match="no table 'nothing'"):
             await exporting.export(db, tmp_path / "new", tables=["nothing"])
         later = Timestamp(await db.timestamp() + (1 << 40))
-        with pytest.raises(InvalidArgument, match="lies in the future"):
+        with pytest.raises(InvalidArgument, match="is in the future"):
             await exporting.export(db, tmp_path / "new", at=later)
     command = CommandLine(cluster.address)
     refused = await asyncio.to_thread(command.error, "export", "a", "b", code=2)

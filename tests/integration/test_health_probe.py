@@ -40,7 +40,7 @@ def probed(ready_file: Path, certificates: Path | None) -> tuple[int, str]:
         files = files_in(certificates / "cluster")
         environment |= {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
     done = subprocess.run(
-        [sys.executable, "-m", "services.chassis.health_probe", str(ready_file)],
+        [sys.executable, "-m", "services.chassis.serving.health_probe", str(ready_file)],
         env=environment,
         capture_output=True,
         text=True,
@@ -50,7 +50,7 @@ def probed(ready_file: Path, certificates: Path | None) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_every_service_is_healthy_that_is_ready_standbys_too(
+def test_every_ready_service_including_standbys_is_healthy(
     cluster: LocalCluster, certificates: Path
 ) -> None:
     for name in cluster.processes:
@@ -62,10 +62,10 @@ def test_a_service_that_is_not_ready_is_not_healthy(
     cluster: LocalCluster, certificates: Path, tmp_path: Path
 ) -> None:
     code, said = probed(tmp_path / "none.json", certificates)
-    assert (code, said) == (1, f"not ready: {tmp_path / 'none.json'} is not there\n")
+    assert (code, said) == (1, f"not ready: {tmp_path / 'none.json'} does not exist\n")
 
 
-def test_a_service_that_answers_nobody_is_not_healthy(
+def test_a_service_that_does_not_answer_is_not_healthy(
     cluster: LocalCluster, certificates: Path
 ) -> None:
     master = cluster.processes["master"]

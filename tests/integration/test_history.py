@@ -1,4 +1,4 @@
-"""History in a real cluster that keeps it for two seconds: pins, what is refused, what is shown."""
+"""History in a real cluster that keeps it for two seconds: pins, refused reads, shown versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import percolator
 from percolator import InvalidArgument, SnapshotTooOld, Table, Timestamp, codecs, observes
 from percolator.errors import SchemaError, SessionExpired
-from percolator.protocol.hidden_cells import acknowledgement_column
+from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.spark.options import ReadOptions
 from percolator.spark.pins import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
@@ -26,7 +26,7 @@ from tests.integration.command_line import CommandLine
 pytestmark = pytest.mark.integration
 
 SETTINGS = {
-    # The lock service settles for as long as its longest time to live.
+    # After a start, the lock service's grace period is as long as its longest time to live.
     "PERCOLATOR_LOCKSERVICE_TTL_MILLISECONDS_MAX": "4000",
     "PERCOLATOR_MASTER_COLLECTION_SECONDS": "0.3",
     "PERCOLATOR_MASTER_RETENTION_SECONDS": "2",
@@ -62,7 +62,7 @@ def _db(cluster: LocalCluster) -> Iterator[percolator.Database]:
 
 
 def command_line(cluster: LocalCluster, *arguments: str) -> list[str]:
-    """For a process of its own."""
+    """A command to run in a separate process."""
     command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, "--json"]
     return [*command, *arguments]
 
@@ -86,10 +86,10 @@ def until_refused(db: percolator.Database, row: str, at: Timestamp) -> SnapshotT
         except SnapshotTooOld as error:
             return error
         threading.Event().wait(0.1)
-    raise AssertionError("history was never given up")
+    raise AssertionError("history was never collected")
 
 
-def test_beyond_the_retention_a_snapshot_says_since_when_history_is_there(
+def test_a_snapshot_older_than_the_retention_says_how_far_history_goes_back(
     db: percolator.Database,
 ) -> None:
     put(db, "bob", 1)
@@ -102,20 +102,20 @@ def test_beyond_the_retention_a_snapshot_says_since_when_history_is_there(
         assert snapshot.get("bob", balance) == 1
 
 
-def test_a_pin_keeps_what_was_there_and_collection_goes_on_when_it_is_over(
+def test_a_pin_keeps_history_and_collection_continues_once_it_ends(
     command: CommandLine, db: percolator.Database
 ) -> None:
     put(db, "joe", 1)
     with db.pin(ttl=PIN_TTL, description="a report") as pin:
         for value in range(2, 30):
             put(db, "joe", value)
-        # Older than the retention by the end of this.
+        # By the end of this, the pin is older than the retention.
         until_refused(db, "joe", Timestamp(pin.at - (1 << SEQUENCE_BITS)))
         deadline = time.monotonic() + SECONDS
-        while (told := command.data("gc", "status"))["held_by"] != "a report":
-            assert time.monotonic() < deadline, told
-        assert told["held_at"] == pin.at
-        assert {table["safe_point"] for table in told["tables"]} == {pin.at}
+        while (found := command.data("gc", "status"))["held_by"] != "a report":
+            assert time.monotonic() < deadline, found
+        assert found["held_at"] == pin.at
+        assert {table["safe_point"] for table in found["tables"]} == {pin.at}
         assert [one["description"] for one in command.data("pins", "list")] == ["a report"]
         with db.snapshot(pin.at) as snapshot:
             assert snapshot.get("joe", balance) == 1
@@ -129,11 +129,11 @@ def test_a_pin_keeps_what_was_there_and_collection_goes_on_when_it_is_over(
 
 def test_a_pin_of_the_future_is_refused(db: percolator.Database) -> None:
     later = Timestamp(db.timestamp() + (3_600_000 << SEQUENCE_BITS))
-    with pytest.raises(InvalidArgument, match="lies in the future: the oracle is at"):
+    with pytest.raises(InvalidArgument, match="is in the future: the oracle is at"):
         db.pin(later).__enter__()
 
 
-def test_a_datetime_shows_what_was_committed_before_its_millisecond_and_nothing_of_it(
+def test_a_datetime_shows_commits_before_its_millisecond_and_none_of_it(
     db: percolator.Database,
 ) -> None:
     with db.pin(ttl=PIN_TTL):
@@ -147,7 +147,7 @@ def test_a_datetime_shows_what_was_committed_before_its_millisecond_and_nothing_
         assert Timestamp.from_datetime(moment) == second.physical_milliseconds << SEQUENCE_BITS
         with db.snapshot(moment) as snapshot:
             assert snapshot.get("ann", balance) == 1
-        # Of the same millisecond as the second write, but before it.
+        # In the same millisecond as the second write, but before it.
         with db.snapshot(second) as snapshot:
             assert snapshot.get("ann", balance) == 1
         with db.snapshot() as snapshot:
@@ -170,13 +170,13 @@ def test_the_versions_of_a_row_are_shown_with_their_times_and_kinds(
     ]
     times = [one["commit_timestamp"] for one in shown]
     assert times == sorted(times, reverse=True)
-    assert command.data("history", "accounts", "nobody", code=1) == []
+    assert command.data("history", "accounts", "unwritten", code=1) == []
 
 
-def test_a_pin_of_the_command_line_lasts_as_long_as_the_command_behind_it(
+def test_a_pin_created_by_the_command_line_lasts_as_long_as_the_command_after_it(
     cluster: LocalCluster, command: CommandLine
 ) -> None:
-    # What the inner command prints follows what the outer one does.
+    # The output of the inner command follows that of the outer one.
     done = subprocess.run(
         [
             *command_line(cluster, "pins", "create", "--ttl", str(PIN_TTL)),
@@ -210,7 +210,7 @@ def test_a_pin_whose_holder_is_killed_ends_with_its_time_to_live(
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    # And what it held is collected like everything else.
+    # What it held is collected like everything else.
     until_refused(db, "kim", at)
     assert command.data("pins", "list") == []
 
@@ -223,7 +223,16 @@ def test_a_pin_that_would_outlive_its_holder_for_too_long_is_refused(
     assert command.data("pins", "list") == []
 
 
-def test_a_pin_for_a_table_that_is_not_there_is_refused_and_holds_nothing(
+def test_by_default_a_pin_outlives_its_holder_as_long_as_the_lock_service_allows(
+    command: CommandLine, db: percolator.Database
+) -> None:
+    with db.pin() as pin:
+        (listed,) = command.data("pins", "list")
+        assert listed["ttl_seconds"] == 4.0
+        pin.check()
+
+
+def test_a_pin_for_an_unknown_table_is_refused_and_holds_nothing(
     command: CommandLine, db: percolator.Database
 ) -> None:
     with pytest.raises(SchemaError, match="no table 'nothing'"):
@@ -231,7 +240,7 @@ def test_a_pin_for_a_table_that_is_not_there_is_refused_and_holds_nothing(
     assert command.data("pins", "list") == []
 
 
-def test_what_observers_have_noted_is_part_of_no_history_unless_it_is_named(
+def test_acknowledgements_are_not_part_of_a_rows_history_unless_they_are_named(
     command: CommandLine, db: percolator.Database
 ) -> None:
     @observes(balance)
@@ -249,13 +258,11 @@ def test_what_observers_have_noted_is_part_of_no_history_unless_it_is_named(
     assert [one["column"] for one in shown] == ["balance"]
 
 
-def test_a_read_of_spark_is_pinned_or_refused_when_what_it_wants_is_gone(
+def test_a_spark_read_is_pinned_or_refused_if_its_history_is_gone(
     cluster: LocalCluster,
     command: CommandLine,
     db: percolator.Database,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.spark.pins.PIN_TTL_SECONDS", PIN_TTL)
     before = db.timestamp()
     until_refused(db, "sue", before)
 
@@ -266,7 +273,7 @@ def test_a_read_of_spark_is_pinned_or_refused_when_what_it_wants_is_gone(
     with pytest.raises(SnapshotTooOld, match="history of table 'accounts', which goes back to"):
         pinned(snapshot_ts=str(int(before)))
     later = int(db.timestamp()) + (1 << 50)
-    with pytest.raises(InvalidArgument, match=r"snapshot_ts: .* lies in the future"):
+    with pytest.raises(InvalidArgument, match=r"snapshot_ts: .* is in the future"):
         pinned(snapshot_ts=str(later))
     at = pinned(pin_seconds="4")
     (listed,) = command.data("pins", "list")
@@ -276,7 +283,7 @@ def test_a_read_of_spark_is_pinned_or_refused_when_what_it_wants_is_gone(
     assert command.data("pins", "list") == []
 
 
-def test_a_released_pin_is_over_and_its_holder_is_told(
+def test_a_released_pin_ends_and_its_holder_gets_an_error(
     command: CommandLine, db: percolator.Database
 ) -> None:
     with db.pin(ttl=PIN_TTL) as pin:
@@ -287,11 +294,11 @@ def test_a_released_pin_is_over_and_its_holder_is_told(
         while not pin.is_lost:
             assert time.monotonic() < deadline
             threading.Event().wait(0.05)
-        with pytest.raises(SessionExpired, match="released, or was lost"):
+        with pytest.raises(SessionExpired, match="was released or lost"):
             pin.check()
         assert command.data("pins", "list") == []
 
 
-def test_a_retention_below_the_least_is_refused(db: percolator.Database) -> None:
+def test_a_retention_below_the_minimum_is_refused(db: percolator.Database) -> None:
     with pytest.raises(InvalidArgument, match="below 1000"):
         db.create_table(Table("brief"), retention=timedelta(milliseconds=999))

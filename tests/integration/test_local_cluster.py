@@ -1,9 +1,10 @@
-"""The local launcher: one at a time, all or nothing, and nothing left behind."""
+"""The local launcher: one per data directory, all or nothing, and nothing left behind."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 @dataclass(frozen=True)
 class Stopped:
-    """A cluster that has run, and was stopped."""
+    """A cluster that has run and was stopped."""
 
     data: Path
     cluster_id: str
@@ -40,21 +41,40 @@ def cluster_id_of(cluster: LocalCluster) -> str:
 
 
 def wait_until(condition: Any, seconds: float = 15) -> None:
-    """Polls what another process does; there is no virtual time between processes."""
+    """Polls another process's state: virtual time does not work across processes."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
 
 
-def test_a_cluster_that_is_started_again_is_the_same_and_no_other_launcher_runs_on_its_data(
+def test_a_restarted_cluster_keeps_its_identity_and_no_second_launcher_runs_on_its_data(
     stopped: Stopped,
 ) -> None:
     with LocalCluster(stopped.data, tablet_servers=0) as again:
         assert cluster_id_of(again) == stopped.cluster_id
-        with pytest.raises(LocalClusterError, match=r"running .* already"):
+        with pytest.raises(LocalClusterError, match="already running on"):
             LocalCluster(stopped.data, tablet_servers=0).start()
         assert again.processes["master"].exit_code is None
+
+
+def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> None:
+    arguments = ["--store", str(tmp_path / "store")]
+    master = ServiceProcess("master", "services.master", arguments, logs=tmp_path, run=tmp_path)
+    master.start()
+    try:
+        before = master.wait_ready(START_SECONDS)
+        master.kill()
+        for address in (before.address, before.metrics_address):
+            with socket.socket() as thief, pytest.raises(OSError, match="in use"):
+                thief.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        master.start()
+        after = master.wait_ready(START_SECONDS)
+    finally:
+        master.ask_to_stop()
+        master.wait_stopped()
+    assert after.address == before.address
+    assert after.metrics_address == before.metrics_address
 
 
 def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -119,7 +139,7 @@ def test_a_detached_cluster_is_stopped_by_down(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(process["pid"]) for process in state["processes"])
 
 
-def test_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: Path) -> None:
+def test_the_reason_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "somebody-elses-file").touch()
     command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--port", "0"]

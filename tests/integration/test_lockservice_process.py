@@ -1,4 +1,4 @@
-"""The lock service as a process: killed, restarted, paused, and asked nonsense."""
+"""The lock service as a process: killed, restarted, paused, and sent nonsense."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ pytestmark = pytest.mark.integration
 
 START_SECONDS = 20.0
 TTL_SECONDS = 4.0
-"""Renewals are given up after a third of it: a busy machine answers within that."""
+"""A renewal times out after a third of this, within which even a busy machine answers."""
 SHORT_TTL_SECONDS = 1.0
 SHORT_LONGEST_TTL_SECONDS = 2.0
 TICKS_SECONDS = 0.1
-"""More than the service grants on top of a time to live, which it counts in ticks."""
+"""More than the service adds to a time to live, because it counts in ticks."""
 
 
 @pytest.fixture
 def longest_ttl_seconds() -> float:
-    """So long does a service that was started again wait for the sessions of its former life."""
+    """How long a restarted service waits for the sessions of its previous run."""
     return 10.0
 
 
@@ -47,7 +47,7 @@ def service(tmp_path: Path, longest_ttl_seconds: float) -> Iterator[ServiceProce
     process.wait_ready(START_SECONDS)
     yield process
     process.ask_to_stop()
-    assert process.wait_stopped() == 0, "it did not stop in order"
+    assert process.wait_stopped() == 0, "it did not stop cleanly"
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def client(
 
 
 async def until(sessions: Sessions, session_id: bytes, expected: Liveness) -> float:
-    """Seconds until the service says so."""
+    """Waits until the service reports this liveness. Returns how many seconds that took."""
     started = time.monotonic()
     while await sessions.liveness([session_id]) != [expected]:
         assert time.monotonic() < started + 15
@@ -90,7 +90,7 @@ async def try_lock(service: ServiceProcess, session_id: bytes, *names: bytes) ->
         await network.close()
 
 
-async def test_after_kill_9_and_restart_a_client_goes_on_under_its_id(
+async def test_after_kill_9_and_restart_a_client_continues_under_its_id(
     service: ServiceProcess,
 ) -> None:
     lost: list[bytes] = []
@@ -105,7 +105,7 @@ async def test_after_kill_9_and_restart_a_client_goes_on_under_its_id(
         await until(sessions, session_id, Liveness.ALIVE)
         assert sessions.session_id == session_id
         assert lost == []
-        # What it held is gone, and free for everybody.
+        # Its locks are gone, and any session can take them.
         async with client(service, lost) as others:
             other = await others.current()
             assert other is not None
@@ -114,10 +114,10 @@ async def test_after_kill_9_and_restart_a_client_goes_on_under_its_id(
 
 
 @pytest.mark.parametrize("longest_ttl_seconds", [SHORT_LONGEST_TTL_SECONDS])
-async def test_who_died_with_the_service_is_dead_only_after_the_longest_ttl(
+async def test_a_client_that_died_with_the_service_is_dead_only_after_the_longest_ttl(
     service: ServiceProcess,
 ) -> None:
-    """A client that does not come back, as if its machine had died in the same moment."""
+    """A client that does not return, as if its machine had died at the same moment."""
     async with client(service, [], SHORT_TTL_SECONDS) as sessions:
         died = b"sixteen bytes id"
         started = time.monotonic()
@@ -153,7 +153,7 @@ async def test_a_client_that_stops_renewing_dies_and_one_that_renews_does_not(
         await network.close()
 
 
-async def test_a_service_that_was_stopped_for_longer_than_its_sessions_live_declares_nobody_dead(
+async def test_a_service_paused_for_longer_than_its_sessions_live_declares_none_of_them_dead(
     service: ServiceProcess,
 ) -> None:
     lost: list[bytes] = []
@@ -161,7 +161,7 @@ async def test_a_service_that_was_stopped_for_longer_than_its_sessions_live_decl
         session_id = await sessions.current()
         assert session_id is not None
         service.pause()
-        # By its own count, of the time since it sent the last renewal.
+        # By the client's own count of the time since it sent the last renewal.
         await becomes_true(lambda: sessions.session_id is None)
         over_at = time.monotonic() + TICKS_SECONDS
         await becomes_true(lambda: time.monotonic() >= over_at)
@@ -171,14 +171,14 @@ async def test_a_service_that_was_stopped_for_longer_than_its_sessions_live_decl
         assert lost == []
 
 
-async def test_bad_input_gets_its_error_and_harms_nobody(service: ServiceProcess) -> None:
+async def test_bad_input_gets_its_error_and_does_no_harm(service: ServiceProcess) -> None:
     async with client(service, []) as sessions:
         session_id = await sessions.current()
         assert session_id is not None
         with pytest.raises(InvalidArgument) as caught:
             await try_lock(service, session_id, b"row 1", b"x" * 1_025)
         assert caught.value.field == "names[1]"
-        # Half a greeting of HTTP/2, then something else.
+        # Half an HTTP/2 preface, then something else.
         host, _, port = service.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"PRI * HTTP/2.0\r\n\r\n\x00\xff garbage")
@@ -187,7 +187,7 @@ async def test_bad_input_gets_its_error_and_harms_nobody(service: ServiceProcess
         assert await try_lock(service, session_id, b"row 1") == [True]
 
 
-async def test_the_metrics_tell_of_sessions_locks_and_refusals(service: ServiceProcess) -> None:
+async def test_the_metrics_count_sessions_locks_and_refusals(service: ServiceProcess) -> None:
     async with client(service, []) as sessions:
         session_id = await sessions.current()
         assert session_id is not None

@@ -1,4 +1,4 @@
-"""A whole cluster whose servers are killed: tablets move, with everything in them."""
+"""A whole cluster whose servers are killed: tablets move, and keep all their data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, SchemaError
+from percolator.formats.records import RecordKind, WriteRecord
 from percolator.limits import Limits
-from percolator.protocol.records import RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.v1 import tabletserver_pb2 as tablets
@@ -34,7 +34,7 @@ SPLITS = [b"c", b"f", b"i", b"l", b"o"]
 
 
 class Client:
-    """As much of a client as can see where a cell is."""
+    """A minimal client that can see which server a cell is on."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -85,7 +85,7 @@ class Client:
         return result.found.values[0] if result.found.values else None
 
     async def split_and_move(self, table_id: int, *, after: asyncio.Event) -> None:
-        """The last tablet: its upper half goes to another server."""
+        """Splits the last tablet and moves its upper half to another server."""
         await after.wait()
         tablet = (await self.locate(table_id))[-1]
         request = wire.SplitTabletRequest(tablet_id=tablet.tablet_id)
@@ -99,7 +99,7 @@ class Client:
         await self.master(methods.MOVE_TABLET, move)
 
     async def stored_cells(self, table_id: int) -> int:
-        """As its tablets count them."""
+        """The number of stored cells, as the table's tablets count them."""
         found = 0
         for address in {one.address for one in await self.locate(table_id)}:
             describe = self.network.unary(address, methods.DESCRIBE_TABLETS)
@@ -108,7 +108,7 @@ class Client:
         return found
 
     async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float) -> float:
-        """How long it took. Errors on the way are those of a fail-over in progress."""
+        """Returns how long it took. Tolerates errors meanwhile: a fail-over is in progress."""
         started = time.monotonic()
         problem: object = None
         while time.monotonic() - started < seconds:
@@ -133,7 +133,7 @@ def rows() -> list[bytes]:
     return [bytes([letter]) + b"-row" for letter in b"abdeghjkmnpq"]
 
 
-async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_seconds(
+async def test_whichever_server_is_killed_every_acknowledged_cell_is_served_within_three_seconds(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as client:
@@ -154,7 +154,7 @@ async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_
         after = {one.tablet_id: one for one in await client.locate(table)}
         assert {key for key, one in after.items() if one.epoch > before[key].epoch} == lost
 
-        # A master that was killed finds everything where it left it, and moves nothing.
+        # A restarted master finds everything where it left it, and moves nothing.
         client.cluster.processes["master"].kill()
         assert all([await direct_read(client, one) for one in after.values()])
         client.cluster.restart("master")
@@ -162,7 +162,7 @@ async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_
         again = {one.tablet_id: one for one in await client.locate(table)}
         assert again == after
 
-        # The killed server comes back as another one, and nothing that was its own is lost.
+        # The killed server comes back under a new identity, and none of its data is lost.
         client.cluster.restart("tabletserver-1")
         client.cluster.processes["tabletserver-2"].kill()
         await client.until(all_there, 10)
@@ -173,7 +173,7 @@ async def test_whoever_is_killed_every_acknowledged_cell_is_served_within_three_
 async def damaged_and_missing_tablets_are_reported_and_the_others_serve_on(
     client: Client, table: int
 ) -> None:
-    """Both come back as soon as somebody has repaired them."""
+    """Both are served again as soon as they are repaired."""
     located = await client.locate(table)
     ((most, _),) = Counter(one.address for one in located).most_common(1)
     (victim,) = [one for one in client.cluster.processes.values() if one.address == most]
@@ -201,16 +201,16 @@ async def damaged_and_missing_tablets_are_reported_and_the_others_serve_on(
             one.tablet_id for one in (await client.locate(table, row))[:1]
         }:
             assert await client.get(table, row) == b"value of " + row
-    # Made again, and left empty, by those who looked for it.
+    # The directory was recreated, empty, by the servers that looked for it.
     shutil.rmtree(gone, ignore_errors=True)
     gone.with_name("elsewhere").rename(gone)
     for epoch in current.parent.parent.iterdir():
-        # Whoever tried to open it has sealed what was there, and cloned what it found.
+        # The servers that tried to open it sealed the old epochs and cloned what they found.
         shutil.copy(client.cluster.data / "CURRENT", epoch / "CURRENT")
 
 
 async def direct_read(client: Client, location: TabletLocation) -> bool:
-    """Without any master."""
+    """Whether the server answers a read without any master running."""
     target = tablets.TabletTarget(
         tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1
     )
@@ -226,7 +226,7 @@ SCANNED_ROWS = 3_000
 
 
 async def a_running_scan_neither_loses_nor_doubles_a_row(client: Client) -> None:
-    """Forwards and backwards: the tablet is split under the scan, and a half of it is moved."""
+    """Forwards and backwards: during the scan, the tablet is split and half of it is moved."""
     limits = Limits(page_rows_max=100)
     async with aio.connect(client.cluster.address, limits=limits) as db:
         await db.create_table(scanned)
@@ -244,19 +244,21 @@ async def a_running_scan_neither_loses_nor_doubles_a_row(client: Client) -> None
                     if len(seen) == 150:
                         changes.set()
                     if len(seen) == 500:
-                        # The client has pages in hand: the tablet goes before they are used up.
+                        # The client has buffered pages: the tablet moves before they are used up.
                         await split
             assert seen == sorted(names, reverse=reverse)
         assert len(await client.locate(info.table_id)) == 3
 
         async def trimmed() -> bool:
-            """Each tablet knows exactly how many cells are its own."""
+            """Whether each tablet knows exactly how many cells belong to it."""
             return await client.stored_cells(info.table_id) == SCANNED_ROWS
 
         await client.until(trimmed, 20)
 
 
-async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_path: Path) -> None:
+async def test_tablets_keep_all_their_data_when_split_and_moved_and_lose_it_when_dropped(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, tablet_servers=2) as client:
         await a_running_scan_neither_loses_nor_doubles_a_row(client)
         table = await client.create("t", [])
@@ -287,7 +289,7 @@ async def test_tablets_are_split_moved_and_dropped_with_everything_in_them(tmp_p
         assert {one.address for one in await client.locate(table)} == {halves.lower.address}
         assert await client.get(table, b"q-row") == b"value of q-row"
 
-        # A server that is told to stop hands its tablets over first, and takes none back.
+        # A server that is told to stop first hands over its tablets, and takes none back.
         await client.master(methods.DRAIN_SERVER, wire.DrainServerRequest(server=target, undo=True))
         leaving = next(
             process

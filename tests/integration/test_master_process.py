@@ -28,7 +28,7 @@ Start = Callable[..., ServiceProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts services, and stops them whatever the test says."""
+    """Starts services, and stops them however the test ends."""
     started: list[ServiceProcess] = []
 
     def start_one(name: str, *arguments: str) -> ServiceProcess:
@@ -87,7 +87,7 @@ async def test_a_server_of_another_cluster_or_release_is_refused(
     await network.close()
 
 
-def somebody_elses(store: Path) -> None:
+def of_another_user(store: Path) -> None:
     store.mkdir()
     (store / "thesis.odt").touch()
 
@@ -101,12 +101,12 @@ def of_a_newer_release(store: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "named"),
     [
-        (somebody_elses, "thesis.odt"),
+        (of_another_user, "thesis.odt"),
         (of_a_newer_release, "7.1.0"),
         (Path.touch, "directory"),
     ],
 )
-def test_a_store_root_that_cannot_be_is_one_line_and_exit_code_2(
+def test_an_unusable_store_root_is_one_line_and_exit_code_2(
     tmp_path: Path, prepare: Callable[[Path], None], named: str
 ) -> None:
     store = tmp_path / "store"
@@ -120,7 +120,7 @@ def test_a_store_root_that_cannot_be_is_one_line_and_exit_code_2(
     assert named in line
 
 
-def test_a_master_is_not_told_of_masters(tmp_path: Path) -> None:
+def test_a_master_does_not_accept_addresses_of_masters(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.master", "--store", str(tmp_path)]
     command += ["--masters", "localhost:7100"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)

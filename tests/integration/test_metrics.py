@@ -1,6 +1,6 @@
-"""What every service tells Prometheus has a name that stays, and a text that explains it.
+"""Every metric has a stable name and a text that explains it.
 
-docs/metrics.md is the list. The dashboards and alerts of deploy/monitoring ask for nothing else.
+docs/metrics.md is the list. The dashboards and alerts in deploy/monitoring use no others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 @pytest.fixture(scope="module", name="told")
 def _told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """By name: the type and the text, of all services of a cluster with TLS."""
+    """The type and help text of each metric, by name, from all services of a cluster with TLS."""
     root = tmp_path_factory.mktemp("metrics")
     make_all(root / "certificates")
     client = root / "certificates" / "client"
@@ -70,7 +70,7 @@ def own(told: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
 def test_every_metric_is_listed_with_its_type_and_its_text(
     told: dict[str, tuple[str, str]],
 ) -> None:
-    """A name that changes breaks the dashboards of everybody who uses it."""
+    """A renamed metric breaks every dashboard that uses it."""
     rows = re.findall(
         r"^\| `([a-z0-9_]+)` \| (\w+) \| (.*) \|$",
         (ROOT / "docs" / "metrics.md").read_text(),
@@ -81,7 +81,7 @@ def test_every_metric_is_listed_with_its_type_and_its_text(
 
 
 def asked_for() -> dict[str, set[str]]:
-    """By where it stands: the metrics that a panel or an alert asks for."""
+    """The metrics that each panel or alert queries, by the place where it is defined."""
     queries = {f"panel {title!r}": asked for title, asked in panels().items()}
     queries |= {f"alert {name}": [asked] for name, asked in alerts().items()}
     assert len(queries) > 30
@@ -91,7 +91,7 @@ def asked_for() -> dict[str, set[str]]:
     }
 
 
-def test_panels_and_alerts_ask_for_metrics_that_exist(told: dict[str, tuple[str, str]]) -> None:
+def test_panels_and_alerts_query_metrics_that_exist(told: dict[str, tuple[str, str]]) -> None:
     histograms = [name for name, (kind, _) in told.items() if kind == "histogram"]
     known = set(told) | {name + suffix for name in histograms for suffix in SUFFIXES}
     unknown = {where: sorted(names - known) for where, names in asked_for().items()}

@@ -1,21 +1,24 @@
-"""The endpoint of the metrics, and peers that mean no good."""
+"""The metrics endpoint with hostile peers."""
 
 from __future__ import annotations
 
 import socket
 import ssl
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
 
 from percolator.wire.addresses import HostPort
 from percolator.wire.tls import Tls
-from services.chassis.metrics_endpoint import served
-from services.chassis.server_tls import ServerTls
+from services.chassis.serving.metrics_endpoint import served
+from services.chassis.serving.server_tls import ServerTls
 from tests.unit.wire.certificates import Certificates, made
 
 __all__ = ["made"]
@@ -49,12 +52,12 @@ def told(address: HostPort, files: Tls | None, authority: str = "") -> str:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_whoever_connects_and_says_nothing_keeps_nobody_from_the_metrics_nor_from_stopping(
+def test_silent_connections_block_neither_the_metrics_nor_stopping(
     certificates: Certificates, secure: bool
 ) -> None:
     files = certificates.client if secure else None
     tls = ServerTls(certificates.cluster) if secure else None
-    # It is left before its peers are.
+    # The endpoint is closed before its peers are.
     with ExitStack() as silent, endpoint(tls) as address:
         for _ in range(5):
             peer = socket.create_connection((address.host, address.port))
@@ -62,7 +65,7 @@ def test_whoever_connects_and_says_nothing_keeps_nobody_from_the_metrics_nor_fro
         assert "answer 42.0" in told(address, files)
 
 
-def test_more_connections_than_its_threads_are_hung_up_on(certificates: Certificates) -> None:
+def test_connections_beyond_the_number_of_threads_are_closed(certificates: Certificates) -> None:
     with endpoint(ServerTls(certificates.cluster)) as address, ExitStack() as silent:
         peers = [socket.create_connection((address.host, address.port)) for _ in range(33)]
         for peer in peers:
@@ -71,7 +74,7 @@ def test_more_connections_than_its_threads_are_hung_up_on(certificates: Certific
         assert peers[-1].recv(1) == b""
 
 
-def test_only_a_certificate_of_the_authority_opens_it(certificates: Certificates) -> None:
+def test_metrics_require_a_certificate_of_the_authority(certificates: Certificates) -> None:
     with endpoint(ServerTls(certificates.cluster)) as address:
         assert "answer 42.0" in told(address, certificates.client)
         expired, _, _ = certificates.bad["expired"]
@@ -80,3 +83,49 @@ def test_only_a_certificate_of_the_authority_opens_it(certificates: Certificates
                 told(address, files, authority=certificates.client.ca)
         with pytest.raises((urllib.error.URLError, OSError)):
             told(address, None)
+
+
+class Waiting:
+    """Metrics that are collected only once the peer that asked for them has gone."""
+
+    def __init__(self) -> None:
+        self.asked, self.gone = threading.Event(), threading.Event()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.asked.set()
+        if not self.gone.wait(SECONDS):
+            raise TimeoutError
+        yield GaugeMetricFamily("long", "x" * 5_000_000, value=1)
+
+
+def test_a_peer_that_hangs_up_before_its_answer_leaves_no_traceback_behind(
+    certificates: Certificates, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Any peer could fill the disk with them."""
+    registry, waiting = CollectorRegistry(auto_describe=False), Waiting()
+    tls = ServerTls(certificates.cluster)
+    context = ssl.create_default_context(cafile=certificates.client.ca)
+    context.check_hostname = False
+    context.load_cert_chain(certificates.client.certificate, certificates.client.key)
+    with served(registry, HostPort("127.0.0.1", 0), tls.http_context) as address:
+        assert address is not None
+        registry.register(waiting)
+        with closing(socket.create_connection((address.host, address.port))) as plain:
+            peer = context.wrap_socket(plain)
+            peer.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert waiting.asked.wait(SECONDS)
+            peer.close()
+        waiting.gone.set()
+        until(lambda: threads("process_request_thread") == 0)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def threads(name: str) -> int:
+    return sum(name in one.name for one in threading.enumerate())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

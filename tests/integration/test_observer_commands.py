@@ -1,4 +1,4 @@
-"""`percolator observers`, `notifications` and `wait`, over a running cluster."""
+"""`percolator observers`, `notifications` and `wait`, on a running cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import percolator
-from percolator import Database, Table, codecs
-from percolator.observers.definition import observes
+from percolator import Database, Table, codecs, observes
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
@@ -45,7 +44,7 @@ def db(cluster: LocalCluster) -> Iterator[Database]:
 
 @pytest.fixture
 def command(cluster: LocalCluster, db: Database) -> CommandLine:
-    """While `measure` is registered, and has nothing to do."""
+    """The command line, with `measure` registered and nothing left for it to do."""
     with db.run_observers([measure]):
         db.wait_for_observers(timeout=_TIMEOUT_SECONDS)
     return CommandLine(cluster.address)
@@ -55,7 +54,7 @@ def test_observers_are_listed_paused_and_resumed(command: CommandLine) -> None:
     listed = command.data("observers", "list", "--table", "pages")
     expected = {"table": "pages", "observer": "measure", "columns": ["body"]}
     assert listed == [{**expected, "weak": False, "paused": False}]
-    assert "paused from now on" in command.text("observers", "pause", "pages", "measure")
+    assert "is now paused" in command.text("observers", "pause", "pages", "measure")
     assert "paused" in command.text("observers", "list")
     quiet = command.data("wait", "--timeout", "20")
     assert quiet["paused"] == [{"table": "pages", "observer": "measure"}]
@@ -63,13 +62,13 @@ def test_observers_are_listed_paused_and_resumed(command: CommandLine) -> None:
     assert not command.data("observers", "resume", "pages", "measure")["paused"]
 
 
-def test_what_waits_is_listed_counted_and_thrown_away(command: CommandLine) -> None:
+def test_waiting_notifications_are_listed_counted_and_thrown_away(command: CommandLine) -> None:
     assert command.text("notifications").strip() == "no notifications"
     assert command.data("observers", "backfill", "pages", "measure")["cells"] == 6
     listed = command.data("notifications", "--limit", "2")
     assert [one["row"] for one in listed] == ["a0", "a1"]
     assert (listed[0]["observer"], listed[0]["column"]) == ("measure", "body")
-    assert "there are more" in command.text("notifications", "--limit", "2")
+    assert "only the first 2" in command.text("notifications", "--limit", "2")
     counted = [{"table": "pages", "observer": "measure", "cells": 6}]
     assert command.data("notifications", "--count") == counted
     assert command.data("notifications", "--observer", "other") == []
@@ -81,27 +80,27 @@ def test_what_waits_is_listed_counted_and_thrown_away(command: CommandLine) -> N
     assert command.text("observers", "list").strip() == "no observers"
 
 
-def test_what_is_not_there_is_said_by_name(command: CommandLine) -> None:
-    assert "'nobody'" in command.error("observers", "pause", "pages", "nobody", code=2)
-    assert "'nobody'" in command.error("observers", "backfill", "pages", "nobody", code=1)
-    assert "'nobody'" in command.error("observers", "remove", "pages", "nobody", code=1)
+def test_an_unknown_observer_or_table_is_named_in_the_error(command: CommandLine) -> None:
+    assert "'unknown'" in command.error("observers", "pause", "pages", "unknown", code=2)
+    assert "'unknown'" in command.error("observers", "backfill", "pages", "unknown", code=1)
+    assert "'unknown'" in command.error("observers", "remove", "pages", "unknown", code=1)
     assert "'none'" in command.error("notifications", "--table", "none", code=1)
     assert "'none'" in command.error("observers", "list", "--table", "none", code=1)
     assert "--from" in command.error(
         "observers", "backfill", "pages", "measure", "--from", "hex:0", code=2
     )
-    assert "no such observer" in command.error(
-        "notifications", "--follow", "--table", "pages", "--observer", "nobody", code=1
+    assert "no observer matches --table 'pages' --observer 'unknown'" in command.error(
+        "notifications", "--follow", "--table", "pages", "--observer", "unknown", code=1
     )
 
 
-def test_notifications_are_followed_without_taking_work_from_anybody(
+def test_following_notifications_takes_no_work_from_the_workers(
     cluster: LocalCluster, db: Database
 ) -> None:
     done = threading.Event()
 
     def write() -> None:
-        """Whoever listens hears nothing of what was before he began: so there is always more."""
+        """Keeps writing: a listener hears nothing of what happened before it began to listen."""
         while not done.wait(0.05):
             db.set_many([("a0", {body: "first"}), ("z0", {body: "second"})])
 

@@ -1,4 +1,4 @@
-"""What operators do by the command line: look at rows, mend them, see who holds what."""
+"""What operators do from the command line: look at rows, repair them, see who holds locks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from percolator import aio
 from percolator.cli.app import app
 from percolator.cli.connection import console
 from percolator.errors import CellAddress
-from percolator.protocol.records import LockRecord, RecordKind
+from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.roles import Role
 from percolator.wire.sessions import Sessions, SessionSettings
-from services.chassis.tokens import Tokens
+from services.chassis.serving.tokens import Tokens
 from services.local.cluster import LocalCluster
 from tests.command_line import CliRunner
 
@@ -42,7 +42,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
-    """In this process: starting one takes longer than all that is tested here."""
+    """Runs a command in this process: starting another takes longer than everything tested here."""
     with console.capture() as shown:
         done = CliRunner().invoke(app, ["--address", cluster.address, *arguments])
     assert done.exit_code == code, done.output
@@ -50,7 +50,7 @@ def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
 
 
 def run_apart(cluster: LocalCluster, *arguments: str) -> str:
-    """In a process of its own, beside an event loop that is busy here."""
+    """Runs a command in a separate process, because an event loop is running in this one."""
     return apart(cluster, *arguments).stdout
 
 
@@ -63,7 +63,7 @@ def asked(cluster: LocalCluster, *arguments: str, code: int = 0) -> Any:
     return json.loads(run(cluster, "--json", *arguments, code=code))
 
 
-def test_what_was_set_is_shown_and_what_was_deleted_is_not(cluster: LocalCluster) -> None:
+def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCluster) -> None:
     run(cluster, "set", "shop", "pen", "price=3", "stock=hex:00ff")
     run(cluster, "set", "shop", "ink", "price=7", "--as", "integer")
     assert asked(cluster, "get", "shop", "pen") == {"price": "3", "stock": "hex:00ff"}
@@ -97,12 +97,12 @@ def test_every_stored_version_is_shown_raw(cluster: LocalCluster) -> None:
     assert "commit_timestamp" in run(cluster, "scan", "shop", "--raw", "--prefix", "brush")
 
 
-def test_nothing_is_there_raw_either(cluster: LocalCluster) -> None:
-    assert asked(cluster, "get", "shop", "nobody", "--raw", code=1) == []
+def test_an_empty_row_has_no_raw_cells(cluster: LocalCluster) -> None:
+    assert asked(cluster, "get", "shop", "empty", "--raw", code=1) == []
 
 
-def test_of_more_cells_than_asked_for_the_first_rows_are_whole(cluster: LocalCluster) -> None:
-    """A value this long lies in another space than the record of its commit."""
+def test_with_more_cells_than_the_limit_the_first_rows_are_whole(cluster: LocalCluster) -> None:
+    """A value this long is stored in another space than its commit record."""
     for row in ("wide-1", "wide-2"):
         run(cluster, "set", "attic", row, f"text={'x' * 2000}")
     found = apart(cluster, "--json", "scan", "attic", "--prefix=wide", "--raw", "--limit=3")
@@ -118,7 +118,7 @@ def test_of_more_cells_than_asked_for_the_first_rows_are_whole(cluster: LocalClu
     assert found.stderr == ""
 
 
-def test_figures_that_json_has_no_word_for_are_text(cluster: LocalCluster) -> None:
+def test_numbers_that_json_cannot_express_are_text(cluster: LocalCluster) -> None:
     run(cluster, "set", "attic", "odd", "a=nan", "b=-inf", "c=0.5", "--as=float")
     printed = run(cluster, "--json", "get", "attic", "odd", "--as=float")
     assert json.loads(printed, parse_constant=pytest.fail) == {
@@ -128,7 +128,7 @@ def test_figures_that_json_has_no_word_for_are_text(cluster: LocalCluster) -> No
     }
 
 
-def test_json_may_be_asked_for_anywhere(cluster: LocalCluster) -> None:
+def test_the_json_option_may_be_given_anywhere(cluster: LocalCluster) -> None:
     run(cluster, "set", "attic", "nib", "price=1")
     found = apart(cluster, "get", "attic", "nib", "--json")
     assert json.loads(found.stdout) == {"price": "1"}
@@ -145,6 +145,9 @@ def test_json_may_be_asked_for_anywhere(cluster: LocalCluster) -> None:
         (["get", "shop", "hex:0"], "row: expected pairs"),
         (["get", "shop", "pen", "--at=yesterday"], "--at: 'yesterday'"),
         (["scan", "shop", "--prefix=p", "--start=a"], "--prefix"),
+        (["get", "shop", "pen\udcff"], "row: 'pen\\udcff' cannot be encoded as UTF-8"),
+        (["history", "shop\udcff", "pen"], "'shop\\udcff' cannot be encoded as UTF-8"),
+        (["pins", "create", "--description=\udcff"], "description: '\\udcff' cannot be encoded"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong(
@@ -157,9 +160,11 @@ def test_a_wrong_command_says_what_is_wrong(
     assert done.stderr.count("\n") == 1
 
 
-async def test_a_lock_is_shown_with_its_owner_and_whether_he_lives(cluster: LocalCluster) -> None:
+async def test_a_lock_is_shown_with_its_owner_and_whether_it_is_alive(
+    cluster: LocalCluster,
+) -> None:
     async with aio.connect(cluster.address) as database:
-        world = database.engine.world
+        world = database.internal.engine.world
         services = [cluster.processes["lockservice"].address]
         settings = SessionSettings(description="the till", ttl_seconds=20)
         owner = Sessions(world, services, settings)
@@ -176,11 +181,11 @@ async def test_a_lock_is_shown_with_its_owner_and_whether_he_lives(cluster: Loca
     assert (after[0]["owner"], after[0]["state"]) == (None, "gone")
 
 
-def test_reading_settles_what_a_dead_owner_has_left(cluster: LocalCluster) -> None:
+def test_a_read_resolves_the_lock_of_a_dead_owner(cluster: LocalCluster) -> None:
     async def left_behind() -> None:
         async with aio.connect(cluster.address) as database:
             services = [cluster.processes["lockservice"].address]
-            owner = Sessions(database.engine.world, services, SessionSettings())
+            owner = Sessions(database.internal.engine.world, services, SessionSettings())
             await lock(database, b"table", await owner.current() or b"")
             await owner.close()
 
@@ -192,8 +197,8 @@ def test_reading_settles_what_a_dead_owner_has_left(cluster: LocalCluster) -> No
 
 
 async def lock(database: aio.Database, row: bytes, session: bytes) -> None:
-    """As a client leaves it that stops between prewrite and commit."""
-    engine = database.engine
+    """Locks a cell, as a client does that stops between prewrite and commit."""
+    engine = database.internal.engine
     info = await engine.catalog.table("shop", engine.now() + SECONDS)
     tablets = await engine.catalog.all_tablets(info.table_id, engine.now() + SECONDS)
     tablet = next(one for one in tablets if row >= one.start and (not one.end or row < one.end))
@@ -212,7 +217,7 @@ async def lock(database: aio.Database, row: bytes, session: bytes) -> None:
     assert answer.batches[0].results[0].outcome == wire.OUTCOME_APPLIED
 
 
-def test_one_screen_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:
+def test_status_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:
     status = asked(cluster, "status", "--check")
     assert (status["tables"], status["tablets"], status["tablets_served"]) == (2, 3, 3)
     assert status["problems"] == []

@@ -1,4 +1,4 @@
-"""The oracle as a process: killed under load, doubled, with a failing disk, with damaged state."""
+"""The oracle as a process: killed under load, started twice, with a failing disk or bad state."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def stop(process: ServiceProcess) -> int:
     return process.wait_stopped()
 
 
-def refused_start(directory: Path, *more: str) -> str:
+def refused_start(directory: Path) -> str:
     """The last line of an oracle that refuses to start: what is wrong."""
-    arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0", *more]
+    arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0"]
     ended = subprocess.run(
         [sys.executable, "-m", "services.oracle", *arguments],
         capture_output=True,
@@ -78,8 +78,8 @@ async def source_at(address: str) -> AsyncIterator[TimestampSource]:
 
 
 class Load:
-    """Many tasks that ask all the time. Each timestamp must exceed all that were received before
-    it was asked for, whoever received them."""
+    """Many tasks that request timestamps all the time. Each timestamp must exceed all those that
+    any task had received before it was requested."""
 
     def __init__(self, source: TimestampSource) -> None:
         self._source = source
@@ -96,7 +96,7 @@ class Load:
             self.received.append(timestamp)
 
     async def more(self, count: int) -> None:
-        """Returns when so many more have been received."""
+        """Returns once this many more have been received."""
         wanted = len(self.received) + count
         while len(self.received) < wanted:
             await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ class Load:
 async def test_killed_under_load_with_the_clock_set_back_timestamps_still_increase(
     tmp_path: Path,
 ) -> None:
-    """kill -9 three times. The first life has a clock that is an hour ahead of the others'."""
+    """`kill -9` three times. The first run's clock is two hours ahead of the others'."""
     ahead = oracle_process(tmp_path, module="tests.integration.oracle_with_clock_ahead")
     later = oracle_process(tmp_path)
     ahead.start()
@@ -141,11 +141,11 @@ async def test_killed_under_load_with_the_clock_set_back_timestamps_still_increa
         stop(later)
 
 
-async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_goes_on(
+async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_continues(
     tmp_path: Path,
 ) -> None:
     with running(oracle_process(tmp_path)) as first:
-        line = await asyncio.to_thread(refused_start, tmp_path, "--leader-silence-seconds", "0.5")
+        line = await asyncio.to_thread(refused_start, tmp_path)
         assert f"in use by another oracle, the one at {first.address}; with --standby" in line
         async with source_at(first.address) as source:
             assert await source.get() < await source.get()
@@ -154,7 +154,7 @@ async def test_a_second_oracle_on_the_same_store_is_refused_and_the_first_goes_o
 
 @contextmanager
 def two_oracles(directory: Path) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
-    """The first one leads, the second stands by."""
+    """Two oracles: the first one leads, the second stands by."""
     processes = []
     for name in ("first", "second"):
         own = directory / name
@@ -166,7 +166,7 @@ def two_oracles(directory: Path) -> Iterator[tuple[ServiceProcess, ServiceProces
         yield processes[0], processes[1]
 
 
-async def test_a_standby_replaces_a_paused_oracle_and_then_a_killed_one_and_goes_on_above_them(
+async def test_a_standby_replaces_a_paused_oracle_then_a_killed_one_and_continues_above_both(
     tmp_path: Path,
 ) -> None:
     with two_oracles(tmp_path) as (first, second):
@@ -180,7 +180,7 @@ async def test_a_standby_replaces_a_paused_oracle_and_then_a_killed_one_and_goes
         load = Load(source)
         await load.more(1_000)
         first.pause()
-        # Asked while it sleeps, to be answered when it wakes: by an oracle that leads no more.
+        # Requested while it is paused: by the time it resumes and answers, it no longer leads.
         late = asyncio.ensure_future(ask_first(GetTimestampsRequest(count=1), READY_SECONDS))
         await load.more(1_000)
         first.resume()
@@ -206,7 +206,7 @@ async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_pat
         ask = network.unary(oracle.address, GET_TIMESTAMPS)
         received = [(await ask(GetTimestampsRequest(count=1), 10)).first]
         while not full.is_symlink():
-            # The oracle may be writing its next mark under this very name just now.
+            # The oracle may be writing its next mark under this very name at this moment.
             try:
                 full.symlink_to("/dev/full")
             except FileExistsError:
@@ -249,13 +249,15 @@ async def test_bad_requests_and_garbage_on_the_port_are_survived(tmp_path: Path)
 
 
 def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> None:
-    mark = tmp_path / "store" / "oracle" / "mark"
-    mark.parent.mkdir(parents=True)
     good = Mark(1_800_000_000_000, "").encode()
-    mark.write_bytes(good.replace(b"18", b"17"))
-    assert "oracle/mark is damaged" in refused_start(tmp_path)
-    mark.write_bytes(good.replace(b"mark 1", b"mark 2"))
-    assert "written by a newer version: format 2" in refused_start(tmp_path)
+    for name, mark, reason in (
+        ("damaged", good.replace(b"18", b"17"), "'mark' of the role 'oracle' is damaged"),
+        ("newer", good.replace(b"mark 1", b"mark 2"), "written by a newer version: format 2"),
+    ):
+        left = tmp_path / name / "store" / "coordinator" / "oracle" / "e1.sealed"
+        left.mkdir(parents=True)
+        (left / "mark").write_bytes(stored_value.encode(mark))
+        assert reason in refused_start(tmp_path / name)
 
 
 def test_a_store_root_of_a_newer_release_is_refused_although_there_is_no_mark(

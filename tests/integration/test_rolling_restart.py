@@ -1,4 +1,4 @@
-"""Every service is restarted under load, one process after the other; no user notices.
+"""Every service is restarted under load, one process after another; no user notices.
 
 The library may retry inside a transaction; what a program calls must not fail once.
 """
@@ -24,7 +24,7 @@ OPENING = 100
 TELLERS = 2
 PROGRESS_SECONDS = 30.0
 TRANSACTIONS_BETWEEN = 3
-"""So many of each teller, between two restarts: nobody is left behind."""
+"""Transactions that every teller completes between two restarts, so that none is stuck."""
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -47,7 +47,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
 
 @dataclass
 class Teller:
-    """Moves money, and audits, until told to stop. An error ends it: its user has seen one."""
+    """Moves money and audits until told to stop. An error ends it: a user would have seen it."""
 
     name: str
     database: aio.Database

@@ -1,4 +1,4 @@
-"""`percolator status` tells what is so, also of a cluster of which half is gone."""
+"""`percolator status` tells the truth, even when half of the cluster is down."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def roles(found: dict[str, Any], kind: str) -> list[str]:
     return sorted(one["role"] for one in found["servers"] if one["kind"] == kind)
 
 
-def test_whichever_address_is_asked_the_answer_is_the_leaders(cluster: LocalCluster) -> None:
+def test_every_address_gives_the_leaders_answer(cluster: LocalCluster) -> None:
     masters = cluster.address.split(",")
-    nobody = "127.0.0.1:1"
-    for address in (*masters, cluster.gateway_address, f"{nobody},{cluster.gateway_address}"):
+    unused = "127.0.0.1:1"
+    for address in (*masters, cluster.gateway_address, f"{unused},{cluster.gateway_address}"):
         found = until_well(address)
         assert roles(found, "master") == roles(found, "oracle") == ["leads", "standby"]
-        # What registers says 0 once; only those who do not know say it for ever.
+        # A server that has just registered reports 0. It stays 0 only in a wrong answer.
         deadline = time.monotonic() + SECONDS
         while not all(one["uptime_seconds"] for one in found["servers"]):
             assert time.monotonic() < deadline, found["servers"]
             found = until_well(address)
 
 
-def test_oracles_that_are_registered_and_do_not_answer_are_a_problem(cluster: LocalCluster) -> None:
+def test_registered_oracles_that_do_not_answer_are_a_problem(cluster: LocalCluster) -> None:
     until_well(cluster.address)
     oracles = [cluster.processes[name] for name in ("oracle", "oracle-2")]
     for oracle in oracles:
@@ -68,7 +68,7 @@ def test_oracles_that_are_registered_and_do_not_answer_are_a_problem(cluster: Lo
         listed = roles(found, "oracle")
         assert code == WRONG
         assert listed == ["no answer"] * len(listed)
-        # Until they are forgotten, their silence alone would be a few seconds.
+        # They may have been forgotten by now; before that, they have been silent only for seconds.
         wanted = "no oracle leads" if listed else "no oracle is registered"
         assert wanted in found["problems"]
     finally:
@@ -77,9 +77,23 @@ def test_oracles_that_are_registered_and_do_not_answer_are_a_problem(cluster: Lo
     until_well(cluster.address)
 
 
-def test_without_a_leading_master_nothing_is_said_of_the_servers_times(
+def test_a_tablet_server_that_is_paused_is_named_before_it_counts_as_dead(
     cluster: LocalCluster,
 ) -> None:
+    until_well(cluster.address)
+    paused = cluster.processes["tabletserver-1"]
+    for address in (cluster.address, cluster.gateway_address):
+        paused.pause()
+        try:
+            code, found = status(address)
+        finally:
+            paused.resume()
+        assert code == WRONG
+        assert f"tablet server {paused.address} does not answer" in found["problems"]
+        until_well(cluster.address)
+
+
+def test_without_a_leading_master_status_claims_no_times_of_servers(cluster: LocalCluster) -> None:
     until_well(cluster.address)
     leader, standby = cluster.processes["master"], cluster.processes["master-2"]
     leader.pause()

@@ -1,4 +1,4 @@
-"""A store that another process has open is refused, and it is said which process that is."""
+"""A store that another process has open is refused, and the error names that process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreUnusable
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

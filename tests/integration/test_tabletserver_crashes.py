@@ -1,4 +1,4 @@
-"""kill -9 under load, torn logs, damage: what was acknowledged is there, and the rest serves on."""
+"""`kill -9` under load, torn logs, damage: no acknowledged write is lost, the rest is served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS_PER_BATCH = 20
 
 
 class Load:
-    """Writers that never stop, and note what they were told."""
+    """Writers that never stop, and record what was acknowledged."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, bytes] = {}
@@ -68,7 +68,7 @@ def newest_log(store: Path, tablet: int) -> Path:
 async def test_a_log_torn_behind_what_was_acknowledged_opens_with_all_of_it(
     tmp_path: Path,
 ) -> None:
-    """The last batch is gone as a whole: half of it never shows, wherever it was torn."""
+    """The torn batch is lost as a whole: no part of it is ever visible, wherever it was torn."""
     early = {b"early %d" % n: b"x" * 50 for n in range(30)}
     late = {b"late %d" % n: b"y" * 50 for n in range(30)}
     torn = (1, 2, 3)

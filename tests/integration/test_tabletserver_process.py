@@ -1,4 +1,4 @@
-"""The process: failing disks, full disks, draining, dumping, refusing to start."""
+"""The tablet server process: failing disks, full disks, draining, dumping, refusing to start."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ async def test_a_drained_server_exits_with_0_and_leaves_no_log_to_replay(tmp_pat
     assert sum(log.stat().st_size for log in logs) == 0
 
 
-async def test_streams_of_notifications_end_at_the_drain_and_hold_up_nobody(tmp_path: Path) -> None:
+async def test_streams_of_notifications_end_at_the_drain_and_do_not_delay_it(
+    tmp_path: Path,
+) -> None:
     async with tablet_server(tmp_path) as server:
         await server.open(TABLET, 1)
         watched = [{"table_id": 3, "observers": [b"f"]}]
@@ -106,7 +108,7 @@ async def test_streams_of_notifications_end_at_the_drain_and_hold_up_nobody(tmp_
         assert server.process.wait_stopped() == 0
 
 
-def test_a_store_root_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_missing_store_root_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.tabletserver", "--store", str(tmp_path / "none")]
     refused = subprocess.run(
         [*command, "--listen", "127.0.0.1:0", "--metrics-listen", ""],
@@ -115,4 +117,5 @@ def test_a_store_root_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Pa
         check=False,
     )
     assert refused.returncode == 2
-    assert refused.stderr.splitlines() == [f"tabletserver: store: {tmp_path / 'none'} is not there"]
+    expected = f"tabletserver: store: {tmp_path / 'none'} does not exist"
+    assert refused.stderr.splitlines() == [expected]

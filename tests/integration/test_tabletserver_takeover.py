@@ -21,7 +21,7 @@ def epochs(store: Path) -> list[str]:
 
 
 async def test_a_cut_off_owner_acknowledges_nothing_that_is_lost(tmp_path: Path) -> None:
-    """It still serves its clients, and nobody tells it that the tablet has moved."""
+    """It can still reach its clients, but does not learn that the tablet has moved."""
     store = tmp_path / "store"
     async with (
         tablet_server(tmp_path, name="former", store=store) as former,
@@ -82,7 +82,7 @@ async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
     async with tablet_server(tmp_path) as server:
         await server.open(TABLET, 5)
         await server.put(TABLET, 5, {b"row": b"value"})
-        # Asking again for what is open changes nothing.
+        # A repeated request to open a tablet that is open changes nothing.
         await server.open(TABLET, 5)
         with pytest.raises(TabletMoved):
             await server.open(TABLET, 4)
@@ -96,7 +96,7 @@ async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
             await server.open(TABLET, 6)
         await server.open(TABLET, 7)
         assert await server.rows(TABLET, 7) == {b"row": b"value"}
-        # Clearing up goes on behind the answer.
+        # Cleaning up continues after the response.
         for _ in range(1_000):
             if epochs(server.store) == ["e6.sealed", "e7"]:
                 break

@@ -1,4 +1,4 @@
-"""The document pipeline on a cluster of processes, as docs/webindex.md runs it, and among kills."""
+"""The document pipeline on a cluster of processes, as in docs/webindex.md, and under kills."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "webindex.md"
 WAIT_SECONDS = 120.0
 LOADED = 80
-"""So many documents are there when processes are killed."""
+"""How many documents have been written when processes are killed."""
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_crawl_is_served_although_a_worker_and_a_tablet_server_are_killed_in_t
     assert served_table(db) == served(documents)
 
 
-def test_the_guides_program_shows_what_is_served(cluster: LocalCluster, db: Database) -> None:
+def test_the_program_in_the_guide_shows_what_is_served(cluster: LocalCluster, db: Database) -> None:
     with load(cluster, "--documents", "20", "--seed", "7") as loading:
         _, told = loading.communicate(timeout=WAIT_SECONDS)
     assert loading.returncode == 0, told
@@ -105,8 +105,8 @@ def test_the_guides_program_shows_what_is_served(cluster: LocalCluster, db: Data
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--rate", "0"], "has to be above 0"),
-        (["--documents", "0", "--forever"], "only synthetic documents change"),
+        (["--rate", "0"], "must be above 0"),
+        (["--documents", "0", "--forever"], "only synthetic documents can change"),
         (["--text", "no-such-file"], "no-such-file"),
         (["--text", str(GUIDE)], "a document begins with"),
     ],

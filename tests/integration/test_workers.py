@@ -1,4 +1,4 @@
-"""Workers as processes: killed in the middle they lose nothing, and do nothing twice."""
+"""Workers as processes: if killed at work, they lose no change and handle none twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def db(cluster: LocalCluster) -> Iterator[Database]:
 
 
 def counts(db: Database, column: percolator.Column[int]) -> Counter[int]:
-    """How many of the numbered rows have which count."""
+    """The number of numbered rows for each value of the column."""
     with db.snapshot() as snapshot:
         rows = snapshot.scan(orders, start="000", end="999z")
         return Counter(row[column] for row in rows if column in row)
@@ -59,7 +59,7 @@ def wait_for(db: Database, column: percolator.Column[int], rows: int) -> None:
         time.sleep(0.02)
 
 
-def test_workers_killed_in_the_middle_lose_no_change_and_answer_none_twice(
+def test_workers_killed_at_work_lose_no_change_and_handle_none_twice(
     cluster: LocalCluster, db: Database
 ) -> None:
     first, second = cluster.processes["worker"], cluster.processes["worker-2"]
@@ -75,7 +75,7 @@ def test_workers_killed_in_the_middle_lose_no_change_and_answer_none_twice(
     assert counts(db, shipped) == {1: ROWS}
 
 
-def test_a_worker_tells_of_its_health_and_of_what_its_observers_do(
+def test_a_worker_reports_its_health_and_its_observers_counters(
     cluster: LocalCluster, db: Database
 ) -> None:
     with db.transaction() as tx:
@@ -95,7 +95,7 @@ def test_a_worker_tells_of_its_health_and_of_what_its_observers_do(
     assert commits >= 1
 
 
-def test_dead_letters_are_listed_shown_tried_again_and_thrown_away(
+def test_dead_letters_are_listed_shown_retried_and_cleared(
     cluster: LocalCluster, db: Database
 ) -> None:
     command = CommandLine(cluster.address)
@@ -110,16 +110,16 @@ def test_dead_letters_are_listed_shown_tried_again_and_thrown_away(
     assert dead_letters("list", "--observer", "pack") == "no dead letters\n"
 
     db.set_many((row, {packed: 1}) for row in ("x1", "x2"))
-    assert dead_letters("retry", "--table", "orders") == "3 dead letters are tried again\n"
+    assert dead_letters("retry", "--table", "orders") == "3 dead letters will be retried\n"
     db.wait_for_observers(timeout=WAIT_SECONDS)
     assert [one["attempts"] for one in command.data("dead-letters", "list")] == [1]
     cleared = dead_letters("clear", "--row", "y", "--yes")
-    assert cleared == "1 dead letters were thrown away\n"
+    assert cleared == "1 dead letters were cleared\n"
     assert command.data("dead-letters", "list") == []
     command.run("dead-letters", "retry", code=2)
 
 
-def test_a_worker_that_is_told_to_stop_drains_and_another_goes_on(
+def test_a_worker_that_is_told_to_stop_drains_and_another_continues(
     cluster: LocalCluster, db: Database
 ) -> None:
     worker = cluster.processes["worker"]
@@ -149,7 +149,7 @@ def test_a_worker_that_is_told_to_stop_drains_and_another_goes_on(
         ),
     ],
 )
-def test_wrong_observers_are_told_in_one_line_and_with_exit_code_2(
+def test_wrong_observers_are_reported_in_one_line_with_exit_code_2(
     cluster: LocalCluster, db: Database, module: str, observers: str, reason: str
 ) -> None:
     if module == "services.worker":

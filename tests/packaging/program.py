@@ -1,4 +1,4 @@
-"""A program that has nothing but the wheel: it is run outside of the checkout."""
+"""A program that has only the wheel: it runs outside the checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel that `make wheel` built, where nothing else is installed: the client, and only that."""
+"""The wheel built by `make wheel`, installed alone: it is the client and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAY_NEED = {
     "percolator.backup": {"pyarrow"},
     "percolator.testing.pytest_plugin": {"pytest"},
 }
-"""What programs import only if they have installed the extra, or pytest."""
+"""Modules that work only with the extra, or pytest, installed."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def wheel() -> Path:
 
 
 @pytest.fixture(scope="module")
-def surroundings(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new environment with the wheel, in the versions of the lock, and what it asks for."""
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel and its requirements, in the locked versions."""
     directory = tmp_path_factory.mktemp("environment")
     lock = (ROOT / "requirements.lock").read_text()
     locked = re.findall(r"^([\w.-]+==[^ ;\\]+)", lock, re.MULTILINE)
@@ -92,23 +92,23 @@ def test_the_wheel_asks_for_what_a_client_needs(wheel: Path) -> None:
     assert {"spark", "export"} <= set(metadata.get_all("Provides-Extra", []))
 
 
-def test_neither_services_nor_what_they_need_is_installed(surroundings: Path) -> None:
+def test_neither_services_nor_what_they_need_is_installed(environment: Path) -> None:
     absent = ["plyvel", "pyspark", "pyarrow", "prometheus_client", "services", "tests"]
     program = (
         "import importlib.util, sys\n"
         "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
     )
     found = subprocess.run(
-        [surroundings / "python", "-I", "-c", program, *absent],
+        [environment / "python", "-I", "-c", program, *absent],
         check=True,
         capture_output=True,
         text=True,
     )
     assert found.stdout == "[]\n"
-    subprocess.run([surroundings / "pip", "check"], check=True, capture_output=True)
+    subprocess.run([environment / "pip", "check"], check=True, capture_output=True)
 
 
-def test_every_module_is_there_or_names_what_it_needs(surroundings: Path) -> None:
+def test_every_module_is_there_or_names_what_it_needs(environment: Path) -> None:
     program = """
 import importlib, pkgutil, percolator
 for found in pkgutil.walk_packages(percolator.__path__, "percolator."):
@@ -117,7 +117,7 @@ for found in pkgutil.walk_packages(percolator.__path__, "percolator."):
     except ModuleNotFoundError as error: print(found.name, error.name)
 """
     done = subprocess.run(
-        [surroundings / "python", "-I", "-c", program], capture_output=True, text=True, check=True
+        [environment / "python", "-I", "-c", program], capture_output=True, text=True, check=True
     )
     refused = dict(line.split() for line in done.stdout.splitlines())
     unexpected = {
@@ -131,14 +131,14 @@ for found in pkgutil.walk_packages(percolator.__path__, "percolator."):
 
 
 def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
-    surroundings: Path, cluster: LocalCluster, tmp_path: Path
+    environment: Path, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     for name in ("program.py", "watched_notes.py"):
         shutil.copy(HERE / name, tmp_path)
 
     def run(*arguments: str) -> str:
         return subprocess.run(
-            [str(surroundings / arguments[0]), *arguments[1:]],
+            [str(environment / arguments[0]), *arguments[1:]],
             cwd=tmp_path,
             env=_command(cluster),
             check=True,
@@ -149,7 +149,7 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
 
     assert run("python", "program.py").splitlines() == ["one two", "conflict"]
     worker = subprocess.Popen(
-        [surroundings / "percolator", "worker", "--observers", "watched_notes:observers"],
+        [environment / "percolator", "worker", "--observers", "watched_notes:observers"],
         cwd=tmp_path,
         env=_command(cluster),
         stderr=subprocess.PIPE,
@@ -168,7 +168,7 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
     assert (worker.returncode, said) == (0, "stopping\n")
 
 
-def test_a_database_in_memory_comes_with_it(surroundings: Path) -> None:
+def test_a_database_in_memory_comes_with_it(environment: Path) -> None:
     program = """
 import percolator.testing
 from percolator import Table, codecs
@@ -180,14 +180,14 @@ with percolator.testing.connect() as db:
     with db.snapshot() as snapshot: print(snapshot.get("a", column))
 """
     done = subprocess.run(
-        [surroundings / "python", "-I", "-c", program], check=True, capture_output=True, text=True
+        [environment / "python", "-I", "-c", program], check=True, capture_output=True, text=True
     )
     assert done.stdout == "kept\n"
 
 
-def test_what_needs_an_extra_says_which(surroundings: Path, cluster: LocalCluster) -> None:
+def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster) -> None:
     done = subprocess.run(
-        [surroundings / "percolator", "export", "somewhere"],
+        [environment / "percolator", "export", "somewhere"],
         env=_command(cluster),
         capture_output=True,
         text=True,

@@ -1,7 +1,7 @@
-"""A cluster with small timestamps, cells that can be looked at, and clients that die.
+"""A cluster with small timestamps, cells that can be inspected, and clients that die.
 
 The tablets and the clients are the real ones. Values are stored apart from their write records, as
-the paper does it, and not in them, as is usual here for short ones.
+in the paper, and not in them, as this system usually does with short ones.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from percolator import Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
-from percolator.v1 import cells_pb2, oracle_pb2
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import (
     RequestT,
@@ -32,14 +32,15 @@ from percolator.world import (
 accounts = Table("accounts")
 balance = accounts.column("bal", codecs.integer)
 
-LIMITS = Limits(value_inline_bytes_max=1)
+LIMITS = Limits(value_inline_bytes_max=1, one_round_cells_max=0)
+"""With these, values are stored apart, and transactions take two phases, as in the paper."""
 
 Cells = dict[str, dict[str, dict[int, object]]]
-"""As Figure 4 draws them: by row, then "data", "lock" or "write", then timestamp."""
+"""Cells as Figure 4 draws them: by row, then "data", "lock" or "write", then timestamp."""
 
 
 class SmallCluster(ClusterInMemory):
-    """Bob and Joe live in different tablets, so that each step of Figure 4 is one of ours."""
+    """Bob and Joe are in different tablets, so that each step of Figure 4 is one of ours."""
 
     def __init__(self) -> None:
         super().__init__(VirtualClock(asyncio.get_running_loop()))
@@ -47,12 +48,10 @@ class SmallCluster(ClusterInMemory):
         self.next_timestamp = 1
         self.after_batch: Callable[[], Awaitable[None]] | None = None
 
-    async def get_timestamps(
-        self, request: oracle_pb2.GetTimestampsRequest
-    ) -> oracle_pb2.GetTimestampsResponse:
+    def _allocate(self, count: int) -> int:
         first = self.next_timestamp
-        self.next_timestamp += request.count
-        return oracle_pb2.GetTimestampsResponse(first=first, count=request.count)
+        self.next_timestamp += count
+        return first
 
     async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
         response = wire.MutateResponse()
@@ -64,7 +63,7 @@ class SmallCluster(ClusterInMemory):
         return response
 
     async def cells(self) -> Cells:
-        """What is stored about the balances."""
+        """The stored cells of the balances."""
         found: Cells = {}
         for tablet in self.tablets.values():
             for space in (cells_pb2.SPACE_DATA, cells_pb2.SPACE_LOCK, cells_pb2.SPACE_WRITE):
@@ -90,7 +89,7 @@ class SmallCluster(ClusterInMemory):
         return client
 
     async def opened(self) -> Client:
-        """A client, and the table, with nothing in it."""
+        """A client, and the empty table."""
         client = await self.client()
         await client.db.create_table(accounts, splits=["Joe"])
         return client
@@ -124,7 +123,7 @@ class Client:
         self.after: Callable[[wire.MutateRequest], Awaitable[None]] | None = None
 
     def crash(self) -> None:
-        """From now on nothing leaves it, and nothing arrives."""
+        """From now on, the client sends and receives nothing."""
         self._alive.clear()
 
     def unary(
@@ -134,13 +133,12 @@ class Client:
 
         async def guarded(request: RequestT, timeout: float) -> ResponseT:
             await self._alive.wait()
-            mutates = isinstance(request, wire.MutateRequest)
-            if mutates and self.before is not None:
-                await self.before(request)  # type: ignore[arg-type]
+            if isinstance(request, wire.MutateRequest) and self.before is not None:
+                await self.before(request)
             await self._alive.wait()
             response = await call(request, timeout)
-            if mutates and self.after is not None:
-                await self.after(request)  # type: ignore[arg-type]
+            if isinstance(request, wire.MutateRequest) and self.after is not None:
+                await self.after(request)
             await self._alive.wait()
             return response
 
@@ -152,7 +150,7 @@ class Client:
         return self._network.stream(address, method)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """There is nothing to close."""
 
 
 def commits(request: wire.MutateRequest) -> bool:
@@ -166,7 +164,7 @@ def commits(request: wire.MutateRequest) -> bool:
 
 
 async def put(client: Client, **balances: int) -> int:
-    """One transaction; its commit timestamp."""
+    """Runs one transaction; returns its commit timestamp."""
     async with client.db.transaction() as tx:
         for row, amount in balances.items():
             await tx.set(row, balance, amount)
@@ -175,7 +173,7 @@ async def put(client: Client, **balances: int) -> int:
 
 
 async def transfer(client: Client, amount: int) -> None:
-    """The paper's: from Bob to Joe."""
+    """The paper's transfer, from Bob to Joe."""
     async with client.db.transaction() as tx:
         bob, joe = await tx.get_many(accounts, ["Bob", "Joe"])
         await tx.set("Bob", balance, bob[balance] - amount)

@@ -10,7 +10,7 @@ async def test_the_cells_after_each_step_of_figure_4() -> None:
     client = await cluster.opened()
     cluster.next_timestamp = 5
     assert await put(client, Bob=10, Joe=2) == 6
-    await client.db._engine.around.background.drain(1.0)
+    await client.db._engine.env.background.drain(1.0)
     cluster.next_timestamp = 7
 
     steps: list[Cells] = [await cluster.cells()]
@@ -20,7 +20,7 @@ async def test_the_cells_after_each_step_of_figure_4() -> None:
 
     cluster.after_batch = look
     await transfer(client, 7)
-    await client.db._engine.around.background.drain(1.0)
+    await client.db._engine.env.background.drain(1.0)
     initial, bob_locked, joe_locked, commit_point, completed = steps
 
     # The first picture is the initial state. "Joe's account contains $2 dollars, Bob's $10."

@@ -1,4 +1,4 @@
-"""Section 2.2: what happens when a client dies, at each point at which it can."""
+"""Section 2.2: what happens when a client dies, at each possible point."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def _opened() -> tuple[SmallCluster, Client]:
     cluster = SmallCluster()
     client = await cluster.opened()
     await put(client, Bob=10, Joe=2)
-    await client.db._engine.around.background.drain(1.0)
+    await client.db._engine.env.background.drain(1.0)
     return cluster, client
 
 
 def _later(cluster: SmallCluster, seconds: float) -> None:
-    """The oracle's clock goes on, so that times to live run out."""
+    """The oracle's clock advances, so that locks expire."""
     cluster.next_timestamp += round(seconds * 1000) << 18
 
 
@@ -77,13 +77,13 @@ async def test_a_transaction_that_died_after_its_commit_point_is_rolled_forward(
     assert len(cells["Joe"]["lock"]) == 1
     survivor = await cluster.client()
     assert await balances(survivor) == {"Bob": 3, "Joe": 9}, (
-        "at once: nobody waits for a dead owner"
+        "at once: a dead owner is not waited for"
     )
     assert (await cluster.cells())["Joe"]["lock"] == {}
     task.cancel()
 
 
-async def test_of_commit_and_cleanup_only_one_succeeds() -> None:
+async def test_only_one_of_commit_and_cleanup_succeeds() -> None:
     """ "Performing either a cleanup or commit operation requires modifying the primary lock; since
     this modification is performed under a Bigtable row transaction, only one of the cleanup or
     commit operations will succeed." """
@@ -108,15 +108,15 @@ async def test_of_commit_and_cleanup_only_one_succeeds() -> None:
 
 
 async def test_a_prewrite_that_arrives_after_the_cleanup_changes_nothing() -> None:
-    """The paper erases locks; a marker takes their place here, or the message that was still under
-    way would lock the cell again, and the client would commit what was rolled back."""
+    """The paper erases locks; here a marker replaces them. Otherwise, a message in flight would
+    lock the cell again, and the client would commit what was rolled back."""
     cluster, slow = await _opened()
     held = asyncio.Event()
 
     async def hold(request: wire.MutateRequest) -> None:
         if held.is_set() or len(request.batches) == 1:
             return
-        # Joe's lock arrives at once, Bob's (the primary) on its way much later.
+        # Joe's lock arrives at once, Bob's (the primary) much later.
         late = wire.MutateRequest(batches=[request.batches.pop(0)])
         await cluster.mutate(request)
         request.ClearField("batches")
@@ -136,19 +136,19 @@ async def test_a_prewrite_that_arrives_after_the_cleanup_changes_nothing() -> No
     assert [len(columns["lock"]) for columns in (await cluster.cells()).values()] == [0, 0]
 
 
-async def test_lost_replies_are_asked_for_again_and_nothing_happens_twice() -> None:
+async def test_lost_replies_are_requested_again_and_nothing_happens_twice() -> None:
     cluster, client = await _opened()
     lost = 0
 
     async def lose_the_first_two(request: wire.MutateRequest) -> None:
         nonlocal lost
         lost += 1
-        if lost in {1, 3}:  # of the prewrite, and of the commit
+        if lost in {1, 3}:  # the answers to the prewrite and to the commit
             raise Unavailable("the answer was lost")
 
     client.after = lose_the_first_two
     await transfer(client, 7)
-    await client.db._engine.around.background.drain(1.0)
+    await client.db._engine.env.background.drain(1.0)
     assert lost >= 4
     assert await balances(client) == {"Bob": 3, "Joe": 9}
     assert [len(columns["write"]) for columns in (await cluster.cells()).values()] == [2, 2]
@@ -162,7 +162,7 @@ async def test_a_long_commit_is_not_cleaned_up_while_its_owner_works_on_it() -> 
     async def take_time(request: wire.MutateRequest) -> None:
         if commits(request):
             slow.before = None
-            for _ in range(8):  # longer than a lock lives by itself
+            for _ in range(8):  # longer than a lock lasts without heartbeats
                 await asyncio.sleep(0.5)
                 _later(cluster, 0.5)
 

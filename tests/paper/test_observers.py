@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from percolator import ConflictError, observes
-from percolator.observers.acknowledgement import Acknowledgement
-from percolator.observers.change import look
-from percolator.observers.registration import register
+from percolator.observers.registry.registration import register
+from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.running.watched_cell import look
 from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
 
 
@@ -19,12 +19,12 @@ async def process(tx: Any, row: str) -> None:
 
 
 async def acknowledged(world: Observed, row: str) -> Acknowledgement:
-    """What the acknowledgement column holds, and nobody but observers sees."""
-    (watched,) = await register(world.client, [process])
+    """The content of the acknowledgement column, which only observers see."""
+    (watched,) = await register(world.context, [process])
     work = world.work_of_row(watched, row)
-    transaction = world.client.begin(None)
+    transaction = world.context.begin(None)
     start = await transaction.timestamp()
-    return (await look(world.client, work, transaction, start)).acknowledged
+    return (await look(world.context, work, transaction, start)).acknowledged
 
 
 async def test_each_observer_creates_more_work_for_downstream_observers() -> None:
@@ -49,7 +49,7 @@ async def test_at_most_one_observers_transaction_commits_for_each_change() -> No
     # notification, they will both see the dirty notification and run the observer, but one will
     # abort because they will conflict on the acknowledgment column."
     async with observed() as world:
-        await register(world.client, [process])
+        await register(world.context, [process])
         await world.put("a", 1)
         work = await world.work_for(process)
         first, second = world.run_of(work), world.run_of(work)
@@ -65,7 +65,7 @@ async def test_multiple_writes_may_cause_an_observer_to_be_invoked_only_once() -
     # "multiple writes to an observed column may cause the corresponding observer to be invoked
     # only once. We call this feature message collapsing"
     async with observed() as world:
-        await register(world.client, [process])
+        await register(world.context, [process])
         for value in range(10):
             await world.put("a", value)
         async with world.db.run_observers([process]) as worker:
@@ -78,7 +78,7 @@ async def test_the_acknowledgment_column_holds_the_latest_start_timestamp_of_the
     # "each observed column has an accompanying "acknowledgment" column for each observer,
     # containing the latest start timestamp at which the observer ran."
     async with observed() as world:
-        await register(world.client, [process])
+        await register(world.context, [process])
         changed = await world.put("a", 1)
         assert await acknowledged(world, "a") == Acknowledgement(0)
         async with world.db.run_observers([process]):
@@ -92,7 +92,7 @@ async def test_the_notify_cell_is_set_with_the_write_and_removed_after_the_obser
     # "When a transaction writes an observed cell, it also sets the corresponding notify cell."
     # "After the observer is triggered and the transaction commits, we remove the notify cell."
     async with observed() as world:
-        await register(world.client, [process])
+        await register(world.context, [process])
         changed = await world.put("a", 1)
         (waiting,) = await world.waiting()
         assert (waiting.row, waiting.column) == (b"a", b"source")
@@ -104,8 +104,8 @@ async def test_the_notify_cell_is_set_with_the_write_and_removed_after_the_obser
 
 
 async def test_a_weak_notification_needs_no_write() -> None:
-    # A weak notification asks for an observer without a write to the observed column, and without
-    # a conflict with anybody who asks for the same.
+    # A weak notification triggers an observer without a write to the observed column, and without
+    # conflicts among transactions that trigger the same one.
     ran: list[str] = []
 
     @observes(copy, name="cleaner", weak=True)

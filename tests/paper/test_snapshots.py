@@ -1,4 +1,4 @@
-"""Section 2.2: snapshot isolation, what it promises, and what not."""
+"""Section 2.2: what snapshot isolation promises, and what it does not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_snapshots_are_subject_to_write_skew() -> None:
     one, other = client.db.transaction(), client.db.transaction()
     for tx, goes in ((one, "Bob"), (other, "Joe")):
         on_call = [row.key async for row in tx.scan(accounts) if row[balance]]
-        assert len(on_call) == 2, "each believes that the other one stays"
+        assert len(on_call) == 2, "each believes that the other stays"
         await tx.set(goes, balance, 0)
     await one.commit()
     await other.commit()

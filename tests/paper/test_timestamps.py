@@ -6,14 +6,14 @@ import asyncio
 import random
 from typing import Any
 
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import UnaryMethod, World
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
 from services.oracle.handler import OracleHandler
 from services.oracle.oracle import Oracle, OracleLimits
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import open_ledger
 from tests.unit.unary_network import UnaryNetwork
 
@@ -65,7 +65,7 @@ async def test_strictly_from_memory() -> None:
     files.faults.operations.clear()
     for _ in range(10_000):
         await oracle.get_timestamps(1)
-    # A look at a directory entry, which the system holds in memory, and nothing else.
+    # Only a directory entry is looked at, which the system holds in memory.
     assert set(files.faults.operations) == {"stat"}
 
 

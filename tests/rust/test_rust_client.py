@@ -88,7 +88,7 @@ def test_a_gateway_that_is_killed_in_the_middle_loses_no_commit_and_doubles_none
     assert "1000 in 10 accounts together" in output
 
 
-def test_an_address_where_nobody_listens_is_an_error_and_no_panic(bank: Path) -> None:
+def test_an_unreachable_address_is_an_error_and_no_panic(bank: Path) -> None:
     done = subprocess.run([bank], capture_output=True, text=True, timeout=RUN_SECONDS)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")

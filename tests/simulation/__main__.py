@@ -1,7 +1,8 @@
 """python -m tests.simulation --seeds 1000 [--seed 7] [--jobs 2]: simulates that many clusters.
 
-Without --seed it begins at another one each time, and says at which. Ends with 1 when a seed has
-failed, or when, among enough seeds, some kind of fault never struck.
+Without --seed it starts at a different seed each time, and prints it. If some kind of fault has not
+struck although there were enough seeds, it goes on, up to three times as many. The exit code is 1
+if a seed has failed, or if some kind of fault has not struck even then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _RECORDS_SHOWN = 60
 _CHARACTERS_MAX = 400
 _FIRST_SEED_BITS = 31
 _SEEDS_PER_LINE = 100
+_SEEDS_MORE = 50
+_TIMES_AS_MANY = 3
 
 
 def main() -> int:
@@ -41,8 +44,9 @@ def main() -> int:
     finished = True
     try:
         _run(range(first, first + arguments.seeds), arguments.jobs, totals, console)
+        _go_on_until_all_struck(first, arguments, totals, console)
     except KeyboardInterrupt:
-        # What was found so far is shown all the same.
+        # Show what was found so far all the same.
         finished = False
         console.print("[red]interrupted[/red]")
     _print_totals(totals, console)
@@ -60,6 +64,20 @@ def _run(seeds: range, jobs: int, totals: Totals, console: Console) -> None:
             if len(totals.failed) >= _FAILURES_MAX:
                 console.print("[red]no further seeds are run[/red]")
                 return
+
+
+def _go_on_until_all_struck(
+    first: int, arguments: argparse.Namespace, totals: Totals, console: Console
+) -> None:
+    """A rare fault can be absent by chance. More seeds tell that from one that cannot strike."""
+    most = _TIMES_AS_MANY * arguments.seeds
+    for begin in range(arguments.seeds, most, _SEEDS_MORE):
+        never = missing(totals.struck, totals.seeds)
+        if not never or totals.failed:
+            return
+        console.print(f"going on, since this has not struck yet: {', '.join(never)}")
+        end = min(begin + _SEEDS_MORE, most)
+        _run(range(first + begin, first + end), arguments.jobs, totals, console)
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,13 +109,13 @@ def _with_progress(seeds: range, jobs: int, console: Console) -> Iterator[tuple[
             speed = f"{done / seconds:.1f} seeds/s, {transactions} transactions"
             progress.update(task, advance=1, speed=speed)
             if not console.is_terminal and done % _SEEDS_PER_LINE == 0:
-                # Where no bar can be drawn, such as in a log.
+                # If no progress bar can be drawn, as in a log.
                 console.print(f"{done} of {len(seeds)} seeds: {speed}")
             yield result
 
 
 def _explain(seed: int, console: Console) -> None:
-    """Everything that somebody needs to find the cause."""
+    """Prints everything that helps to find the cause."""
     console.rule(f"[red]seed {seed} failed")
     console.print(f"again: make simulate SEEDS=1 SEED={seed}")
     small = minimised(scenario_of(seed), lambda scenario: simulate(scenario).failed)

@@ -1,4 +1,4 @@
-"""Many seeds, in several processes, and what they add up to."""
+"""Runs many seeds in several processes, and adds up the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SEEDS_PER_PROCESS = 32
 
 
 class Totals:
-    """Of all seeds so far."""
+    """The totals of all seeds so far."""
 
     def __init__(self) -> None:
         self.seeds = self.transactions = self.committed = self.messages = 0
@@ -42,7 +42,7 @@ def results(seeds: range, jobs: int) -> Iterator[tuple[Verdict, float]]:
     if len(seeds) == 1:
         yield simulated(seeds[0])
         return
-    # The modules are read once, by the process from which the others are forked.
+    # The modules are imported once, by the process from which the others are forked.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     at_once = jobs * _SEEDS_PER_PROCESS
@@ -55,7 +55,7 @@ def results(seeds: range, jobs: int) -> Iterator[tuple[Verdict, float]]:
 
 
 def simulated(seed: int) -> tuple[Verdict, float]:
-    """A verdict, and the CPU time it took. Without the history, which is large."""
+    """A verdict without its history, which is large, and the CPU time it took."""
     verdict, seconds = timed(scenario_of(seed))
     verdict.history.transactions.clear()
     return verdict, seconds

@@ -1,8 +1,8 @@
 """A whole cluster in one process, on virtual time, from one seed.
 
-Processes are started again after a while by whoever supervises them, as in any deployment. What
-must never happen (a program that fails by itself, a handler that raises what no handler may, a
-background task that finds an invariant broken) is collected in `unexpected`.
+A supervisor restarts processes after a while, as in any deployment. Events that must never happen
+(a program that fails by itself, a handler that raises what no handler may, a background task that
+finds an invariant broken) are collected in `unexpected`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -19,14 +20,15 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import StoreUnusable, Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
-from percolator.testing.history import Recorder
-from percolator.testing.network_faults import PERFECT
-from percolator.testing.simulated_loop import SimulationLoop
-from percolator.testing.simulated_process import Incarnation, Main, SimulatedProcess
-from percolator.testing.simulated_wire import Wire
+from percolator.testing.isolation.history import Recorder
+from percolator.testing.simulator.network_faults import PERFECT
+from percolator.testing.simulator.simulated_loop import SimulationLoop
+from percolator.testing.simulator.simulated_process import Incarnation, Main, SimulatedProcess
+from percolator.testing.simulator.simulated_wire import Wire
 from percolator.world import Random, World
-from services.chassis import rpc
+from services.chassis.serving import rpc
 from tests.simulation import observing
+from tests.simulation.expected import host_of
 from tests.simulation.masters import Masters, Operator
 from tests.simulation.observing import registered
 from tests.simulation.placement import Placements
@@ -52,7 +54,7 @@ WORKERS = 2
 
 
 class Cluster:
-    """Its processes, and what clients write down."""
+    """The processes of the cluster, and what clients write down."""
 
     def __init__(self, loop: SimulationLoop, scenario: Scenario, workload: Workload) -> None:
         self.loop = loop
@@ -72,10 +74,13 @@ class Cluster:
         self.wire.on_call = rpc._remaining.set
         self.root = StoreRoot(self.struck, scenario.fsync_seconds_max)
         self.chronicle = Chronicle(
-            Recorder(itertools.count().__next__), doubled_share=scenario.doubled_share
+            Recorder(itertools.count().__next__),
+            doubled_share=scenario.doubled_share,
+            switches_feeds=scenario.with_master,
+            one_round_share=scenario.one_round_share,
         )
         self.down_until: dict[str, float] = {}
-        """By address: not to be started again before."""
+        """The earliest time of a restart, by address."""
         self._programs: dict[str, Main] = {}
         self.processes: dict[str, SimulatedProcess] = {}
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
@@ -90,7 +95,10 @@ class Cluster:
         if not scenario.with_master:
             for cells in workload.tables:
                 self.placements.add_table(
-                    cells.name, cells.splits, registered(workload.observers, cells.name)
+                    cells.name,
+                    cells.splits,
+                    registered(workload.observers, cells.name),
+                    change_feed=workload.change_feed,
                 )
         for address in self.masters:
             real = Masters(self.root).serve
@@ -108,15 +116,18 @@ class Cluster:
             process.clock.set_wall_back(skew)
 
     def _add(self, address: str, program: Main) -> SimulatedProcess:
-        random = Random(f"{address} {self.scenario.seed}")
-        self.processes[address] = SimulatedProcess(address, self.wire, random)
+        process = SimulatedProcess(address, self.wire, Random(f"{address} {self.scenario.seed}"))
+        for other in self.processes.values():
+            if host_of(other.address) == host_of(address):
+                process.clock = other.clock
+        self.processes[address] = process
         self._programs[address] = program
-        return self.processes[address]
+        return process
 
     # ------------------------------------------------------------------ processes
 
     async def start_servers(self) -> None:
-        """The masters first: they do not take a root in which others have begun already."""
+        """Starts the masters first: they refuse a root in which other services have written."""
         for address in self.servers:
             if self.scenario.with_master and address == ORACLE:
                 await asyncio.sleep(_SETTLING_SECONDS)
@@ -136,13 +147,13 @@ class Cluster:
             self._add(address, self._worker).start(self._worker)
 
     def stop_workers(self) -> None:
-        """For good: they have nothing left to do."""
+        """Stops them for good: they have nothing left to do."""
         for address in self.workers:
             self.down_until[address] = inf
             self.processes[address].crash()
 
     async def supervise(self) -> None:
-        """Starts again what has ended, until cancelled."""
+        """Restarts processes that have ended, until cancelled."""
         while True:
             await asyncio.sleep(_SUPERVISE_SECONDS)
             # A copy: while one is started, visitors come and go.
@@ -167,20 +178,22 @@ class Cluster:
         )
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
+        """Ends all faults: from now on nothing goes wrong."""
         self.wire.faults = PERFECT
         self.wire.watcher = None
         self.wire.links.heal()
         self.down_until.clear()
+        self.root.answers.set()
         for files in self.root.open_files.values():
             files.is_full = False
+            files.answers.set()
             files.fsync_seconds_max = self.scenario.fsync_seconds_max
             files.faults.heal()
         for process in self.processes.values():
             process.resume()
 
     def exits(self) -> Iterable[str]:
-        """Programs that failed by themselves, other than for their disk."""
+        """Programs that failed by themselves, except because of their disk."""
         for address, process in self.processes.items():
             for error in process.exits:
                 if error is not None and not isinstance(error, StoreUnusable):
@@ -194,7 +207,7 @@ class Cluster:
     # ------------------------------------------------------------------ clients
 
     async def _client(self, incarnation: Incarnation) -> None:
-        # Nobody calls a client; but its machine may have lost power, and is back by now.
+        # No process calls a client, but its machine may have lost power, and is back by now.
         incarnation.listen([])
         database = await self.connected(incarnation.world)
         sessions = [
@@ -212,7 +225,9 @@ class Cluster:
 
     async def _worker(self, incarnation: Incarnation) -> None:
         incarnation.listen([])
-        database = await self.connected(incarnation.world)
+        # One worker's observers commit in one round, as far as they can.
+        one_round = self.scenario.one_round_share and incarnation.address == self.workers[0]
+        database = await self.connected(incarnation.world, in_one_round=bool(one_round))
         name = incarnation.life.name
         await observing.work(database, self.chronicle.recorder, name, self.workload.observers)
 
@@ -225,20 +240,20 @@ class Cluster:
         burst = self.scenario.burst_seconds
         if not burst:
             return session.random.random() * _THINK_SECONDS_MAX
-        # One client after the other, so that those who wait for each other are not always the same.
+        # One client after another, so that it is not always the same ones that wait for each other.
         phase = self.clients.index(address) / len(self.clients) * burst
         return burst - (self.loop.now - phase) % burst
 
     async def visit(self, address: str, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-        """Runs something in a process of the simulation's own. Killed, it begins anew."""
+        """Runs `work` in a process of the simulation itself. If that is killed, it starts again."""
         done: asyncio.Future[None] = self.loop.create_future()
 
         async def program(incarnation: Incarnation) -> None:
-            # As a client's, its machine may have lost power, and is back by now.
+            # Like a client's, its machine may have lost power, and is back by now.
             incarnation.listen([])
             try:
                 await work(incarnation.world)
-            except Exception as error:  # noqa: BLE001  # raised again by whoever waits
+            except Exception as error:  # noqa: BLE001  # raised again where it is awaited
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -252,14 +267,15 @@ class Cluster:
             await process.ended()
             del self.processes[address]
 
-    async def connected(self, world: World) -> Database:
+    async def connected(self, world: World, *, in_one_round: bool = True) -> Database:
         """Tries until it succeeds."""
+        limits = self._limits if in_one_round else replace(self._limits, one_round_cells_max=0)
         while True:
             try:
                 return await connect_to(
                     world,
                     self.masters,
-                    self._limits,
+                    limits,
                     RetryPolicy(),
                     timeout_seconds=_CONNECT_SECONDS,
                 )

@@ -1,7 +1,8 @@
 """`python -m tests.simulation.course DIRECTORY`: writes down the courses of a few harsh scenarios.
 
-A file for each, a line for each message: when, from whom, to whom, what, and what became of it. Two
-processes that write different ones have found something that depends on more than the seed.
+There is a file for each scenario, and a line for each message: the time, the sender, the receiver,
+the content, and the fault. If two processes write different files, something depends on more than
+the seed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from percolator.testing.network_faults import Fault
-from percolator.testing.network_links import Link
-from percolator.testing.simulated_wire import Wire
+from percolator.testing.simulator.network_faults import Fault
+from percolator.testing.simulator.network_links import Link
+from percolator.testing.simulator.simulated_wire import Wire
 from tests.simulation import cluster
 from tests.simulation.run import simulate
 from tests.simulation.scenario import Kind, Scenario, harsh
@@ -41,11 +42,11 @@ SCENARIOS = {
     "taken over": _scenario(0, Kind.TAKEOVER, Kind.PAUSE, workload="bank", seconds_max=5.0),
     "everything": _scenario(3, *Kind, workload="loads", seconds_max=3.0),
 }
-"""With pauses above all: who is late gives up much at once, and the order shows in what follows."""
+"""Mostly with pauses: a late process gives up much at once, and the order shows in what follows."""
 
 
 class _WatchedWire(Wire):
-    """Writes down everything that it carries."""
+    """A wire that writes down everything that it carries."""
 
     lines: list[str]
 
@@ -69,7 +70,7 @@ class _WatchedWire(Wire):
 
 
 def course(scenario: Scenario) -> list[str]:
-    """All messages of a run, and what the verdict was."""
+    """All messages of a run, and the verdict."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_WatchedWire, "lines", lines, raising=False)
@@ -80,7 +81,7 @@ def course(scenario: Scenario) -> list[str]:
 
 def main() -> None:
     directory = Path(sys.argv[1])
-    # Else two processes would find their memory in the same order, and their sets, too.
+    # Otherwise two processes would have the same memory layout, and the same order of their sets.
     held = [object() for _ in range(int(os.environ["PYTHONHASHSEED"]) * _OBJECTS_PER_HASH_SEED)]
     del held[::3]
     for name, scenario in SCENARIOS.items():

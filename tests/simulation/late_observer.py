@@ -1,7 +1,8 @@
-"""An observer that is registered in the midst of the trouble, and that nobody runs.
+"""An observer that is registered in the midst of the trouble, and that no worker runs.
 
-Once its registration has returned, every commit of its columns has to notify it, whoever sends it
-and whatever he knows; and since nobody runs it, its notifications are all there at the end.
+Once its registration has returned, every commit of its columns has to notify it, whichever client
+sends it and whatever that client knows. Since no worker runs it, all its notifications are still
+there at the end.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from percolator.aio import Database
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.errors import PercolatorError
+from percolator.formats.records import RecordKind
 from percolator.observers.definition import Observer
-from percolator.protocol.records import RecordKind
 from percolator.testing.store_audit.stored_cells import StoredCells
 from percolator.v1 import master_pb2
 from percolator.world import World
@@ -23,7 +24,7 @@ _CHANGES = (RecordKind.PUT, RecordKind.PUT_IN_DATA, RecordKind.DELETE)
 
 
 class LateObserver:
-    """Of everything that these observers observe."""
+    """An observer of everything that these observers observe."""
 
     def __init__(self, observers: list[Observer]) -> None:
         strong = [one for one in observers if not one.weak]
@@ -40,14 +41,14 @@ class LateObserver:
         """Why the last attempt failed."""
 
     async def register(self, world: World, database: Database) -> None:
-        """Tries until it succeeds. Paused, so that nobody waits for it."""
-        client = observers_client(database.engine)
+        """Tries until it succeeds. The observer is paused, so that nothing waits for it."""
+        context = worker_context(database.internal.engine)
         observer = master_pb2.Observer(name=NAME, columns=sorted(self._columns))
         request = master_pb2.ChangeObserversRequest(table=self._table, add=[observer], pause=[NAME])
         while self._since is None:
             try:
-                await client.catalog.change_observers(request, client.deadline())
-                self._since = await client.around.timestamps.get(timeout_seconds=10.0)
+                await context.catalog.change_observers(request, context.deadline())
+                self._since = await context.env.timestamps.get(timeout_seconds=10.0)
             except PercolatorError as error:
                 self._problem = error
                 await world.clock.sleep(_AGAIN_SECONDS)

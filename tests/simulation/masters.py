@@ -1,26 +1,26 @@
-"""The product's own master as a program of the simulated cluster, and what operators ask of it."""
+"""The real master as a program of the simulated cluster, and an operator that gives it orders."""
 
 from __future__ import annotations
 
 import asyncio
 
 from percolator.errors import PercolatorError
-from percolator.testing.simulated_process import Incarnation
+from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.wire import methods
 from percolator.world import Random, World
-from services.chassis.cluster_identity import establish_identity
 from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
 from services.chassis.lived_time import LivedTime
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
+from services.chassis.store.cluster_identity import establish_identity
 from services.chassis.version import version
-from services.master.collection import CollectionTimes
-from services.master.handler import ClusterHandler
+from services.master.cluster_handler import ClusterHandler
+from services.master.history.collection import CollectionTimes
 from services.master.leader import MasterTimes
 from services.master.master import Master, Site
 from services.master.master_handler import MasterHandler
 from services.master.registry import Registry
-from services.master.server_watch import WatchTimes
+from services.master.tablets.server_watch import WatchTimes
 from tests.simulation.disks import ROOT
 from tests.simulation.programs import POLL_SECONDS, StoreRoot
 
@@ -32,13 +32,13 @@ _CALL_SECONDS = 6.0
 
 
 class Masters:
-    """Any number of them: one leads, the others wait."""
+    """Any number of masters: one leads, the others wait."""
 
     def __init__(self, root: StoreRoot) -> None:
         self._root = root
 
     async def serve(self, incarnation: Incarnation) -> None:
-        """The program."""
+        """The program of a master."""
         world, clock = incarnation.world, incarnation.world.clock
         files = self._root.files(incarnation)
         identity = await establish_identity(files, ROOT, world.random)
@@ -49,7 +49,7 @@ class Masters:
             version=version(),
         )
         registry = Registry(
-            LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100
+            clock, LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100
         )
         looks = CoordinatorTimes(grace_seconds=_LEASE_SECONDS, poll_seconds=POLL_SECONDS)
         coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
@@ -72,7 +72,7 @@ class Masters:
 
 
 class Operator:
-    """Moves and splits tablets while everything goes on."""
+    """Moves and splits tablets while everything else continues."""
 
     def __init__(self, masters: list[str], servers: list[str], random: Random) -> None:
         self._masters = masters

@@ -1,7 +1,7 @@
-"""Making a failing scenario small: fewer strikes, a better network, fewer sessions, less work.
+"""Makes a failing scenario small: fewer strikes, a better network, fewer sessions, less work.
 
-Whatever can be left out while the run still fails is left out, one thing after another, until
-nothing more can. What is left need not fail in the same way; it fails.
+Everything that can be left out while the run still fails is left out, one thing after another,
+until nothing more can. The result may fail in a different way, but it fails.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from percolator.testing.network_faults import PERFECT
+from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.scenario import Scenario
 
 RUNS_MAX = 120
@@ -34,7 +34,7 @@ def minimised(scenario: Scenario, fails: Fails, *, runs_max: int = RUNS_MAX) -> 
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """What to try, the boldest first."""
+    """Scenarios to try, starting with the smallest."""
     if scenario.strikes:
         yield replace(scenario, strikes=())
     if scenario.network is not PERFECT:

@@ -1,8 +1,8 @@
-"""Workers in the simulated cluster: the product's own, with every run written down.
+"""Workers in the simulated cluster: the real ones, with every run written down.
 
-Each run of an observer is a transaction like any other, recorded as a session of its own, since the
-runs of a worker overlap. The acknowledgement is the run's own business and is not written down; the
-audit knows of that.
+Each run of an observer is a transaction like any other. It is recorded as a separate session, since
+the runs of a worker overlap. The acknowledgement is internal to the run and is not written down;
+the audit allows for that.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import asyncio
 import itertools
 from typing import Any
 
-from percolator.aio import Database, Transaction
+from percolator.aio import Database
 from percolator.aio.engine import Engine
-from percolator.aio.observing import observers_client
-from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError
-from percolator.observers.client import Client
+from percolator.aio.observer_transaction import ObserverTransaction
+from percolator.aio.observing import worker_context
+from percolator.errors import OutcomeUnknown, PercolatorError
+from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits
-from percolator.protocol.records import KIND_DELETE, KIND_PUT
 from percolator.schema import Readable
-from percolator.testing.history import CellKey, RecordedTransaction, Recorder
+from percolator.testing.isolation.history import CellKey, RecordedTransaction, Recorder
 from percolator.testing.isolation.observer_runs import WatchedColumns
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
+from tests.simulation.sessions import table_names
 
 WORKER_LIMITS = WorkerLimits(
     concurrency_max=8, queue_rows_max=64, threads_max=1, scan_pause_seconds_max=1.0
@@ -34,19 +36,20 @@ _RESERVED = b"\x00"
 
 
 def watched_columns(observers: list[Observer]) -> list[WatchedColumns]:
-    """As checker and audit know observers."""
+    """The observers in the form that checker and audit take."""
     return [
         WatchedColumns(
             one.name,
             frozenset((column.table.name, column.name) for column in one.columns),
             weak=one.weak,
+            deletes=one.deletes,
         )
         for one in observers
     ]
 
 
 def registered(observers: list[Observer], table: str) -> list[master_pb2.Observer]:
-    """As the schema of a table has them."""
+    """The observers in the form that a table's schema has."""
     return [
         master_pb2.Observer(
             name=one.name, columns=[column.name for column in one.columns], weak=one.weak
@@ -56,15 +59,12 @@ def registered(observers: list[Observer], table: str) -> list[master_pb2.Observe
     ]
 
 
-class RecordedRun(Transaction):
+class RecordedRun(ObserverTransaction):
     """The transaction of one run."""
 
-    def __init__(
-        self, engine: Engine, recorded: RecordedTransaction, tables: dict[int, str]
-    ) -> None:
-        super().__init__(engine, None)
+    def __init__(self, engine: Engine, recorded: RecordedTransaction) -> None:
+        super().__init__(engine)
         self._recorded = recorded
-        self._tables = tables
 
     async def timestamp(self) -> Timestamp:
         known = self.start_timestamp
@@ -86,9 +86,10 @@ class RecordedRun(Transaction):
         return default if value is None else value
 
     async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
-        for address, (kind, value) in self.writes.cells.items():
+        tables = table_names(self)
+        for address, (kind, value) in self.internal.writes.cells.items():
             if not address.column.startswith(_RESERVED):
-                key = self._key_of(address)
+                key = (tables[address.table_id], address.row, address.column)
                 if kind == KIND_PUT:
                     self._recorded.put(key, value)
                 elif kind == KIND_DELETE:
@@ -109,41 +110,36 @@ class RecordedRun(Transaction):
         super().rollback()
         self._recorded.aborted()
 
-    def _key_of(self, address: CellAddress) -> CellKey:
-        return self._tables[address.table_id], address.row, address.column
-
 
 def _key(row: object, column: Readable[Any]) -> CellKey:
     return column.table.name, column.table.key.encode(row), column.name
 
 
-def recording_client(database: Database, recorder: Recorder, name: str) -> Client:
-    """The client of a worker whose runs are written down as those of `name`."""
+def recording_context(database: Database, recorder: Recorder, name: str) -> WorkerContext:
+    """The context of a worker, whose runs are written down as those of `name`."""
     engine = database._engine
-    tables: dict[int, str] = {}
     numbers = itertools.count(1)
 
     def begin(work: Work | None) -> RecordedRun:
         session = f"{name} run {next(numbers)}"
         if work is None:
-            return RecordedRun(engine, recorder.begin(session), tables)
+            return RecordedRun(engine, recorder.begin(session))
         table = work.watched.observer.table.name
-        tables[work.watched.table_id] = table
         observer = work.watched.observer.name
         trigger = (table, work.row, work.column)
         recorded = recorder.begin(session, observer=observer, trigger=trigger)
-        return RecordedRun(engine, recorded, tables)
+        return RecordedRun(engine, recorded)
 
-    return observers_client(engine, begin)
+    return worker_context(engine, begin)
 
 
 async def work(
     database: Database, recorder: Recorder, name: str, observers: list[Observer]
 ) -> None:
-    """What a worker does until it is killed."""
-    client = recording_client(database, recorder, name)
+    """The program of a worker, until it is killed."""
+    context = recording_context(database, recorder, name)
     while True:
-        worker = Worker(client, observers, WORKER_LIMITS)
+        worker = Worker(context, observers, WORKER_LIMITS)
         try:
             await worker.start()
         except PercolatorError:

@@ -1,9 +1,9 @@
 """A stand-in for the master, for simulations that are about transactions: cheap and simple.
 
-It keeps tables and placements in a record that outlives it, asks the servers now and then what they
-serve, and gives a tablet that nobody serves to a living server at the next epoch, recorded before
-that one is told. It does what may be done to an owner at any time: orders that come late or twice,
-and takeovers from living owners.
+It keeps tables and placements in a record that outlives it, and regularly asks the servers what
+they serve. A tablet that no server serves is given to a living server at the next epoch, which is
+recorded before that server is told. It does anything that may happen to an owner at any time:
+orders that come late or twice, and takeovers from living owners.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.errors import PercolatorError, SchemaError
-from percolator.testing.simulated_process import Incarnation
+from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
@@ -33,11 +33,11 @@ _SCHEMA_VERSION = 1
 
 @dataclass
 class Placed:
-    """A tablet, and who is to serve it."""
+    """A tablet, and the server that is to serve it."""
 
     location: TabletLocation
     existed: bool = False
-    """Somebody has served it: an owner that finds nothing on disk has lost it."""
+    """Whether it has been served: then an owner that finds nothing on disk has lost it."""
 
 
 @dataclass
@@ -48,10 +48,15 @@ class Placements:
     tables: dict[str, master_pb2.Table] = field(default_factory=dict)
     tablets: list[Placed] = field(default_factory=list)
     moves: list[int] = field(default_factory=list)
-    """Places in `tablets` of which somebody else shall become the owner."""
+    """Indexes in `tablets` of those that shall get another owner."""
 
     def add_table(
-        self, name: str, splits: Sequence[bytes], observers: Sequence[master_pb2.Observer] = ()
+        self,
+        name: str,
+        splits: Sequence[bytes],
+        observers: Sequence[master_pb2.Observer] = (),
+        *,
+        change_feed: bool = False,
     ) -> None:
         table = master_pb2.Table(
             table_id=len(self.tables) + 1,
@@ -59,6 +64,7 @@ class Placements:
             schema_version=_SCHEMA_VERSION,
             tablets=len(splits) + 1,
             observers=observers,
+            options=master_pb2.TableOptions(change_feed=change_feed),
         )
         self.tables[name] = table
         for start, end in itertools.pairwise([b"", *splits, b""]):
@@ -96,7 +102,7 @@ class _StandIn:
         self._world = world
         self._placements = placements
         self._serving: dict[str, dict[int, int]] = {}
-        """By server that answered lately: its tablets and their epochs."""
+        """The tablets and epochs of each server that answered recently."""
 
     # ------------------------------------------------------------------ answers
 
@@ -162,7 +168,7 @@ class _StandIn:
         except PercolatorError:
             self._serving.pop(server, None)
             return
-        # As the real master does: a tablet that could not be opened is ordered open again.
+        # As the real master does: a tablet that could not be opened is ordered to open again.
         self._serving[server] = {
             one.tablet_id: one.epoch for one in answer.tablets if not one.HasField("error")
         }
@@ -178,7 +184,7 @@ class _StandIn:
         await asyncio.gather(*orders)
 
     async def _order(self, placed: Placed) -> None:
-        """Records the next owner, then tells it. Whatever comes of it is seen in the next round."""
+        """Records the next owner, then tells it. The next round sees the result."""
         location = placed.location
         living = sorted(self._serving)
         others = [server for server in living if server != location.address] or living
@@ -191,13 +197,14 @@ class _StandIn:
             schema_version=_SCHEMA_VERSION,
             range=location.range,
             must_exist=placed.existed,
+            change_feed=self._table("", location.table_id).options.change_feed,
         )
         try:
             await self._world.network.unary(location.address, methods.OPEN_TABLET)(
                 request, _ORDER_SECONDS
             )
         except PercolatorError:
-            # Silent, full, or outrun: the next round gives the tablet to somebody else.
+            # Silent, full, or overtaken: the next round gives the tablet to another server.
             self._serving.get(location.address, {}).pop(location.tablet_id, None)
         else:
             placed.existed = True

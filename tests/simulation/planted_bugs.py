@@ -1,8 +1,8 @@
-"""Bugs that a simulation has to find, each planted from outside into the product's own code.
+"""Bugs that a simulation has to find, each planted from outside into the code of the product.
 
-Nothing of the product knows of them. Each is one of the mistakes that systems of this kind have
-really been shipped with. Those that show only in one order of system calls among very many are
-planted where every order is tried: `test_planted_takeover_bugs.py`.
+The product knows nothing of them. Each is a mistake with which systems of this kind have been
+shipped. Those that show only in one order of system calls among very many are planted where every
+order is tried: `test_planted_takeover_bugs.py`.
 """
 
 from __future__ import annotations
@@ -17,27 +17,32 @@ import pytest
 
 from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
-from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.write_steps import WriteSteps
-from percolator.tablet.memory_storage import MemoryCursor
-from percolator.tablet.point_reads import PointReads
-from percolator.tablet.state import TabletState
+from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
+from percolator.routing.router import Router
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.tablet import Tablet
+from percolator.testing.memory_storage import MemoryCursor
 from percolator.v1.tabletserver_pb2 import (
-    Change,
-    Mutation,
     ReadBatch,
     ReadBatchResult,
 )
-from percolator.wire.questions import APPLIED, Refused, RowAnswer, RowQuestion, Step
-from percolator.wire.router import Router
-from services.chassis.epoch_directory import EpochDirectory
+from services.chassis.store.epoch_directory import EpochDirectory
 from services.oracle.ledger import Ledger
+from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
 from tests.simulation import planted_durability_bugs as durability_bugs
+from tests.simulation import planted_feed_bugs as feed_bugs
 from tests.simulation import planted_load_bugs as load_bugs
+from tests.simulation import planted_lock_only_bugs as lock_only_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
+from tests.simulation import planted_one_round_bugs as one_round_bugs
+from tests.simulation import planted_protocol_bugs as protocol_bugs
+from tests.simulation import planted_recipe_bugs as recipe_bugs
+from tests.simulation import planted_shared_bugs as shared_bugs
+from tests.simulation import planted_store_bugs as store_bugs
+from tests.simulation import planted_table_bugs as table_bugs
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
 
@@ -46,28 +51,20 @@ Patch = pytest.MonkeyPatch
 _BETWEEN_TWO_LOOKS_SECONDS = 0.002
 _LATE_SECONDS = 0.01
 _LONG_TRANSACTIONS = 500
-
-
-def no_rollback_marker(patch: Patch) -> None:
-    """A late prewrite resurrects a transaction that others have rolled back."""
-
-    def drop_marker(mutation: Mutation) -> None:
-        mutation.changes.pop()
-
-    _change(patch, "roll_back", drop_marker)
-    _change(patch, "roll_back_expired", drop_marker)
+_LONE_STRIKE = 11
+"""Which of a seed's strikes it is: by then, observers are at work."""
 
 
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
-    """The first attempt may have been applied; the other cells follow with the second's."""
+    """The first attempt may have been applied; the other cells get the second's timestamp."""
 
     async def wrong(self: CommitPoint, deadline: float) -> int:
         while True:
             await self._take_commit_timestamp(deadline)
-            schema = await self._around.schema(self._write.primary.table_id, deadline)
+            schema = await self._env.schema(self._write.primary.table_id, deadline)
             step = self._write.commit_primary(schema, self.min_commit, self._commit)
             self.sent = True
-            (answer,) = await self._around.cells.mutate((step,), deadline)
+            (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
                 return self._commit
             if isinstance(answer, Refused):
@@ -81,13 +78,13 @@ def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
 
 
 def read_ignores_locks(patch: Patch) -> None:
-    """Whoever locked the cell may already hold a commit timestamp below the reader's."""
+    """The owner of the lock may already hold a commit timestamp below the reader's."""
     correct = Router.read
 
     async def wrong(
-        self: Router, questions: Sequence[RowQuestion], deadline: float
-    ) -> list[RowAnswer]:
-        answers = await correct(self, questions, deadline)
+        self: Router, requests: Sequence[RowRequest], deadline: float
+    ) -> list[RowResult]:
+        answers = await correct(self, requests, deadline)
         for answer in answers:
             answer.locks.clear()
         return answers
@@ -96,7 +93,7 @@ def read_ignores_locks(patch: Patch) -> None:
 
 
 def oracle_without_persistence(patch: Patch) -> None:
-    """After a restart it hands out what it handed out before."""
+    """After a restart it hands out the same timestamps again."""
 
     async def forget(self: Ledger, milliseconds: int) -> None:
         self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
@@ -104,25 +101,8 @@ def oracle_without_persistence(patch: Patch) -> None:
     patch.setattr(Ledger, "write", forget)
 
 
-def secondaries_decided_without_the_primary(patch: Patch) -> None:
-    """A cell judged by itself is rolled back while its transaction commits."""
-
-    async def wrong(self: Cleanup, met: Sequence[MetLock], **arguments: Any) -> set[int]:
-        questions = [
-            Step(
-                lock.address.table_id,
-                steps.roll_back(lock.address.row, lock.address.column, lock.lock.start_timestamp),
-            )
-            for lock in met
-        ]
-        await self._around.cells.mutate(questions, arguments["deadline"])
-        return set()
-
-    patch.setattr(Cleanup, "clear", wrong)
-
-
 def mirror_after_the_snapshot(patch: Patch) -> None:
-    """A reader takes its view of the writes first and looks for locks second."""
+    """A reader takes its view of the writes first and checks locks second."""
 
     async def wrong(self: Tablet, batch: ReadBatch) -> ReadBatchResult:
         state = self._state
@@ -131,14 +111,14 @@ def mirror_after_the_snapshot(patch: Patch) -> None:
         early.storage = _EarlyView(state.storage)  # type: ignore[assignment]
         await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
         result = await PointReads(early, batch.reads, self._columns).answer()
-        state.require_ownership()
+        await state.require_ownership()
         return result
 
     patch.setattr(Tablet, "read", wrong)
 
 
 class _EarlyView:
-    """A storage whose cursors show what was there when this was made."""
+    """A storage whose cursors show what was there when this was created."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage
@@ -152,34 +132,15 @@ class _EarlyView:
         return found
 
 
-def rollback_deletes_a_foreign_lock(patch: Patch) -> None:
-    """Another transaction has locked the cell since, and loses its write."""
-
-    def delete_any(mutation: Mutation) -> None:
-        mutation.changes[0].kind = Change.KIND_DELETE
-        mutation.changes[0].ClearField("value")
-
-    _change(patch, "roll_back", delete_any)
-    _change(patch, "roll_back_expired", delete_any)
-
-
-def commit_ignores_min_commit_ts(patch: Patch) -> None:
-    """A reader above the commit timestamp has pushed it, and has read around it."""
-
-    def own_start_only(mutation: Mutation) -> None:
-        mutation.conditions[2].prefix = mutation.conditions[2].prefix[:8]
-
-    _change(patch, "commit_primary", own_start_only)
-
-
 def abort_not_primary_first(patch: Patch) -> None:
-    """Others first: they are gone when somebody else finds the primary locked, and commits it."""
+    """Others go first: they are gone when another transaction finds the primary locked, and commits
+    it."""
 
     async def wrong(self: commit.Commit, problem: PercolatorError, deadline: float) -> int:
         for cell in reversed(self._write.cells):
             # Each as late as a network may make it.
             await asyncio.sleep(_LATE_SECONDS)
-            await self._around.cells.mutate((self._write.roll_back(cell),), deadline)
+            await self._env.cells.mutate((self._write.roll_back(cell),), deadline)
         raise problem
 
     patch.setattr(commit.Commit, "_give_up", wrong)
@@ -187,60 +148,21 @@ def abort_not_primary_first(patch: Patch) -> None:
 
 def read_without_the_after_check(patch: Patch) -> None:
     """A deposed owner answers from what it knew."""
-    patch.setattr(TabletState, "require_ownership", lambda self: None)
+
+    async def wrong(self: TabletState) -> None:
+        """Does not look."""
+
+    patch.setattr(TabletState, "require_ownership", wrong)
 
 
 def write_without_the_after_check(patch: Patch) -> None:
-    """A deposed owner acknowledges what nobody will ever read: the lost epoch check."""
-    patch.setattr(EpochDirectory, "stands", lambda self: True)
+    """A deposed owner acknowledges a write that will never be read: the lost epoch check."""
 
+    async def wrong(self: EpochDirectory) -> bool:
+        return True
 
-def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
-    """A reader above it has read a cell that was not locked yet."""
-    correct = commit.Commit._prewrite
-
-    async def wrong(self: commit.Commit, deadline: float) -> int:
-        await self._point._take_commit_timestamp(deadline)
-        return await correct(self, deadline)
-
-    patch.setattr(commit.Commit, "_prewrite", wrong)
-
-
-def prewrite_ignores_newer_commits(patch: Patch) -> None:
-    """A lost update."""
-
-    def forget(mutation: Mutation) -> None:
-        mutation.conditions.pop()
-
-    _change(patch, "prewrite", forget)
-
-
-def primary_by_chance(patch: Patch) -> None:
-    """Two committers of one transaction decide at two places."""
-    correct = WriteSteps.__init__
-    turns = [0]
-
-    def wrong(self: WriteSteps, start: int, writes: Any, *rest: Any) -> None:
-        turns[0] += 1
-        cells = sorted(writes)
-        turn = turns[0] % len(cells)
-        correct(self, start, {cell: writes[cell] for cell in cells[turn : turn + 1]}, *rest)
-        self.writes = writes
-        self.cells = cells[turn:] + cells[:turn]
-
-    patch.setattr(WriteSteps, "__init__", wrong)
-
-
-def _change(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:
-    """Plants a bug into one of the steps of the protocol."""
-    correct: Callable[..., Mutation] = getattr(steps, name)
-
-    def wrong(*arguments: Any) -> Mutation:
-        mutation = correct(*arguments)
-        change(mutation)
-        return mutation
-
-    patch.setattr(steps, name, wrong)
+    patch.setattr(EpochDirectory, "look", lambda self: True)
+    patch.setattr(EpochDirectory, "stands", wrong)
 
 
 @dataclass(frozen=True)
@@ -249,18 +171,22 @@ class Bug:
 
     plant: Callable[[Patch], None]
     kinds: tuple[Kind, ...] = ()
-    """Strikes that bring it to light, many of them; none: whatever a seed means."""
+    """Kinds of strikes that bring it to light, many of them; if empty, those of each seed."""
     workload: str | None = None
     doubled_share: float = 0.04
-    """Of transactions with two committers."""
+    """The share of transactions with two committers."""
+    one_round_share: float = 0.0
+    """The share of transactions that try to commit in one round. Most bugs are in two phases."""
     seconds_max: float = 1.0
     """How long a strike lasts."""
     seeds_max: int = 100
     with_master: bool = False
     after_seconds: float = 0.0
-    """Strikes wait so long, and there is work for as long: first, history has to be collected."""
+    """Strikes wait this long, and there is work for as long: history has to be collected first."""
+    lone_strike_seconds: float = 0.0
+    """If not 0, there is only one strike, and it lasts this long: others would end it early."""
     is_quickly_caught: bool = False
-    """In seconds: then it is tested whenever anything is."""
+    """Whether it is caught in seconds: then it is part of every test run."""
 
     @property
     def name(self) -> str:
@@ -271,26 +197,39 @@ class Bug:
             found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
         else:
             found = scenario_of(seed, workload=self.workload, with_master=False)
+        if self.lone_strike_seconds:
+            lone = replace(found.strikes[_LONE_STRIKE], seconds=self.lone_strike_seconds)
+            found = replace(found, strikes=(lone,))
         if self.after_seconds:
             late = (
                 replace(strike, at_seconds=strike.at_seconds + self.after_seconds)
                 for strike in found.strikes
             )
             found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
-        return replace(found, doubled_share=self.doubled_share, with_master=self.with_master)
+        return replace(
+            found,
+            doubled_share=self.doubled_share,
+            one_round_share=self.one_round_share,
+            # Some workloads need the real master: without it they fail, with a bug or without.
+            with_master=self.with_master or found.with_master,
+        )
 
 
 BUGS = (
-    Bug(no_rollback_marker, (Kind.PAUSE, Kind.SLOW_LINKS), seconds_max=3.0),
+    Bug(protocol_bugs.no_rollback_marker, (Kind.PAUSE, Kind.SLOW_LINKS), seconds_max=3.0),
     Bug(new_commit_timestamp_after_a_time_out),
     Bug(read_ignores_locks, is_quickly_caught=True),
     Bug(oracle_without_persistence, (Kind.CRASH_ORACLE, Kind.CLOCK_BACK), is_quickly_caught=True),
-    Bug(secondaries_decided_without_the_primary),
+    *(
+        Bug(plant, kinds, with_master=with_master, seconds_max=6.0, is_quickly_caught=quickly)
+        for plant, kinds, with_master, quickly in clock_bugs.ALL
+    ),
+    Bug(protocol_bugs.secondaries_decided_without_the_primary),
     Bug(mirror_after_the_snapshot),
-    Bug(rollback_deletes_a_foreign_lock, is_quickly_caught=True),
-    Bug(commit_ignores_min_commit_ts),
+    Bug(protocol_bugs.rollback_deletes_a_foreign_lock, is_quickly_caught=True),
+    Bug(protocol_bugs.commit_ignores_min_commit_ts),
     Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
-    # Who is refused while a commit is being written: mostly one of two committers, who gives up.
+    # Mostly one of two committers is refused while a commit is being written, and gives up.
     Bug(
         durability_bugs.refusal_answered_before_its_batch_is_durable,
         (Kind.POWER, Kind.SLOW_DISK),
@@ -305,9 +244,20 @@ BUGS = (
     ),
     Bug(read_without_the_after_check, (Kind.TAKEOVER,)),
     Bug(write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
-    Bug(commit_timestamp_before_the_prewrites),
-    Bug(prewrite_ignores_newer_commits),
-    Bug(primary_by_chance),
+    *(
+        Bug(
+            plant,
+            store_bugs.KINDS,
+            # What is rarely caught needs the transactions that show most.
+            workload=None if quickly else "mixed",
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, quickly in store_bugs.ALL
+    ),
+    Bug(protocol_bugs.commit_timestamp_before_the_prewrites),
+    Bug(protocol_bugs.prewrite_ignores_newer_commits),
+    Bug(protocol_bugs.primary_by_chance),
     Bug(
         observer_bugs.notification_newer_than_the_snapshot_deleted,
         workload="chains",
@@ -317,6 +267,8 @@ BUGS = (
         observer_bugs.acknowledgement_not_in_the_transaction,
         workload="chains",
     ),
+    Bug(observer_bugs.deletes_wake_every_observer, workload="chains", is_quickly_caught=True),
+    Bug(observer_bugs.write_after_a_delete_handled_with_it, workload="chains"),
     Bug(observer_bugs.weak_notification_not_written_again, (Kind.SLOW_LINKS,), workload="chains"),
     Bug(
         observer_bugs.roll_forward_without_the_notification,
@@ -334,12 +286,12 @@ BUGS = (
         workload="chains",
         with_master=True,
     ),
+    # Servers that are away until a commit's time is up, and back while its notification is deleted.
     Bug(
         observer_bugs.unknown_run_taken_for_committed,
-        (Kind.PAUSE, Kind.ONE_WAY),
+        (Kind.POWER,),
         workload="chains",
-        seconds_max=12.0,
-        seeds_max=500,
+        lone_strike_seconds=4.5,
     ),
     Bug(
         observer_bugs.notification_deleted_before_the_run,
@@ -360,14 +312,63 @@ BUGS = (
         seeds_max=400,
     ),
     *(
+        Bug(plant, workload="registers", with_master=True, is_quickly_caught=True)
+        for plant in lock_only_bugs.ALL
+    ),
+    *(
+        Bug(plant, workload="successors", with_master=True, is_quickly_caught=True)
+        for plant in table_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload=workload,
+            one_round_share=0.8,
+            seconds_max=3.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, workload, quickly in one_round_bugs.ALL
+    ),
+    Bug(
+        one_round_bugs.barriers_do_not_wait_for_held_cells,
+        workload="chains",
+        with_master=True,
+        one_round_share=0.8,
+        seeds_max=300,
+    ),
+    *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
         for plant, kinds, quickly in load_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="feeds",
+            with_master=with_master,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, with_master, quickly in feed_bugs.ALL
+    ),
+    *(Bug(plant, workload="recipes", is_quickly_caught=True) for plant in recipe_bugs.ALL),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="jobs",
+            seconds_max=3.0,
+            seeds_max=200,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, quickly in shared_bugs.ALL
     ),
 )
 
 
 def seeds_until_caught(bug: Bug, first: int = 0) -> tuple[int, Verdict | None]:
-    """How many seeds it took, and what was seen; None when it was not caught."""
+    """The number of seeds that were run, and the failing verdict; None if it was not caught."""
     with pytest.MonkeyPatch.context() as patch:
         bug.plant(patch)
         for seeds in range(1, bug.seeds_max + 1):

@@ -7,32 +7,37 @@ from collections.abc import Callable
 import pytest
 
 from percolator.aio.engine import OpenStarts
-from percolator.tablet import collection, opening
-from percolator.tablet.answered_cells import AnsweredCells, Record
-from percolator.tablet.point_reads import PointReads
-from percolator.tablet.state import SafePoints, TabletState
-from percolator.tablet.sweep import Sweep
-from services.master.collection import CollectionTimes
-from services.master.old_locks import OldLocks
+from percolator.tablet import opening
+from percolator.tablet.collection import collection
+from percolator.tablet.collection.answered_cells import AnsweredCells, Record
+from percolator.tablet.collection.sweep import Sweep
+from percolator.tablet.memory.state import SafePoints, TabletState
+from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.writing import mutation_queue
+from services.master.history.collection import CollectionTimes
+from services.master.history.old_locks import OldLocks
 from tests.simulation import masters
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
 
 
-def collects_before_old_locks_are_settled(patch: Patch) -> None:
-    """What is left of a committed transaction is rolled back: its primary tells of it no more."""
+def collects_before_old_locks_are_resolved(patch: Patch) -> None:
+    """The rest of a committed transaction is rolled back: its primary no longer shows a commit."""
 
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(OldLocks, "settle", nothing)
+    patch.setattr(OldLocks, "resolve", nothing)
     patch.setattr(collection, "_require_no_older_locks", nothing)
+    # Tablets also refuse rollback markers below what they have collected. With that, nothing would
+    # be torn: the locks would stay, and the cells behind them would never be read again.
+    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
     _collect_eagerly(patch)
 
 
 def new_owner_forgets_the_safe_point(patch: Patch) -> None:
-    """It answers snapshots of which its predecessor has collected half."""
+    """It serves snapshots half of which its predecessor has collected."""
     correct = opening.load
 
     async def wrong(state: TabletState) -> None:
@@ -44,19 +49,19 @@ def new_owner_forgets_the_safe_point(patch: Patch) -> None:
 
 
 def safe_point_checked_before_the_read(patch: Patch) -> None:
-    """While a page is read, what it has not reached yet is collected."""
+    """While a page is being read, cells that it has not reached yet are collected."""
     patch.setattr(PointReads, "_refuse_too_old", lambda self: None)
     _collect_eagerly(patch)
 
 
 def newest_version_under_a_notification_collected(patch: Patch) -> None:
-    """An observer that comes late finds nothing that it had to answer."""
+    """An observer that runs late does not find the change for which it had to run."""
     patch.setattr(Sweep, "_is_awaited", lambda self, cell: False)
     _collect_eagerly(patch)
 
 
 def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
-    """What is told of the same change once more is answered once more."""
+    """A second notification of the same change causes a second run."""
 
     def wrong(self: AnsweredCells, cell: bytes) -> list[Record]:
         self.end()
@@ -75,7 +80,7 @@ def _collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
 
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (
-    (collects_before_old_locks_are_settled, (Kind.CLIENT_STEP,), None),
+    (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
     (safe_point_checked_before_the_read, (Kind.PAUSE,), None),
     (newest_version_under_a_notification_collected, (Kind.PAUSE, Kind.CRASH), "chains"),
     (acknowledgement_collected_although_its_cell_is_there, (Kind.PAUSE, Kind.CRASH), "chains"),

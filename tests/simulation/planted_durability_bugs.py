@@ -1,17 +1,19 @@
-"""Bugs of what is told, or shown, before it is durable, that a simulation has to find."""
+"""Bugs that report or show something before it is durable, which a simulation has to find."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from percolator.tablet.commit_work import CommitWork
-from percolator.tablet.group_commit import GroupCommit
-from percolator.tablet.judge import Judge
 from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
+from percolator.tablet.memory.recent_writes import RecentWrites
+from percolator.tablet.writing.commit_work import CommitWork
+from percolator.tablet.writing.group_commit import GroupCommit
+from percolator.tablet.writing.judge import Judge
+from percolator.testing.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import MutationResult
 from tests.simulation.scenario import Kind
@@ -20,16 +22,16 @@ Patch = pytest.MonkeyPatch
 
 
 def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
-    """It tells of a commit that is still being written, which a power cut takes back."""
+    """It reports a commit that is still being written, and that a power cut undoes."""
     correct = GroupCommit.execute
 
     async def wrong(self: GroupCommit, work: CommitWork) -> list[MutationResult]:
         state = self._state
         storage = state.storage
         if isinstance(storage, MemoryStorage) and storage.disk.in_doubt is not None:
-            view = _WithWhatIsBeingWritten(storage)
-            judge = Judge(view, state.mirror, _NothingRecent())  # type: ignore[arg-type]
-            refusals = [judge.refusal(step) for step in work.steps]
+            view: Any = _WithWhatIsBeingWritten(storage)
+            judge = Judge(view, state.mirror, _nothing_recent(), state.last_changes)
+            refusals = [judge.refusal(step) for step in work.mutations]
             found = [one for one in refusals if one is not None and _tells_of_commit(one)]
             if len(found) == len(refusals):
                 return found
@@ -58,38 +60,41 @@ class _WithWhatIsBeingWritten:
         return MemoryCursor(View(self._entries, sorted(self._entries)))
 
 
-class _NothingRecent:
-    """Makes the judge look for itself."""
-
-    newest_marker = TIMESTAMP_MAX
-
-    def bound(self, cell: bytes) -> int:
-        return TIMESTAMP_MAX
+def _nothing_recent() -> RecentWrites:
+    """Makes the judge look in the storage."""
+    recent = RecentWrites(cells_max=1)
+    recent.load(TIMESTAMP_MAX, TIMESTAMP_MAX)
+    return recent
 
 
 def shown_before_it_is_durable(patch: Patch) -> None:
-    """Somebody reads a commit that a power cut takes back, and that is then rolled back."""
+    """A client reads a commit that a power cut undoes, and that is then rolled back."""
     correct = MemoryStorage.write
 
-    async def wrong(self: MemoryStorage, batch: MemoryBatch) -> None:
+    async def wrong(
+        self: MemoryStorage, batch: MemoryBatch, then: Callable[[], bool] | None = None
+    ) -> bool:
         self._check()
         self._show(batch.changes)
-        await correct(self, batch)
+        return await correct(self, batch, then)
 
     patch.setattr(MemoryStorage, "write", wrong)
 
 
 def answered_before_it_is_durable(patch: Patch) -> None:
-    """Acknowledged, and gone after a power cut: written without waiting for the disk."""
+    """A write is acknowledged without waiting for the disk, and is gone after a power cut."""
     correct = MemoryStorage.write
-    syncing: dict[MemoryStorage, asyncio.Task[None]] = {}
+    syncing: dict[MemoryStorage, asyncio.Task[bool]] = {}
 
-    async def wrong(self: MemoryStorage, batch: MemoryBatch) -> None:
+    async def wrong(
+        self: MemoryStorage, batch: MemoryBatch, then: Callable[[], bool] | None = None
+    ) -> bool:
         self._check()
         if self in syncing:
             await syncing.pop(self)
         self._show(batch.changes)
         syncing[self] = asyncio.create_task(correct(self, batch))
+        return then is None or then()
 
     patch.setattr(MemoryStorage, "write", wrong)
 
@@ -98,5 +103,5 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (shown_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK, Kind.CLIENT_STEP), False),
     (answered_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK), True),
 )
-"""Those that need nothing special, with the strikes that bring them to light, and whether they are
-caught in seconds."""
+"""The bugs that need nothing special, with the strikes that bring them to light, and whether they
+are caught in seconds."""

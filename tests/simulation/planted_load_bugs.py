@@ -10,9 +10,9 @@ import pytest
 from percolator.aio.bulk_load import CALL_SECONDS, BulkLoad, LoadTimestamps
 from percolator.errors import UsageError
 from percolator.tablet import bulk_load
-from percolator.tablet.load_fences import LoadFence, LoadFences
-from percolator.tablet.recent_writes import RecentWrites
-from percolator.tablet.state import TabletState
+from percolator.tablet.memory.load_fences import LoadFence, LoadFences
+from percolator.tablet.memory.recent_writes import RecentWrites
+from percolator.tablet.memory.state import TabletState
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.methods import FENCE
@@ -31,7 +31,7 @@ def timestamps_before_the_fence(patch: Patch) -> None:
 
     async def wrong(self: BulkLoad) -> LoadTimestamps:
         await self._know_table()
-        timestamps = self._engine.around.timestamps
+        timestamps = self._engine.env.timestamps
         early = LoadTimestamps(await timestamps.get(), await timestamps.get())
         await _raise_or_give_up(self, early.start)
         return early
@@ -40,7 +40,7 @@ def timestamps_before_the_fence(patch: Patch) -> None:
 
 
 async def _raise_or_give_up(load: BulkLoad, run: int) -> None:
-    """In one go, with one run."""
+    """Raises the run number in one step, or not at all."""
     found = await load._raise(run)
     if found.complete is not None:
         await load._open(run, found.complete)
@@ -64,7 +64,7 @@ def rows_of_a_former_run_are_taken_for_ones_own(patch: Patch) -> None:
 
 
 def every_run_of_a_load_is_let_in(patch: Patch) -> None:
-    """What a run sends that was taken over from lands among the rows of the other one."""
+    """Rows of a run that was superseded end up among those of the run that took over."""
     correct = bulk_load._of_run
 
     def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
@@ -75,7 +75,7 @@ def every_run_of_a_load_is_let_in(patch: Patch) -> None:
 
 
 def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
-    """A part of it stays for ever."""
+    """A part of it stays forever."""
 
     async def nothing(state: TabletState, asked: LoadFence) -> wire.FenceResponse:
         return wire.FenceResponse()
@@ -85,7 +85,7 @@ def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
 
 
 def tablets_are_opened_before_all_know_that_the_load_is_complete(patch: Patch) -> None:
-    """Whoever finds it so clears those that do not know."""
+    """A run that takes over then clears the tablets that do not know."""
 
     async def wrong(self: BulkLoad, timestamps: LoadTimestamps) -> None:
         await self._know_table()

@@ -8,36 +8,37 @@ from typing import Any
 import pytest
 
 from percolator.errors import OutcomeUnknown, PercolatorError
-from percolator.observers.acknowledgement import Acknowledgement
-from percolator.observers.lanes import Lanes
-from percolator.observers.run import ObserverRun
+from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.running.run import ObserverRun
+from percolator.observers.running.run_pool import RunPool
+from percolator.observers.running.watched_cell import WatchedCell
 from percolator.observers.work import Work
 from percolator.protocol import steps
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.commit_point import CommitPoint
-from percolator.tablet.commit_work import CommitWork
-from percolator.tablet.state import TabletState
+from percolator.routing.catalog import TableSchema
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.commit_work import CommitWork
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
-from percolator.wire.catalog import TableSchema
-from services.master.cluster_map import Table
-from services.master.tables import Tables
+from services.master.map.cluster_map import Table
+from services.master.tablets.tables import Tables
 
 Patch = pytest.MonkeyPatch
 
 
 def notification_newer_than_the_snapshot_deleted(patch: Patch) -> None:
-    """It tells of a change that the run could not see."""
-    correct = Lanes._answered
+    """It announces a change that the run could not see."""
+    correct = RunPool._handled
 
-    def wrong(self: Lanes, work: Work, seen: int) -> None:
+    def wrong(self: RunPool, work: Work, seen: int) -> None:
         correct(self, work, max(work.timestamps | {seen}))
 
-    patch.setattr(Lanes, "_answered", wrong)
+    patch.setattr(RunPool, "_handled", wrong)
 
 
 def notification_at_the_start_timestamp(patch: Patch) -> None:
-    """A run whose snapshot lies between start and commit takes it for one that it has answered."""
+    """A run whose snapshot is between start and commit takes the change for one that it covered."""
     for name in ("commit_primary", "commit_secondary"):
         _at_the_start(patch, name)
 
@@ -56,26 +57,26 @@ def _at_the_start(patch: Patch, name: str) -> None:
 
 
 def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
-    """Written after it: two runs for one change do not even notice each other."""
+    """It is written afterwards: two runs for one change do not even notice each other."""
     begin, commit = ObserverRun.begin, ObserverRun.commit
 
     async def begin_wrong(self: ObserverRun) -> bool:
         wanted = await begin(self)
         work = self._work
         address = work.watched.acknowledgement(work.row, work.column)
-        self.transaction.writes.cells.pop(address, None)
+        self.transaction.internal.writes.cells.pop(address, None)
         return wanted
 
     async def commit_wrong(self: ObserverRun) -> float | None:
         latency = await commit(self)
         work = self._work
         if not work.watched.observer.weak:
-            later = self._client.begin(None)
-            # Or it would be caught for writing a cell that no client knows of.
+            later = self._context.begin(None)
+            # Otherwise it would be caught for writing a cell that no client knows.
             vars(later)["_recorded"].record.observer = work.watched.observer.name
             await later.timestamp()
             address = work.watched.acknowledgement(work.row, work.column)
-            later.writes.put(address, Acknowledgement(self.start).encode())
+            later.internal.writes.put(address, Acknowledgement(self.start).encode())
             await later.commit()
         return latency
 
@@ -83,8 +84,26 @@ def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
     patch.setattr(ObserverRun, "commit", commit_wrong)
 
 
+def deletes_wake_every_observer(patch: Patch) -> None:
+    """One that deletes its trigger would run forever."""
+    patch.setattr(WatchedCell, "has_value", property(lambda self: True))
+
+
+def write_after_a_delete_handled_with_it(patch: Patch) -> None:
+    """It was announced while the run looked at the deleted cell, and is never run for."""
+    correct = ObserverRun.begin
+
+    async def wrong(self: ObserverRun) -> bool:
+        is_wanted = await correct(self)
+        if not is_wanted and not self.cell.has_value:
+            self.start = max(self._work.timestamps | {self.start})
+        return is_wanted
+
+    patch.setattr(ObserverRun, "begin", wrong)
+
+
 def weak_notification_not_written_again(patch: Patch) -> None:
-    """The commit timestamp has changed, and who was notified has looked too early."""
+    """The commit timestamp has changed, and the observer that was notified has run too early."""
     correct = CommitPoint._notify
 
     async def wrong(self: CommitPoint, commit: int, deadline: float) -> None:
@@ -95,18 +114,18 @@ def weak_notification_not_written_again(patch: Patch) -> None:
 
 
 def roll_forward_without_the_notification(patch: Patch) -> None:
-    """A passer-by commits an observed cell for its dead owner, and tells nobody."""
-    correct = Cleanup._settle
+    """Another client commits an observed cell for its dead owner, and notifies no observer."""
+    correct = Cleanup._roll_forward_or_back
 
     async def wrong(self: Cleanup, met: list[MetLock], deadline: float) -> None:
-        around = replace(self._around, schemas=_Unobserved(self._around.schemas))
-        await correct(Cleanup(around), met, deadline)
+        env = replace(self._env, schemas=_Unobserved(self._env.schemas))
+        await correct(Cleanup(env), met, deadline)
 
-    patch.setattr(Cleanup, "_settle", wrong)
+    patch.setattr(Cleanup, "_roll_forward_or_back", wrong)
 
 
 class _Unobserved:
-    """Schemas as if nobody observed anything."""
+    """Schemas without any observers."""
 
     def __init__(self, schemas: Any) -> None:
         self._schemas = schemas
@@ -120,7 +139,7 @@ class _Unobserved:
 
 
 def registration_returns_before_tablets_know(patch: Patch) -> None:
-    """Commits for the older schema are taken for a while: they notify nobody."""
+    """Commits for the older schema are accepted for a while: they do not notify the observer."""
 
     async def wrong(self: Tables, table: Table, deadline: float) -> None:
         return
@@ -129,7 +148,7 @@ def registration_returns_before_tablets_know(patch: Patch) -> None:
 
 
 def commits_of_any_schema_are_taken(patch: Patch) -> None:
-    """Who does not know of an observer commits what it observes, long after its registration."""
+    """A client that does not know an observer commits what it observes, long after registration."""
     correct = CommitWork.refusal
 
     def wrong(self: CommitWork, state: TabletState) -> PercolatorError | None:
@@ -141,7 +160,7 @@ def commits_of_any_schema_are_taken(patch: Patch) -> None:
 
 
 def unknown_run_taken_for_committed(patch: Patch) -> None:
-    """Its notifications are deleted, and it turns out to have been rolled back."""
+    """Its notifications are deleted, but it turns out to have been rolled back."""
     correct = ObserverRun.commit
 
     async def wrong(self: ObserverRun) -> float | None:
@@ -154,12 +173,12 @@ def unknown_run_taken_for_committed(patch: Patch) -> None:
 
 
 def notification_deleted_before_the_run(patch: Patch) -> None:
-    """Whoever dies in the middle leaves nothing to find."""
-    correct = Lanes._attempt
+    """A worker that dies in the middle leaves nothing to find."""
+    correct = RunPool._attempt
 
-    async def wrong(self: Lanes, work: Work) -> None:
+    async def wrong(self: RunPool, work: Work) -> None:
         self._results.deletions.add(work, sorted(work.timestamps))
         await self._results.deletions.done()
         await correct(self, work)
 
-    patch.setattr(Lanes, "_attempt", wrong)
+    patch.setattr(RunPool, "_attempt", wrong)

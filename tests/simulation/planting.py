@@ -1,7 +1,7 @@
 """`python -m tests.simulation.planting [WORD ...]`: plants the bugs, and reports which were found.
 
-Without words all of them, else those with one of the words in their names. Ends with 1 when one was
-not found.
+Without words, plants all of them, otherwise those with one of the words in their names. The exit
+code is 1 if one was not found.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from tests.simulation.planted_bugs import BUGS, seeds_until_caught
 
 
 def main() -> int:
-    """Several at a time, each in a process of its own: a bug is planted into a whole process."""
+    """Runs several at a time, each in its own process: a bug is planted into a whole process."""
     wanted = sys.argv[1:]
     places = [
         place
         for place, bug in enumerate(BUGS)
         if not wanted or any(word in bug.name for word in wanted)
     ]
+    if not places:
+        print(f"no bug has one of these words in its name: {', '.join(wanted)}")
+        return 1
     missed = 0
-    # The modules are read once, by the process from which the others are forked.
+    # The modules are imported once, by the process from which the others are forked.
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.simulation.planted_bugs"])
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context, max_tasks_per_child=1) as pool:
@@ -42,7 +45,7 @@ def _planted(place: int) -> tuple[bool, str]:
     seconds = time.process_time() - began
     if verdict is None:
         return False, f"NOT CAUGHT in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}"
-    # What was logged comes first in time, and says less.
+    # What was logged comes first, but says less.
     seen = max(verdict.problems, key=lambda one: not one.startswith("logged"))
     seen = seen.split(": ")[0]
     return True, f"caught in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}: {seen}"

@@ -1,7 +1,7 @@
 """The programs of the simulated cluster: what each process runs, from its start to its end.
 
-Each is the product's own, put together as its `__main__` does, without sockets and threads. A
-program that returns or raises has exited, and a simulation fails when one does that by itself.
+Each is the real service, put together as its `__main__` does, without sockets and threads. A
+program that returns or raises has exited, and a simulation fails if one does that by itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvariantViolation, PercolatorError
-from percolator.testing.simulated_process import Incarnation
+from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
+from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.wire.methods import REGISTER
 from services.chassis.host import Host
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.rpc import Exposed
-from services.chassis.service_settings import ServiceSettings
+from services.chassis.serving.rpc import Exposed
+from services.chassis.settings.service_settings import ServiceSettings
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits as LockServiceLimits
@@ -30,6 +29,7 @@ from services.oracle.service import oracle_service
 from services.oracle.settings import OracleSettings
 from services.tabletserver.service import tablet_server
 from services.tabletserver.settings import TabletServerSettings
+from tests.doubles.memory_disk import MemoryDisk
 from tests.simulation.disks import ROOT, SimulatedFiles
 from tests.simulation.tablet_store import SimulatedTabletStore
 
@@ -37,20 +37,20 @@ SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 CLUSTER_ID = "simulated"
 MASTER = "master:7100"
-STANDBY = "master-2:7100"
+STANDBY = "spare:7100"
 ORACLE = "oracle:7001"
-STANDBY_ORACLE = "oracle-2:7001"
+STANDBY_ORACLE = "spare:7001"
+"""On one machine with the standby master: they have one clock, and may be wrong together."""
 LOCK_SERVICE = "lockservice:7002"
 POLL_SECONDS = 0.25
-"""Between two looks at who leads. In operation it is less: looking is most of what a quiet cluster
-does."""
+"""The interval at which a candidate checks who leads. In production it is shorter: these checks are
+most of what a quiet cluster does."""
 _REGISTER_SECONDS = 1.0
 _AGAIN_SECONDS = 0.2
 _CALL_SECONDS = 0.5
-_TABLET_SERVER_SETTINGS = TabletServerSettings(store=str(ROOT))
 _LOCK_SERVICE_LIMITS = LockServiceLimits(ttl_milliseconds_max=3_000)
-"""As long as the sessions of the simulated clients live: then who needs history is known so soon
-after a restart."""
+"""As long as the sessions of the simulated clients live: this long after a restart it is known
+again which of them need history."""
 
 
 class StoreRoot:
@@ -64,7 +64,10 @@ class StoreRoot:
         self.collected: dict[int, int] = {}
         """Commit timestamps of transactions of which a record was collected, by start timestamp."""
         self.open_files: dict[str, SimulatedFiles] = {}
-        """By address: of the present incarnations."""
+        """The files of the present incarnations, by address."""
+        self.answers = asyncio.Event()
+        """While it is not set, the store stalls for all processes, also for those started now."""
+        self.answers.set()
 
     def files(self, incarnation: Incarnation) -> SimulatedFiles:
         files = SimulatedFiles(
@@ -73,6 +76,7 @@ class StoreRoot:
             incarnation.world.random,
             self.struck,
             self._fsync_seconds_max,
+            self.answers,
         )
         incarnation.life.at_end(files.kill)
         self.open_files[incarnation.address] = files
@@ -80,7 +84,7 @@ class StoreRoot:
 
 
 class Programs:
-    """What can be started. All state that outlives a process is in the store root."""
+    """The programs that can be started. All state that outlives a process is in the store root."""
 
     def __init__(self, root: StoreRoot, masters: Sequence[str]) -> None:
         self._root = root
@@ -95,7 +99,7 @@ class Programs:
             incarnation.listen(exposed)
             host.background("register", self._register(incarnation, host.announced))
             await host.failed.wait()
-        raise InvariantViolation(f"a background task of {incarnation.life.name} failed")
+        raise _failure(host, incarnation)
 
     async def lock_service(self, incarnation: Incarnation) -> None:
         world = incarnation.world
@@ -108,32 +112,40 @@ class Programs:
     async def tablet_server(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
         kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
-        host = _host(incarnation, files, _TABLET_SERVER_SETTINGS, kind)
+        settings = TabletServerSettings(store=str(ROOT), masters=tuple(self._masters))
+        host = _host(incarnation, files, settings, kind)
         store = SimulatedTabletStore(files, self._root.struck, self._root.collected)
-        async with tablet_server(host, store, files.free_bytes) as exposed:
+        async with tablet_server(host, store) as exposed:
             incarnation.listen(exposed)
             host.background("register", self._register(incarnation, host.announced))
             await host.failed.wait()
-        raise InvariantViolation(f"a background task of {incarnation.life.name} failed")
+        raise _failure(host, incarnation)
 
     async def _announce(self, incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> None:
         await self._register(incarnation, _server(incarnation, kind))
 
     async def _register(self, incarnation: Incarnation, server: cluster_pb2.Server) -> None:
-        """Every second, with whichever master takes it: as the chassis does."""
+        """Registers every second with any master that accepts it, as the chassis does."""
         world = incarnation.world
-        request = cluster_pb2.RegisterRequest(server=server)
         for attempt in itertools.count():
             register = world.network.unary(self._masters[attempt % len(self._masters)], REGISTER)
+            wall = world.clock.wall_milliseconds()
+            request = cluster_pb2.RegisterRequest(server=server, wall_milliseconds=wall)
             try:
                 await register(request, _CALL_SECONDS)
             except PercolatorError:
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
             if len(self._masters) == 1:
-                # The stand-in knows everybody anyway.
+                # The stand-in knows all servers anyway.
                 return
             await asyncio.sleep(_REGISTER_SECONDS)
+
+
+def _failure(host: Host[SettingsT], incarnation: Incarnation) -> PercolatorError:
+    if host.gone:
+        return StoreUnusable(host.gone, fault=StoreFault.INPUT_OUTPUT)
+    return InvariantViolation(f"a background task of {incarnation.life.name} failed")
 
 
 def _host(

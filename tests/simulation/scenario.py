@@ -1,7 +1,7 @@
 """What a seed means: a workload, a cluster, a network, a list of strikes, all decided beforehand.
 
-Everything is drawn here, and every process has chance of its own, so that leaving out one strike or
-some transactions leaves the rest as it was: that is what makes a failing seed small.
+Everything is drawn here, and every process has its own random numbers, so that leaving out one
+strike or some transactions leaves the rest as it was: this allows a failing seed to be minimised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from percolator.testing.network_faults import PERFECT, NetworkFaults
+from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
 from percolator.world import Random
 from tests.simulation.workloads import crowd
 from tests.simulation.workloads.catalogue import WORKLOADS
@@ -22,11 +22,12 @@ _MANY_SESSIONS = 25
 _BURSTS_SHARE = 0.3
 _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
-"""So many times the transactions, at the price of hardly more."""
-_CLIENTS_SHARE_IN_CHAINS = 0.4
-"""Of all transactions: the others are runs of observers."""
+"""A crowd runs this many times the transactions, at hardly a higher cost."""
+_WITH_OBSERVERS = {"chains", "recipes"}
+_CLIENTS_SHARE_WITH_OBSERVERS = 0.4
+"""The clients' share of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
-"""For so long new strikes begin; all of them end."""
+"""How long new strikes begin; all of them end."""
 _TABLET_SERVERS = 3
 _STRIKES_MAX = 9
 _MASTER_SHARE = 0.5
@@ -34,7 +35,7 @@ _HARSH_STRIKES = 20
 
 
 class Kind(Enum):
-    """What is done to the cluster, by the name under which it is counted."""
+    """What is done to the cluster; the value is the name under which it is counted."""
 
     CRASH = "kill -9"
     CRASH_ORACLE = "kill -9 of the oracle"
@@ -47,9 +48,12 @@ class Kind(Enum):
     SLOW_LINKS = "slow links"
     CLOCK_BACK = "wall clock set back"
     CLOCK_FORWARD = "wall clock set forward"
+    CLOCK_FAR = "wall clock hours to years off"
     FSYNC = "fsync made to fail"
     FULL = "disk filled"
     SLOW_DISK = "disk slow"
+    STALL = "store stalls for one process"
+    STALL_ALL = "store stalls for all processes"
     CLIENT_STEP = "client killed at a step"
     TAKEOVER = "tablet taken from a living owner"
     SPLIT = "tablet split"
@@ -62,7 +66,7 @@ class Strike:
     at_seconds: float
     kind: Kind
     target: int
-    """Which process or tablet, modulo how many there are."""
+    """The number of the process or tablet, modulo how many there are."""
     seconds: float
     amount: int
     """How much or how many, in the unit of the kind."""
@@ -84,25 +88,27 @@ class Scenario:
     network: NetworkFaults
     clock_skews_milliseconds: tuple[int, ...]
     lock_ttl_seconds: float
-    """The shorter, the more living owners are taken for dead."""
+    """The shorter it is, the more living owners are taken for dead."""
     fsync_seconds_max: float
     doubled_share: float = 0.04
-    """Of all transactions: so many are committed by two committers at once."""
+    """The share of transactions that two committers commit concurrently."""
+    one_round_share: float = 0.6
+    """The share of transactions that try to commit in one round; the others take two phases."""
     with_master: bool = False
-    """The product's own master instead of the stand-in; splits and moves, too."""
+    """Whether the real master runs instead of the stand-in, with splits and moves."""
     transactions: int = TRANSACTIONS
     sessions_per_client: int = _FEW_SESSIONS
     burst_seconds: float = 0.0
-    """All sessions of a client begin together, so often, and share its calls and the servers'
-    batches; 0: each begins when it likes, and most calls carry one row."""
+    """The interval at which all sessions of a client begin together, so that they share its calls
+    and the servers' batches. 0: each begins at its own time, and most calls carry one row."""
     without_sessions: frozenset[int] = frozenset()
-    """Which of all sessions do not work; the others have an equal share of the transactions each,
+    """Sessions that do not work; each of the others still has the same share of the transactions
     as if they did."""
     tablet_servers: int = _TABLET_SERVERS
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """Those that work."""
+        """The sessions that work."""
         count = CLIENTS * self.sessions_per_client
         return tuple(one for one in range(count) if one not in self.without_sessions)
 
@@ -129,7 +135,7 @@ def scenario_of(
     transactions: int = TRANSACTIONS,
     with_master: bool | None = None,
 ) -> Scenario:
-    """The same for the same arguments, in every process."""
+    """The scenario of a seed: the same for the same arguments, in every process."""
     chance = Random(f"scenario {seed}")
     drawn = chance.choice(sorted(WORKLOADS))
     master = chance.random() < _MASTER_SHARE
@@ -148,6 +154,8 @@ def scenario_of(
         with_master=master if with_master is None else with_master,
         transactions=transactions,
     )
+    if found.workload == "successors":
+        found = replace(found, with_master=True)  # the stand-in does not drop tables
     if found.workload == "crowd":
         return replace(
             found,
@@ -155,8 +163,8 @@ def scenario_of(
             burst_seconds=crowd.BURST_SECONDS,
             transactions=transactions * _TIMES_IN_A_CROWD,
         )
-    if found.workload == "chains":
-        found = replace(found, transactions=round(transactions * _CLIENTS_SHARE_IN_CHAINS))
+    if found.workload in _WITH_OBSERVERS:
+        found = replace(found, transactions=round(transactions * _CLIENTS_SHARE_WITH_OBSERVERS))
     if chance.random() < _BURSTS_SHARE:
         return replace(found, sessions_per_client=_MANY_SESSIONS, burst_seconds=_BURST_SECONDS)
     return found
@@ -175,8 +183,8 @@ def harsh(
     ]
     strikes.sort(key=lambda strike: strike.at_seconds)
     mild = scenario_of(seed, workload=workload, with_master=False)
-    if mild.workload == "chains":
-        # Clients alone make the usual number here, with two or three runs for each.
+    if mild.workload in _WITH_OBSERVERS:
+        # Here the clients alone run the usual number, with two or three observer runs for each.
         mild = replace(mild, transactions=TRANSACTIONS)
     return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4, fsync_seconds_max=0.03)
 
@@ -193,9 +201,12 @@ _WEIGHTS = {
     Kind.SLOW_LINKS: 2,
     Kind.CLOCK_BACK: 1,
     Kind.CLOCK_FORWARD: 1,
+    Kind.CLOCK_FAR: 2,
     Kind.FSYNC: 3,
     Kind.FULL: 1,
     Kind.SLOW_DISK: 2,
+    Kind.STALL: 3,
+    Kind.STALL_ALL: 1,
     Kind.CLIENT_STEP: 8,
     Kind.TAKEOVER: 5,
     Kind.SPLIT: 2,
@@ -214,7 +225,7 @@ def _strike(chance: Random) -> Strike:
 
 
 def _network(chance: Random) -> NetworkFaults:
-    """Some seeds have a good network, some a bad one, and most something between."""
+    """A network: some seeds have a good one, some a bad one, and most something in between."""
     badness = chance.choice((0.0, 0.003, 0.01, 0.03))
     if not badness:
         return PERFECT

@@ -1,8 +1,8 @@
 """A client's transactions, each written down for the checker beside the library that runs it.
 
-A `Session` runs one transaction after the other; what a transaction does is a function of a
+A `Session` runs one transaction after another; what a transaction does is a function of a
 `RecordedTx`. Now and then a session is impatient: it gives a commit little time, abandons it in the
-middle, or asks afterwards what became of it, and holds the library to what that says.
+middle, or asks afterwards for its outcome, and later checks that the library's answer was right.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
+from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.retries import RetryPolicy
 from percolator.schema import Column, Table
-from percolator.testing.history import (
+from percolator.testing.isolation.history import (
     CellKey,
     Found,
     RecordedTransaction,
@@ -40,7 +42,7 @@ _SHORT_SECONDS = (0.05, 0.3, 2.0)
 
 @dataclass(frozen=True)
 class Cells:
-    """A table with one column of bytes, as most workloads need it."""
+    """A table with one column of bytes, which is what most workloads need."""
 
     name: str
     splits: tuple[bytes, ...] = ()
@@ -54,14 +56,33 @@ class Cells:
 
 
 class RecordedTx:
-    """A transaction, and beside it its record."""
+    """A transaction together with its record."""
 
     def __init__(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
         self._transaction = transaction
         self._recorded = recorded
 
+    @property
+    def itself(self) -> Transaction:
+        """For cells that the workload judges itself, and the checker does not."""
+        return self._transaction
+
+    def note_writes(self) -> None:
+        """Records everything that `itself` has written and announced so far. Call it once, at the
+        end of the body."""
+        tables = table_names(self._transaction)
+        for address, (kind, value) in self._transaction.internal.writes.cells.items():
+            key = (tables[address.table_id], address.row, address.column)
+            if kind == KIND_PUT:
+                self._recorded.put(key, value)
+            elif kind == KIND_DELETE:
+                self._recorded.delete(key)
+        for address in sorted(self._transaction._weak or ()):
+            self._recorded.notify((tables[address.table_id], address.row, address.column))
+
     async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
         value = await self._transaction.get(row, column)
+        self.note_start()
         self._recorded.read(_key(row, column), value)
         return value
 
@@ -69,10 +90,17 @@ class RecordedTx:
         self, rows: Sequence[bytes], column: Column[bytes]
     ) -> dict[bytes, bytes | None]:
         found = await self._transaction.get_many(column.table, rows, [column])
+        self.note_start()
         values = {row: one.get(column) for row, one in zip(rows, found, strict=True)}
         for row, value in values.items():
             self._recorded.read(_key(row, column), value)
         return values
+
+    def note_start(self) -> None:
+        """Records the timestamp if the first read has fetched it, before what it has read."""
+        start = self._transaction.start_timestamp
+        if start is not None and not self._recorded.record.start_ts:
+            self._recorded.began(start)
 
     async def set(self, row: bytes, column: Column[bytes], value: bytes) -> None:
         await self._transaction.set(row, column, value)
@@ -99,7 +127,7 @@ class RecordedTx:
         reverse: bool = False,
         limit: int = 0,
     ) -> dict[bytes, dict[bytes, bytes]]:
-        """All columns of a range of rows, the transaction's own writes among them."""
+        """All columns of a range of rows, including the transaction's own writes."""
         found: list[Found] = []
         rows = self._transaction.scan(
             table,
@@ -110,6 +138,7 @@ class RecordedTx:
         )
         async for row in rows:
             found.extend(Found(row.key, *cell) for cell in sorted(row.raw().items()))
+        self.note_start()
         self._recorded.scan(
             Scan(table.name, start, stop, tuple(found), reverse=reverse, row_limit=limit)
         )
@@ -124,7 +153,7 @@ Body = Callable[[RecordedTx], Awaitable[None]]
 
 @dataclass
 class Claim:
-    """What the library said, after all, about a transaction that ended unknown."""
+    """What the library eventually said about a transaction of unknown outcome."""
 
     record: TransactionRecord
     committed: bool
@@ -132,31 +161,42 @@ class Claim:
 
 @dataclass
 class Chronicle:
-    """Everything that all clients have written down, whichever of them are still alive."""
+    """Everything that all clients have written down, dead or alive."""
 
     recorder: Recorder
     claims: list[Claim] = field(default_factory=list)
     doubled_share: float = 0.0
-    """So many transactions have two committers."""
+    """The share of transactions that have two committers."""
+    switches_feeds: bool = False
+    """Whether followers of change feeds have them switched on."""
+    one_round_share: float = 0.0
+    """The share of transactions that try to commit in one round."""
+    committed_in_one_round: int = 0
     doubled: set[int] = field(default_factory=set)
-    """Start timestamps of transactions that two committers commit at once."""
+    """Start timestamps of transactions that two committers commit concurrently."""
     stopped: bool = False
-    """The time is over: sessions begin nothing more."""
+    """Whether the time is up: sessions begin no more transactions."""
     left: dict[str, int] = field(default_factory=dict)
-    """By session: transactions still to be run, whichever life of its client runs them."""
+    """The number of transactions still to be run, by session; any life of its client runs them."""
+    parts: dict[int, int] = field(default_factory=dict)
+    """The start timestamps of the chosen parts of shared transactions, and those of the whole."""
     broken: list[str] = field(default_factory=list)
     """Promises that the workload itself found broken."""
 
 
 class Session:
-    """One after the other, as a program's thread would."""
+    """Runs one transaction after another, as a thread of a program would."""
 
     def __init__(
         self, chronicle: Chronicle, name: str, life: int, database: Database, random: Random
     ) -> None:
         self.name = name
         self.random = random
+        self.also_expected: type[PercolatorError] | None = None
+        """An error that is useless to retry, and which this workload's transactions may meet."""
         self._recorded_as = f"{name} #{life}"
+        # Separate, so that the share of one kind does not change what the transactions do.
+        self._phases = Random(f"phases of {self._recorded_as}")
         self._chronicle = chronicle
         self._database = database
 
@@ -165,33 +205,67 @@ class Session:
         return not self._chronicle.stopped and self._chronicle.left[self.name] > 0
 
     def broken(self, promise: str) -> None:
-        """The workload has seen what it must never see."""
+        """Called by a workload that has seen what it must never see."""
         self._chronicle.broken.append(f"{self._recorded_as}: {promise}")
 
     @property
     def database(self) -> Database:
-        """For what is no transaction."""
+        """The database, for operations that are not transactions."""
         return self._database
 
+    @property
+    def switches_feeds(self) -> bool:
+        return self._chronicle.switches_feeds
+
+    def skip(self) -> None:
+        """Takes the place of a transaction without one."""
+        self._chronicle.left[self.name] -= 1
+
     def begin_alone(self) -> RecordedTransaction:
-        """The record of something that the workload runs by itself instead of a transaction."""
+        """A record for something that the workload does itself instead of running a transaction."""
         self._chronicle.left[self.name] -= 1
         return self._chronicle.recorder.begin(self._recorded_as)
 
+    def note_parts(self, whole: int, parts: Sequence[int]) -> None:
+        """Notes which parts a shared transaction of that start timestamp is to commit."""
+        self._chronicle.parts.update(dict.fromkeys(parts, whole))
+
+    def claim(self, recorded: RecordedTransaction, *, committed: bool) -> None:
+        """Notes what the library has said about a transaction of unknown outcome."""
+        self._claim(recorded, committed=committed)
+
+    async def resolved(self, recorded: RecordedTransaction, error: OutcomeUnknown) -> None:
+        """Asks the database for the outcome, and notes what it says."""
+        try:
+            outcome = await self._database.resolve(error, timeout=2.0)
+        except PercolatorError as problem:
+            self._expected(problem)
+        else:
+            self._claim(recorded, committed=outcome is Outcome.COMMITTED)
+
     def expect(self, error: PercolatorError) -> None:
-        """Raises what a client cannot expect from a cluster in trouble."""
+        """Raises the error unless clients have to expect it from a cluster in trouble."""
         self._expected(error)
 
     def unique(self) -> bytes:
-        """A value that nobody else ever writes."""
+        """A value that no other transaction ever writes."""
         return b"%s %d" % (self._recorded_as.encode(), self.random.getrandbits(40))
 
     async def run(self, body: Body) -> bool:
-        """Whether it is known to have committed. Raises nothing that clients have to expect."""
+        """Runs a transaction. Returns whether it is known to have committed. Raises no error that
+        clients have to expect."""
         self._chronicle.left[self.name] -= 1
         impatience = self.random.random()
         timeout = self.random.choice(_SHORT_SECONDS) if impatience < 0.1 else None
         transaction = self._database.transaction(timeout=timeout)
+        transaction._two_phases = self._takes_two_phases()
+        try:
+            return await self._run(transaction, body, impatience)
+        finally:
+            # The process may end in the middle: its transaction is not dropped by mistake.
+            await transaction._leave()
+
+    async def _run(self, transaction: Transaction, body: Body, impatience: float) -> bool:
         recorded = self._chronicle.recorder.begin(self._recorded_as)
         try:
             recorded.began(await transaction.timestamp())
@@ -208,11 +282,43 @@ class Session:
             return await self._commit_twice(transaction, recorded)
         return await self._commit(transaction, recorded)
 
+    async def run_again(self, body: Body) -> bool:
+        """As `run`, but again after conflicts, as `Database.run` does. Each attempt is recorded."""
+        self._chronicle.left[self.name] -= 1
+        policy = RetryPolicy(deadline_seconds=LIMIT_SECONDS)
+        try:
+            return await self._database.run(self._attempt, body, retry=policy)
+        except PercolatorError as error:
+            return self._expected(error)
+
+    async def _attempt(self, transaction: Transaction, body: Body) -> bool:
+        recorded = self._chronicle.recorder.begin(self._recorded_as)
+        try:
+            recorded_tx = RecordedTx(transaction, recorded)
+            await body(recorded_tx)  # its first read may wait for its turn
+            await transaction.timestamp()
+            recorded_tx.note_start()
+        except PercolatorError:
+            recorded.aborted()
+            raise
+        recorded.commit_called()
+        try:
+            commit = await transaction.commit()
+        except OutcomeUnknown:
+            recorded.unknown()
+            raise
+        except PercolatorError:
+            recorded.aborted()
+            raise
+        recorded.committed(commit or 0)
+        return True
+
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
-        """As a gateway does whose caller asked another gateway for the same again."""
+        """Commits like a gateway whose caller has sent the same commit to another gateway, too."""
         self._chronicle.doubled.add(recorded.record.start_ts)
         transaction._alone = False
         other = transaction._prepare_commit()
+        transaction._two_phases = self._takes_two_phases()
         now = self._database._engine.now
 
         async def again() -> None:
@@ -245,10 +351,15 @@ class Session:
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
+        if transaction._commit is not None and transaction._commit.is_whole:
+            self._chronicle.committed_in_one_round += 1
         return True
 
+    def _takes_two_phases(self) -> bool:
+        return self._phases.random() >= self._chronicle.one_round_share
+
     async def _abandon(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
-        """The program loses interest in the middle of its commit."""
+        """Cancels the transaction in the middle of its commit."""
         seconds = self.random.random() * _ABANDONED_SECONDS_MAX
         committing = asyncio.ensure_future(self._commit(transaction, recorded))
         await asyncio.wait([committing], timeout=seconds)
@@ -263,7 +374,7 @@ class Session:
     async def _ask(
         self, transaction: Transaction, recorded: RecordedTransaction, error: OutcomeUnknown
     ) -> None:
-        """What became of it: the transaction itself is asked, or the database, or nobody."""
+        """Asks the transaction for its outcome, or the database, or does not ask."""
         chance = self.random.random()
         try:
             if chance < 0.4:
@@ -278,34 +389,41 @@ class Session:
         self._claim(recorded, committed=outcome is Outcome.COMMITTED)
 
     def _is_final(self, transaction: Transaction, error: PercolatorError) -> bool:
-        """Whether what was given up will never be committed.
+        """Whether a transaction that was given up will never be committed.
 
-        Of two committers one may give up for lack of time what the other commits. As for a gateway,
-        only a durable marker rules that out, or somebody else's newer commit of the primary.
+        One of two committers may run out of time and give up a transaction that the other commits.
+        As for a gateway, only a durable marker rules that out, or another transaction's newer
+        commit of the primary.
         """
         start = transaction.start_timestamp
         if start not in self._chronicle.doubled:
             return True
-        if self._database._engine.around.verdicts.get(start) == ROLLED_BACK:
+        if self._database._engine.env.verdicts.get(start) == ROLLED_BACK:
             return True
         if isinstance(error, ConflictError) and error.other_commit_timestamp:
-            return error.cell == min(transaction.writes.cells)
+            return error.cell == min(transaction.internal.writes.cells)
         return False
 
     def _claim(self, recorded: RecordedTransaction, *, committed: bool) -> None:
         self._chronicle.claims.append(Claim(recorded.record, committed))
 
-    @staticmethod
-    def _expected(error: PercolatorError) -> bool:
-        """Lets through what a client cannot expect from a cluster in trouble.
+    def _expected(self, error: PercolatorError) -> bool:
+        """Raises the error unless clients have to expect it from a cluster in trouble.
 
-        History is kept for hardly longer than it takes a session to tell what it needs: too old a
-        snapshot is to be expected, too.
+        History is kept hardly longer than a session takes to report what it needs, so an error
+        about a snapshot that is too old has to be expected, too.
         """
         expected = ConflictError | OutcomeUnknown | SnapshotTooOld
-        if error.retry is Retry.USELESS and not isinstance(error, expected):
+        if error.retry is not Retry.USELESS or isinstance(error, expected):
+            return False
+        if self.also_expected is None or not isinstance(error, self.also_expected):
             raise error
         return False
+
+
+def table_names(transaction: Transaction) -> dict[int, str]:
+    """The names of the tables that a transaction has used, by their ids."""
+    return {info.table_id: name for name, info in transaction._bound_tables.items()}
 
 
 def _key(row: bytes, column: Column[bytes]) -> CellKey:

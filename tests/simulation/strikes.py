@@ -1,6 +1,6 @@
-"""Doing what a scenario's strikes say, and undoing it.
+"""Carries out the strikes of a scenario, and undoes them.
 
-A strike that finds nothing to hit (a tablet server that is down already, a client that has
+A strike that finds nothing to hit (a tablet server that is already down, a client that has
 finished) is not counted.
 """
 
@@ -11,33 +11,43 @@ import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from percolator.testing.network_faults import Fault
-from percolator.testing.simulated_process import SimulatedProcess
-from percolator.testing.simulated_wire import Envelope
-from percolator.v1 import cells_pb2
-from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
-from percolator.wire import methods
+from percolator.testing.simulator.network_faults import Fault
+from percolator.testing.simulator.simulated_process import SimulatedProcess
+from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.world import Random, World
+from tests.simulation.ambush import AIMED_AFTER_MAX, AIMS, Ambush
 from tests.simulation.cluster import Cluster
-from tests.simulation.expected import CLIENT_STEPS
+from tests.simulation.expected import FAR_AHEAD, FAR_BEHIND, far_off, host_of
 from tests.simulation.programs import ORACLE, STANDBY_ORACLE
 from tests.simulation.scenario import Kind, Strike
 
 _SLOW_SECONDS_PER_AMOUNT = 0.02
 _JUMP_MILLISECONDS_PER_AMOUNT = 2_000
+_DAY_MILLISECONDS = 86_400_000
+_FAR_MILLISECONDS = (
+    2 * 3_600_000,
+    _DAY_MILLISECONDS,
+    40 * _DAY_MILLISECONDS,
+    300 * _DAY_MILLISECONDS,
+    5 * 365 * _DAY_MILLISECONDS,
+)
 _FSYNCS_FAILING = 2
 _FSYNC_SECONDS_PER_AMOUNT = 0.02
 _CLIENT_DOWN_SECONDS = 0.5
+_STALLED_TIMES = 4.0
+"""How much longer than other strikes a stall is: up to tens of seconds, as with a network mount."""
 
 
 class Strikes:
-    """Strikes at a cluster, all of a scenario's."""
+    """Carries out all strikes of a scenario on its cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._chance = Random(f"strikes {cluster.scenario.seed}")
-        self._armed: list[_Ambush] = []
+        self._armed: list[Ambush] = []
         self._visits: list[asyncio.Task[None]] = []
+        self._bad_clock: SimulatedProcess | None = None
+        """The only machine whose clock is sometimes far off: most clocks are always right."""
         self._do: dict[Kind, Callable[[Strike], Callable[[], None] | None]] = {
             Kind.CRASH: self._crash,
             Kind.CRASH_ORACLE: self._crash,
@@ -50,25 +60,30 @@ class Strikes:
             Kind.SLOW_LINKS: self._slow_links,
             Kind.CLOCK_BACK: self._set_clock_back,
             Kind.CLOCK_FORWARD: self._set_clock_forward,
+            Kind.CLOCK_FAR: self._set_clock_far_off,
             Kind.FSYNC: self._fail_fsync,
             Kind.FULL: self._fill_disk,
             Kind.SLOW_DISK: self._slow_disk,
+            Kind.STALL: self._stall,
+            Kind.STALL_ALL: self._stall_all,
             Kind.CLIENT_STEP: self._ambush,
             Kind.TAKEOVER: self._take_over,
             Kind.SPLIT: self._split,
         }
 
     async def run(self) -> None:
-        """Returns when the last one has ended."""
+        """Returns when the last strike has ended."""
         begin = self._cluster.loop.time()
         strikes = self._cluster.scenario.strikes
         await asyncio.gather(*(self._strike(strike, begin) for strike in strikes))
+        self._armed.clear()
         await asyncio.gather(*self._visits)
 
     async def _strike(self, strike: Strike, begin: float) -> None:
         await asyncio.sleep(max(begin + strike.at_seconds - self._cluster.loop.time(), 0.0))
         undo = self._do[strike.kind](strike)
-        await asyncio.sleep(strike.seconds)
+        stalls = strike.kind in (Kind.STALL, Kind.STALL_ALL)
+        await asyncio.sleep(strike.seconds * (_STALLED_TIMES if stalls else 1.0))
         if undo is not None:
             undo()
 
@@ -103,7 +118,7 @@ class Strikes:
         process.crash(machine=machine)
 
     def _process(self, strike: Strike) -> SimulatedProcess:
-        """Tablet servers three times as often as others: they hold what is dear."""
+        """Chooses tablet servers three times as often as others, since they hold the data."""
         cluster = self._cluster
         if strike.kind is Kind.CRASH_ORACLE:
             oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in cluster.processes]
@@ -160,8 +175,35 @@ class Strikes:
         process = self._clock_of(strike)
         process.clock.set_wall_back(-strike.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
 
+    def _set_clock_far_off(self, strike: Strike) -> Callable[[], None]:
+        """Sets a clock far off, and right again later. An oracle on that machine has to start with
+        the wrong clock. A master beside it may be the only one at first, as after a power cut."""
+        self._count(strike.kind)
+        process = self._bad_clock = self._bad_clock or self._far_clock_of(strike)
+        ahead = _FAR_MILLISECONDS[strike.amount % len(_FAR_MILLISECONDS)]
+        if strike.target & 8:
+            ahead = -ahead
+        self._cluster.struck[FAR_AHEAD if ahead > 0 else FAR_BEHIND] += 1
+        self._cluster.struck[far_off(process.address)] += 1
+        process.clock.set_wall_back(-ahead)
+        oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in self._cluster.processes]
+        if process.address in oracles:
+            for address in (*oracles, *self._cluster.masters):
+                is_on_that_machine = host_of(address) == host_of(process.address)
+                seconds = 0.0 if is_on_that_machine else strike.seconds
+                self._kill(self._cluster.processes[address], seconds, machine=False)
+        return lambda: process.clock.set_wall_back(ahead)
+
+    def _far_clock_of(self, strike: Strike) -> SimulatedProcess:
+        """Chooses oracles most often, then masters and tablet servers, and sometimes any other."""
+        cluster, chosen = self._cluster, strike.target // 16
+        oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in cluster.processes]
+        of_eight = [oracles] * 3 + [cluster.masters, cluster.tablet_servers] * 2
+        addresses = [*of_eight, list(cluster.processes)][strike.target % 8]
+        return cluster.processes[addresses[chosen % len(addresses)]]
+
     def _clock_of(self, strike: Strike) -> SimulatedProcess:
-        """Every second time the oracle's: nobody else's should matter."""
+        """Chooses the oracle's clock half of the time: no other clock should matter."""
         oracle = self._cluster.processes[ORACLE]
         return oracle if strike.target % 2 else self._process(strike)
 
@@ -202,6 +244,19 @@ class Strikes:
 
         return quicken
 
+    def _stall(self, strike: Strike) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._process(strike).address)
+        if files is None:
+            return None
+        self._count(strike.kind)
+        files.answers.clear()
+        return files.answers.set
+
+    def _stall_all(self, strike: Strike) -> Callable[[], None]:
+        self._count(strike.kind)
+        self._cluster.root.answers.clear()
+        return self._cluster.root.answers.set
+
     def _disk_user(self, strike: Strike) -> str:
         users = [*self._cluster.tablet_servers, ORACLE]
         return users[strike.target % len(users)]
@@ -228,26 +283,21 @@ class Strikes:
 
     # ------------------------------------------------------------------ clients
 
-    def _ambush(self, strike: Strike) -> Callable[[], None] | None:
+    def _ambush(self, strike: Strike) -> None:
+        """Waits until the strikes end: some steps are rare, and a short wait would miss them."""
         clients = [*self._cluster.clients, *self._cluster.workers]
         address = clients[strike.target % len(clients)]
         if address not in self._cluster.processes:
-            return None
-        aim = _AIMS[strike.target // 3 % len(_AIMS)]
+            return
+        aim = AIMS[strike.target // 3 % len(AIMS)]
         if aim is None:
-            ambush = _Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
+            ambush = Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
         else:
-            countdown = 1 + strike.amount % _AIMED_AFTER_MAX
+            countdown = 1 + strike.amount % AIMED_AFTER_MAX
             is_reply = aim.endswith("answered")
-            ambush = _Ambush(address, countdown, is_reply=is_reply, aim=aim)
+            ambush = Ambush(address, countdown, is_reply=is_reply, aim=aim)
         self._armed.append(ambush)
         self._cluster.wire.watcher = self._watch
-
-        def disarm() -> None:
-            if ambush in self._armed:
-                self._armed.remove(ambush)
-
-        return disarm
 
     def _watch(self, envelope: Envelope) -> Fault | None:
         if not self._armed:
@@ -260,7 +310,7 @@ class Strikes:
             self._armed.remove(ambush)
             self._count(Kind.CLIENT_STEP)
             self._cluster.struck[f"client killed at: {step}"] += 1
-            # From outside of every process, as soon as this step of the loop is over.
+            # Outside all processes, as soon as this step of the loop is over.
             loop, process = self._cluster.loop, self._cluster.processes[ambush.client]
             loop.deliver_at(loop.time(), self._kill_client, (process,))
             return Fault.REQUEST_DROPPED if self._chance.random() < 0.3 else None
@@ -268,86 +318,3 @@ class Strikes:
 
     def _kill_client(self, process: SimulatedProcess) -> None:
         self._kill(process, _CLIENT_DOWN_SECONDS, machine=False)
-
-
-_AIMED_AFTER_MAX = 4
-_AIMS = (None, "read", *CLIENT_STEPS, "commit of the primary", "commit of others")
-"""Whoever waits for any message rarely sees one of the few that decide."""
-
-
-class _Ambush:
-    """Waits for a message of a client's commit, and then for as many more as it was told."""
-
-    def __init__(
-        self, client: str, countdown: int, *, is_reply: bool, aim: str | None = None
-    ) -> None:
-        """`aim`: of these messages only."""
-        self.client = client
-        self._countdown = countdown
-        self._is_reply = is_reply
-        self._aim = aim
-
-    def step(self, envelope: Envelope) -> str | None:
-        """The step at which it strikes, or None."""
-        if envelope.is_reply is not self._is_reply:
-            return None
-        if (envelope.target if envelope.is_reply else envelope.source) != self.client:
-            return None
-        name = _STEPS.get(envelope.path)
-        if name is None:
-            return None
-        if self._aim is not None and _step_of(envelope, name) != self._aim:
-            return None
-        self._countdown -= 1
-        return None if self._countdown > 0 else _step_of(envelope, name)
-
-
-def _step_of(envelope: Envelope, name: str) -> str:
-    if envelope.is_reply:
-        return f"{name} answered"
-    return _mutation_step(envelope.payload) if name == "mutation" else name
-
-
-_STEPS = {
-    methods.MUTATE.path: "mutation",
-    methods.GET_TIMESTAMPS.path: "timestamp",
-    methods.READ.path: "read",
-}
-
-
-_IN_ORDER = (
-    "status",
-    "heartbeat or push",
-    "prewrite",
-    "rollback",
-    "commit of the primary",
-    "commit of others",
-)
-
-
-def _mutation_step(payload: bytes) -> str:
-    """The furthest step of the protocol among the mutations of a request."""
-    steps = [
-        _step(mutation)
-        for batch in MutateRequest.FromString(payload).batches
-        for mutation in batch.mutations
-    ]
-    return max(steps, default="mutation", key=_IN_ORDER.index)
-
-
-def _step(mutation: Mutation) -> str:
-    for change in mutation.changes:
-        match change.space:
-            case cells_pb2.SPACE_WRITE:
-                # Only the commit point asks whether it was rolled back; others follow it.
-                asks = any(one.space == cells_pb2.SPACE_ROLLBACK for one in mutation.conditions)
-                return "commit of the primary" if asks else "commit of others"
-            case cells_pb2.SPACE_ROLLBACK:
-                return "rollback"
-            case cells_pb2.SPACE_NOTIFY if change.kind == Change.KIND_DELETE:
-                return "notification deleted"
-            case cells_pb2.SPACE_LOCK if change.kind == Change.KIND_PUT:
-                return "prewrite" if mutation.not_below else "heartbeat or push"
-            case _:
-                continue
-    return "status"

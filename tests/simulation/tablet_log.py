@@ -1,11 +1,11 @@
-"""A tablet's content as files of its epoch directory: a table of everything, and a log since.
+"""A tablet's content as files of its epoch directory: a table of everything, and a log after it.
 
     000003.ldb   everything that was there when the directory was opened last
     000004.log   every batch written since, each with its length and checksum
 
-Named as LevelDB names its files, so that the product's own clone moves them to the next epoch. The
+The names are those of LevelDB, so that the real clone carries the files to the next epoch. The
 promises are LevelDB's: a batch is durable when its write returns; after a crash or a failed write
-it is there whole or not at all; what opening found is made durable before anything is served.
+it is there as a whole or not at all; what opening found is made durable before anything is served.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.protocol.records import START_TIMESTAMP_BYTES
+from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
-from percolator.tablet.load_fences import LoadFence
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
-from services.chassis.files import Files, OpenFile
+from percolator.tablet.memory.load_fences import LoadFence
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from services.chassis.store.files import OpenFile
+from tests.simulation.disks import SimulatedFiles
 
 TORN = "torn batch dropped at opening"
 
@@ -31,11 +32,11 @@ _BYTES_MAX = 1 << 26
 
 
 async def open_tablet(
-    files: Files, directory: Path, struck: Counter[str], collected: dict[int, int]
+    files: SimulatedFiles, directory: Path, struck: Counter[str], collected: dict[int, int]
 ) -> MemoryStorage:
     """Replays what the directory holds, makes it durable, and begins a new log.
 
-    In `collected` is noted of which transactions a commit record was deleted, and its timestamp.
+    Adds to `collected` the transactions whose commit records were deleted, and their timestamps.
     """
     try:
         names = sorted(await files.list(directory))
@@ -53,11 +54,11 @@ async def open_tablet(
             await files.unlink(directory / name)
     except OSError as error:
         raise StoreUnusable(f"cannot open {directory}: {error}", fault=_fault(error)) from error
-    return MemoryStorage(_TabletDisk(log, content, collected))
+    return MemoryStorage(_TabletDisk(files, log, content, collected))
 
 
 async def _replayed(
-    files: Files, directory: Path, names: list[str], struck: Counter[str]
+    files: SimulatedFiles, directory: Path, names: list[str], struck: Counter[str]
 ) -> dict[bytes, bytes]:
     """The newest table, and the logs above it."""
     tables = [name for name in names if name.endswith(".ldb")]
@@ -81,7 +82,7 @@ def _framed(batch: dict[bytes, bytes] | dict[bytes, bytes | None]) -> bytes:
 
 
 def _batches(data: bytes, struck: Counter[str]) -> Iterator[dict[bytes, bytes | None]]:
-    """Up to the first that is torn: nothing behind it was ever acknowledged."""
+    """All batches before the first that is torn: nothing after that was ever acknowledged."""
     at = 0
     while at < len(data):
         if at + _HEADER.size > len(data):
@@ -101,14 +102,19 @@ def _fault(error: OSError) -> StoreFault:
     return StoreFault.DISK_FULL if full else StoreFault.INPUT_OUTPUT
 
 
-class _TabletDisk(MemoryDisk):
-    """What stands below a tablet's `MemoryStorage`: its open log."""
+class _TabletDisk(DurableMemory):
+    """The disk below a tablet's `MemoryStorage`: its open log."""
 
     def __init__(
-        self, log: OpenFile, content: dict[bytes, bytes], collected: dict[int, int]
+        self,
+        files: SimulatedFiles,
+        log: OpenFile,
+        content: dict[bytes, bytes],
+        collected: dict[int, int],
     ) -> None:
         super().__init__()
         self.durable = content
+        self._files = files
         self._log = log
         self._collected = collected
 
@@ -128,8 +134,11 @@ class _TabletDisk(MemoryDisk):
             await self._log.append(_framed(self.in_doubt))
             await self._log.fsync()
 
+    async def heard(self) -> None:
+        await self._files.heard()
+
     def _loads_under_way(self) -> list[LoadFence]:
-        """Behind their fences nothing was committed yet: what goes there is no history."""
+        """Nothing is committed behind their fences yet, so nothing deleted there is history."""
         fences = [
             LoadFence.of_record(key, record)
             for key, record in self.durable.items()

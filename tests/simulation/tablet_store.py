@@ -1,18 +1,19 @@
-"""The store of a simulated tablet server: the product's, but for LevelDB itself.
+"""The store of a simulated tablet server: the real one, except for LevelDB itself.
 
-Claims, seals, clones and looks are those of the product, system call by system call; what is opened
-in an epoch directory is a `tablet_log`.
+Claims, seals, clones and checks are the real ones, system call by system call. What is opened in an
+epoch directory is a `tablet_log`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from percolator.tablet.memory_storage import MemoryStorage
+from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import TabletIdentity
-from services.chassis.epoch_directory import EpochDirectory
-from services.tabletserver.disk_threads import DiskThreads
-from services.tabletserver.tablet_store import Ancestry, Ownership, SharedDirectoryStore
+from percolator.testing.memory_storage import MemoryStorage
+from services.chassis.store.disk_threads import DiskThreads
+from services.chassis.store.epoch_directory import EpochDirectory
+from services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from tests.simulation.disks import ROOT, SimulatedFiles
 from tests.simulation.tablet_log import open_tablet
 
@@ -26,7 +27,7 @@ class SimulatedTabletStore:
         self._files = files
         self._struck = struck
         self._collected = collected
-        # Without a single thread: nothing of it that would need one is called.
+        # Without any threads: nothing that would need one is called.
         self._directories = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:

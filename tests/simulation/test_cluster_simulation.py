@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from percolator.testing.network_faults import PERFECT
+from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.minimise import minimised
 from tests.simulation.planted_bugs import BUGS, Bug, seeds_until_caught
 from tests.simulation.run import simulate
@@ -47,7 +47,7 @@ def test_the_simulation_finds(bug: Bug) -> None:
 
 
 def test_a_failing_scenario_is_made_small() -> None:
-    """Whatever does not matter for the failure is left out."""
+    """Everything that does not matter for the failure is left out."""
     scenario = next(found for found in map(scenario_of, range(100)) if len(found.strikes) >= 5)
     needed = scenario.strikes[3]
     small = minimised(scenario, lambda one: needed in one.strikes and 2 in one.sessions)

@@ -1,6 +1,6 @@
 """The real oracle and the real timestamp source, among crashes, pauses, power cuts and bad links.
 
-Every transaction here only begins: the checker holds the timestamps to be unique and in real-time
+Every transaction here only begins: the checker requires timestamps to be unique and in real-time
 order, across restarts of the oracle and for all clients.
 """
 
@@ -15,22 +15,22 @@ from random import Random
 import pytest
 
 from percolator.errors import ExecutionUnknown, NotExecuted
-from percolator.testing.checker import Report, ViolationKind, check
-from percolator.testing.history import Recorder
-from percolator.testing.network_faults import PERFECT, Fault, NetworkFaults
-from percolator.testing.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulated_process import Incarnation, SimulatedProcess
-from percolator.testing.simulated_wire import Wire
+from percolator.testing.isolation.checker import Report, ViolationKind, check
+from percolator.testing.isolation.history import Recorder
+from percolator.testing.simulator.network_faults import PERFECT, Fault, NetworkFaults
+from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
+from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
+from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.wire.timestamp_source import TimestampSource
 from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
 from services.oracle.candidate import Candidate, Site
 from services.oracle.handler import OracleHandler
 from services.oracle.ledger import Ledger
 from services.oracle.oracle import OracleLimits
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 
 ORACLES = ["oracle:7001", "oracle-2:7001"]
 STORE = Path("/store")
@@ -46,7 +46,7 @@ BAD = NetworkFaults(
 
 
 class _Cluster:
-    """Two oracles on one disk, clients that ask them, and somebody who breaks things."""
+    """Two oracles on one disk, clients that ask them, and faults."""
 
     def __init__(self, loop: SimulationLoop, seed: int) -> None:
         self.random = Random(seed)
@@ -64,10 +64,10 @@ class _Cluster:
         files = MemoryFiles(self.disk)
         incarnation.life.at_end(files.kill)
         clock = incarnation.world.clock
-        site = Site(clock, files, STORE, incarnation.address, "", OracleLimits())
+        site = Site(clock, STORE, incarnation.address, "", OracleLimits())
         candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
-        incarnation.listen([Exposed(service, OracleHandler(candidate.serving))])
+        incarnation.listen([Exposed(service, OracleHandler(candidate.candidacy.serving))])
         await candidate.run()
 
     async def ask(self, incarnation: Incarnation) -> None:

@@ -1,4 +1,4 @@
-"""Mistakes in taking over that show in few orders of system calls among many: every one is tried.
+"""Bugs in takeovers that show only in few orders of system calls among many: all are tried.
 
 Tablets, and the roles of the coordinator, are taken over by the same procedure.
 """
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.epoch_directory import _Takeover, take_over
-from services.chassis.epoch_names import EpochName, Stage
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
+from services.chassis.store.epoch_directory import _Takeover, take_over
+from services.chassis.store.epoch_names import EpochName, Stage
 from services.tabletserver import leveldb_clone
 from services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.unit.tabletserver.interleavings import Explorer
 
 _TABLET = Path("/tablet")
@@ -28,13 +28,13 @@ _NEW = b"what the new owner found in the logs"
 def test_reading_before_sealing_loses_what_was_acknowledged_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A leader that reads the mark first hands out timestamps twice."""
+    """A leader that reads the mark before it seals hands out timestamps twice."""
 
     async def read_first(self: _Takeover) -> None:
         names = [name for name in await self._look() if name.epoch < self._epoch]
         newest = max(names, key=lambda name: name.epoch)
         await self._cloned(self._tablet / str(newest))
-        await self._seal([name for name in names if name.stage is Stage.LIVE])
+        await self._seal([name for name in names if name.stage is Stage.LIVE], names)
 
     monkeypatch.setattr(_Takeover, "_inherit", read_first)
     assert Explorer((2,)).violations()
@@ -43,20 +43,20 @@ def test_reading_before_sealing_loses_what_was_acknowledged_between(
 def test_without_looking_again_after_the_claim_a_write_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two claimants neither sees the other, if both look only before they are visible."""
+    """Neither of two claimants sees the other if both look only before they are visible."""
 
-    def see_nobody(self: _Takeover, names: list[EpochName], *, own: EpochName | None) -> None:
-        """After the claim, nobody is looked for."""
+    def see_no_other(self: _Takeover, names: list[EpochName], *, own: EpochName | None) -> None:
+        """After the claim, it does not look for others."""
         if own is None:
             correct(self, names, own=own)
 
     correct = _Takeover._refuse_if_surpassed
-    monkeypatch.setattr(_Takeover, "_refuse_if_surpassed", see_nobody)
+    monkeypatch.setattr(_Takeover, "_refuse_if_surpassed", see_no_other)
     assert Explorer((2, 3)).violations()
 
 
 async def _table_of_the_new_owner() -> bytes:
-    """After a takeover in the middle of a compaction, which then goes on."""
+    """The new owner's table, after a takeover in the middle of a compaction that then continues."""
     disk = MemoryDisk()
     disk.make_durable_directory(_TABLET)
     former, new = MemoryFiles(disk), MemoryFiles(disk)
@@ -67,7 +67,7 @@ async def _table_of_the_new_owner() -> bytes:
     output = await former.create(own / _UNFINISHED)
     await output.append(b"half of a table")
     directory = (await take_over(new, _TABLET, 2, clone_leveldb)).path
-    # Its counter comes from the same MANIFEST: so its first table gets the same number.
+    # Its counter comes from the same MANIFEST, so its first table gets the same number.
     async with await new.create(directory / _UNFINISHED, exclusive=False) as table:
         await table.append(_NEW)
         await table.fsync()
@@ -80,7 +80,7 @@ async def test_no_compaction_goes_on_writing_into_a_table_of_the_new_owner() -> 
 
 
 async def test_with_every_table_linked_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The former owner's process lives on behind its sealed directory, with its files open."""
+    """The former owner's process still runs behind its sealed directory, with its files open."""
     correct = leveldb_clone.plan_clone
 
     def link_all(names: Iterable[str]) -> ClonePlan:

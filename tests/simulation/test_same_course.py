@@ -1,4 +1,4 @@
-"""A seed is worth something only if it fails again, in whatever process it is tried."""
+"""A failing seed is useful only if it fails again in every process that runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MESSAGES_MIN = 1_000
 
 @pytest.mark.integration
 def test_a_seed_takes_the_same_course_in_every_process(tmp_path: Path) -> None:
-    """Whatever Python hashes strings to, and wherever its objects lie."""
+    """Neither the hashes of strings nor the addresses of objects matter."""
     writers = []
     for hash_seed in _HASH_SEEDS:
         directory = tmp_path / hash_seed

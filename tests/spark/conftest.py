@@ -1,4 +1,4 @@
-"""One Spark session and one cluster for all tests that need them: both take seconds to start."""
+"""One Spark session and one cluster for all tests: both take seconds to start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
 import percolator
+import percolator.spark
 from services.local.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A task is given three attempts. Made before the client is used: Java is started by a fork."""
+    """Gives tasks three attempts. Made before any use of the client: Spark forks to start Java."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -48,6 +50,7 @@ def cluster(
 ) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
         yield started
+        percolator.spark.database(started.address).close()  # the one of snapshots and merges
 
 
 @pytest.fixture(scope="session")
@@ -58,16 +61,16 @@ def db(cluster: LocalCluster) -> Iterator[percolator.Database]:
 
 @pytest.fixture
 def read(spark: SparkSession, cluster: LocalCluster) -> Callable[..., DataFrameReader]:
-    def reading(table: str, **options: object) -> DataFrameReader:
+    def reading(table: str, **options: Any) -> DataFrameReader:
         given = {"address": cluster.address, "table": table, **options}
-        return spark.read.format("percolator").options(**given)  # type: ignore[arg-type]
+        return spark.read.format("percolator").options(**given)
 
     return reading
 
 
 @pytest.fixture
 def write(cluster: LocalCluster) -> Callable[..., DataFrameWriter]:
-    def writing(frame: object, table: str, **options: object) -> DataFrameWriter:
+    def writing(frame: Any, table: str, **options: Any) -> DataFrameWriter:
         given = {"address": cluster.address, "table": table, **options}
         return frame.write.format("percolator").options(**given).mode("append")  # type: ignore[attr-defined,no-any-return]
 

@@ -1,13 +1,16 @@
-"""Tables that the tests fill and read."""
+"""Tables for the tests to fill and read."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import percolator
-from percolator import Table, codecs, loop_thread
+from percolator import Table, codecs
+from percolator.blocking import loop_thread
 from percolator.v1 import master_pb2, tabletserver_pb2
 from percolator.wire import methods
 
@@ -25,26 +28,28 @@ _numbers = itertools.count(1)
 
 
 class Pages:
-    """A table of its own with a title and a number of visits in each row, in four tablets."""
+    """A new table of four tablets, with a title and a number of visits in each row."""
 
-    def __init__(self, db: percolator.Database, rows: int = 0) -> None:
+    def __init__(
+        self, db: percolator.Database, rows: int = 0, *, change_feed: bool = False
+    ) -> None:
         self.name = f"pages-{next(_numbers)}"
         self.table = Table(self.name)
         self.title = self.table.column("meta:title", codecs.text)
         self.visits = self.table.column("visits", codecs.integer)
         self.db = db
-        db.create_table(self.table, ["b", "c", "d"])
+        db.create_table(self.table, ["b", "c", "d"], change_feed=change_feed)
         self.fill(rows)
 
     def fill(self, rows: int, visits: int = 0) -> None:
-        """The same number of rows in each tablet."""
+        """Puts the same number of rows in each tablet."""
         self.db.set_many(
             (key, {self.title: f"title of {key}", self.visits: visits + number})
             for number, key in enumerate(keys(rows))
         )
 
     def stored(self) -> dict[str, tuple[Any, Any]]:
-        """Title and visits by url, as the client reads them."""
+        """Title and visits by URL, as the client reads them."""
         with self.db.snapshot() as snapshot:
             return {
                 row.key: (row.get(self.title), row.get(self.visits))
@@ -52,10 +57,10 @@ class Pages:
             }
 
     def observe(self, master: str) -> None:
-        """From now on, titles have an observer."""
+        """Registers an observer of titles."""
         observer = master_pb2.Observer(name="indexer", columns=[b"meta:title"])
         request = master_pb2.ChangeObserversRequest(table=self.name, add=[observer])
-        network = self.db._database.engine.world.network
+        network = self.db._database.internal.engine.world.network
 
         async def change() -> None:
             await network.unary(master, methods.CHANGE_OBSERVERS)(request, 10.0)
@@ -63,8 +68,8 @@ class Pages:
         loop_thread.shared().call(change)
 
     def flush(self, master: str) -> None:
-        """Moves each tablet to where it is: its rows are in files then, whose sizes are known."""
-        engine = self.db._database.engine
+        """Moves each tablet to where it is already, which writes its rows to files."""
+        engine = self.db._database.internal.engine
 
         async def move() -> None:
             info = await engine.catalog.table(self.name, engine.now() + 10)
@@ -75,8 +80,8 @@ class Pages:
         loop_thread.shared().call(move)
 
     def notifications(self) -> int:
-        """How many wait for observers, in all tablets."""
-        engine = self.db._database.engine
+        """The number of pending notifications in all tablets."""
+        engine = self.db._database.internal.engine
 
         async def count() -> int:
             info = await engine.catalog.table(self.name, engine.now() + 10)
@@ -93,3 +98,23 @@ class Pages:
 
 def keys(rows: int) -> list[str]:
     return [f"{letter}{number:05}" for letter in "abcd" for number in range(rows // 4)]
+
+
+def failing(frame: Any, marker: Path, attempts: int, after: Path | None = None) -> Any:
+    """The same rows; one partition fails after its last row, and once the file `after` exists."""
+
+    def some(rows: Iterator[Any]) -> Iterator[Any]:
+        import time
+
+        from pyspark import TaskContext
+
+        yield from rows
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 1 and context.attemptNumber() < attempts:
+            marker.touch()
+            while after is not None and not after.exists():
+                time.sleep(0.01)  # in a process of Spark's, which only a file can tell
+            raise RuntimeError("the task fails after all its rows")
+
+    return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(some), frame.schema)

@@ -1,4 +1,4 @@
-"""What cannot work fails on the driver, in the words of what is wrong, before any task."""
+"""What cannot work fails on the driver before any task, with an error that names the mistake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def pages(db: percolator.Database) -> Pages:
         ({"transaction_row": "7"}, None, "'transaction_rows' meant"),
         ({"table": "nowhere"}, None, "table: there is no table 'nowhere'"),
         ({"address": "127.0.0.1:1", "timeout_seconds": "0.2"}, None, "address: no cluster answers"),
-        ({"as_of": "2999-01-01T00:00:00Z"}, None, "as_of: 2999-01-01.* lies in the future"),
+        (
+            {"as_of": "2999-01-01T00:00:00Z"},
+            None,
+            "as_of: 2998-12-31T23:59:59.999.* is in the future",
+        ),
         ({"catalog": CATALOG, "columns": "titel"}, None, "is 'title' meant"),
         ({"catalog": CATALOG}, "url string, titel string", "'titel' is not in the catalogue"),
         ({"catalog": CATALOG}, "url string, visits string", "'visits' is string"),
@@ -45,7 +49,7 @@ def test_a_read_that_cannot_work(
     before = _jobs(spark)
     with pytest.raises(AnalysisException, match=message) as raised:
         (reader.schema(schema) if schema else reader).load().collect()
-    assert "pickl" not in str(raised.value), "as if it were a mistake of the data source"
+    assert "pickl" not in str(raised.value), "it would look like a bug in the data source"
     assert _jobs(spark) == before
 
 
@@ -74,16 +78,20 @@ def test_a_write_that_cannot_work(
 
 
 @pytest.mark.parametrize(
-    ("mode", "message"),
+    ("mode", "options", "message"),
     [
-        ("errorifexists", 'cannot be written in the "ErrorIfExists" mode. .* "Append"'),
-        ("overwrite", 'mode: overwrite would delete the table: use mode\\("append"\\)'),
+        ("errorifexists", {}, 'cannot be written in the "ErrorIfExists" mode. .* "Append"'),
+        ("overwrite", {"atomic": "false"}, 'atomic: mode\\("overwrite"\\) is: leave it out'),
+        ("overwrite", {"operation": "delete"}, 'mode: operation=delete needs mode\\("append"\\)'),
+        ("overwrite", {"operation": "bulk_load"}, "mode: operation=bulk_load needs"),
+        ("overwrite", {"skip_equal": "true"}, "skip_equal: looks at rows in transactions of its"),
     ],
 )
-def test_every_mode_but_append_is_refused(
-    spark: SparkSession, cluster: Any, pages: Pages, mode: str, message: str
-) -> None:
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+def test_a_mode_that_cannot_work(
+    spark: SparkSession, cluster: Any, pages: Pages, mode: str, options: dict[str, str],
+    message: str,
+) -> None:  # fmt: skip
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **options}
     frame = spark.createDataFrame([("a", "b", 1)], PAGES)
     before = pages.stored()
     with pytest.raises(AnalysisException, match=message):
@@ -92,6 +100,6 @@ def test_every_mode_but_append_is_refused(
 
 
 def _jobs(spark: SparkSession) -> int:
-    """How many jobs were started."""
+    """The number of jobs started so far."""
     tracker = spark.sparkContext.statusTracker()
     return len(tracker.getJobIdsForGroup(None))

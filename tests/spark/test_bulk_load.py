@@ -1,4 +1,4 @@
-"""Bulk load: all rows at once, or none; and whatever is left behind can be ended."""
+"""Bulk load: all rows at once or none, and an abandoned load can always be ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import percolator
-from percolator import errors, loop_thread
+from percolator import errors
 from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps
+from percolator.blocking import loop_thread
 from percolator.spark.bulk_loading import BulkLoadWriter, abandon_load, bulk_load
 from percolator.spark.options import WriteOptions
 from percolator.v1 import master_pb2
@@ -51,7 +52,7 @@ def _cells(frame: list[tuple[str, str, int]]) -> list[tuple[bytes, bytes, bytes]
 
 
 def _writer(cluster: LocalCluster, pages: Pages, name: str, **more: object) -> Any:
-    """As on the driver, which has closed the range."""
+    """The writer as the driver makes it, which closes the range."""
     given = _options(cluster, pages, operation="bulk_load", load_name=name) | more
     return BulkLoadWriter(WriteOptions.parse({k: v for k, v in given.items() if v is not None}))
 
@@ -59,7 +60,7 @@ def _writer(cluster: LocalCluster, pages: Pages, name: str, **more: object) -> A
 def _left_behind(
     db: percolator.Database, pages: Pages, name: str
 ) -> tuple[BulkLoad, LoadTimestamps]:
-    """By a driver that has died: the first half of the rows."""
+    """What a driver that died left behind: the first half of the rows."""
     plan = LoadPlan(pages.name, name, b"", b"", notify=False)
     load = BulkLoad(db._database, plan)
     loop = loop_thread.shared()
@@ -83,7 +84,7 @@ def test_all_rows_appear_at_one_timestamp(
     assert commits[0][0] > before
 
 
-def test_a_frame_that_is_written_as_it_comes_and_tasks_that_fail_load_the_same(
+def test_frames_that_are_not_arranged_and_tasks_that_fail_load_the_same_rows(
     write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
 ) -> None:
     pages = Pages(db)
@@ -110,20 +111,20 @@ def test_a_job_that_fails_leaves_nothing_and_the_table_open(
 ) -> None:
     pages = Pages(db)
     twice = _frame(spark).unionAll(_frame(spark).limit(1))
-    with pytest.raises(Exception, match="is in the frame twice"):
+    with pytest.raises(Exception, match="appears twice in the frame"):
         bulk_load(twice, **_options(cluster, pages))
     assert pages.stored() == {}
     pages.fill(4)
     assert len(pages.stored()) == 4
 
 
-def test_a_row_that_is_in_two_batches_of_a_task_is_in_the_frame_twice(
+def test_a_row_that_ends_one_batch_and_begins_the_next_is_a_repeated_row(
     db: percolator.Database, cluster: LocalCluster
 ) -> None:
     pages = Pages(db)
     writer = _writer(cluster, pages, "twice")
     batches = [pa.record_batch({"url": urls, "title": urls}) for urls in (["a", "b"], ["b", "c"])]
-    with pytest.raises(errors.SchemaError, match="is in the frame twice"):
+    with pytest.raises(errors.SchemaError, match="appears twice in the frame"):
         writer.write(iter(batches))
     writer.abort([])
     raw = _writer(cluster, pages, "cells", catalog=None)
@@ -132,13 +133,13 @@ def test_a_row_that_is_in_two_batches_of_a_task_is_in_the_frame_twice(
         for column in (b"meta:title", b"other", b"other")
     ]
     raw.write(iter(cells[:2]))
-    with pytest.raises(errors.SchemaError, match="is in the frame twice"):
+    with pytest.raises(errors.SchemaError, match="appears twice in the frame"):
         raw.write(iter(cells[1:]))
     raw.abort([])
     assert pages.stored() == {}
 
 
-def test_a_run_that_fails_after_another_has_taken_over_leaves_it_alone(
+def test_a_run_that_fails_after_another_took_over_does_not_undo_it(
     db: percolator.Database, cluster: LocalCluster
 ) -> None:
     pages = Pages(db)
@@ -152,11 +153,13 @@ def test_a_run_that_fails_after_another_has_taken_over_leaves_it_alone(
     assert pages.stored() == {"a": ("later", 1)}
 
 
-def test_a_bulk_load_is_one_whatever_operation_it_is_told(
+def test_bulk_load_refuses_another_operation(
     db: percolator.Database, cluster: LocalCluster, spark: SparkSession
 ) -> None:
     pages = Pages(db)
-    with pytest.raises(errors.InvalidArgument, match="operation: is 'bulk_load' here"):
+    with pytest.raises(
+        errors.InvalidArgument, match="operation: expected 'bulk_load', found 'delete'"
+    ):
         bulk_load(_frame(spark), **_options(cluster, pages, operation="delete"))
     bulk_load(_frame(spark), **_options(cluster, pages, load_name=None, notify=None))
     assert pages.stored() == _expected()
@@ -190,7 +193,7 @@ def test_the_same_load_takes_over_from_a_driver_that_died(
         loop_thread.shared().call(lambda: former.load(cells, timestamps))
 
 
-def test_a_load_that_was_left_behind_is_abandoned_or_finished_when_it_was_complete(
+def test_abandoning_a_load_deletes_its_rows_unless_it_was_complete(
     db: percolator.Database, cluster: LocalCluster
 ) -> None:
     pages = Pages(db)
@@ -199,7 +202,7 @@ def test_a_load_that_was_left_behind_is_abandoned_or_finished_when_it_was_comple
     assert not abandon_load(**where)
     assert pages.stored() == {}
     load, timestamps = _left_behind(db, pages, "crawl")
-    # As far as a driver gets that dies while it finishes.
+    # This is how far a driver gets that dies while it finishes the load.
     run, commit = timestamps
     loop_thread.shared().call(lambda: load._each(FenceRequest.ACTION_FINISH, run, commit=commit))
     assert abandon_load(**where)
@@ -211,7 +214,7 @@ def test_tablets_may_split_and_move_under_a_load(
 ) -> None:
     pages = Pages(db)
     load, timestamps = _left_behind(db, pages, "moving")
-    engine = db._database.engine
+    engine = db._database.internal.engine
 
     async def split_and_move() -> None:
         info = await engine.catalog.table(pages.name, engine.now() + 10)
@@ -233,7 +236,7 @@ def test_tablets_may_split_and_move_under_a_load(
     assert found == {key: title for key, title, _ in _rows()}
 
 
-def test_observers_are_notified_when_that_is_wanted(
+def test_observers_are_notified_on_request(
     db: percolator.Database, cluster: LocalCluster, spark: SparkSession
 ) -> None:
     pages = Pages(db)

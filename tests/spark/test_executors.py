@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import DataFrameReader, SparkSession
 
 import percolator
-from percolator import loop_thread
+from percolator.blocking import loop_thread
 from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, Pages
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(300),
-    # Spark leaves sockets to its gateway open when it stops.
+    # Spark leaves the sockets to its gateway open when it stops.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -26,7 +26,7 @@ TIMESTAMPS_EACH = 200
 
 
 class Relay:
-    """Another address of a server, until it is closed."""
+    """A second address for a server, until the relay is closed."""
 
     def __init__(self, server: str) -> None:
         self._host, _, self._port = server.rpartition(":")
@@ -56,23 +56,25 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         while data := await reader.read(65_536):
             writer.write(data)
     except ConnectionError:
-        pass  # one of the two has gone
+        pass  # one of the two sides has closed
     writer.close()
 
 
-def test_executors_that_cannot_reach_the_cluster_say_so_in_the_words_of_the_option(
+def test_executors_that_cannot_reach_the_cluster_name_the_option_and_the_address(
     read: Callable[..., DataFrameReader], db: percolator.Database, cluster: LocalCluster
 ) -> None:
     pages, relay = Pages(db, 4), Relay(cluster.address)
     options = {"address": relay.address, "catalog": CATALOG, "timeout_seconds": 2}
     frame = read(pages.name, **options).load().where("url = 'a00000'")
-    assert frame._jdf.queryExecution().executedPlan() is not None  # the driver did reach it
+    assert (
+        frame._jdf.queryExecution().executedPlan() is not None
+    )  # the driver has reached the cluster
     relay.close()
     with pytest.raises(Exception, match=f"address: no cluster answers at {relay.address} from"):
         frame.collect()
 
 
-def test_executors_take_timestamps_that_are_never_repeated(
+def test_timestamps_taken_by_executors_are_unique_and_increase(
     spark: SparkSession, cluster: LocalCluster
 ) -> None:
     address = cluster.processes["oracle"].address
@@ -104,3 +106,38 @@ def test_executors_take_timestamps_that_are_never_repeated(
     everything = [timestamp for timestamps in taken.values() for timestamp in timestamps]
     assert len(set(everything)) == PARTITIONS * TIMESTAMPS_EACH
     assert all(timestamps == sorted(timestamps) for timestamps in taken.values())
+
+
+def test_a_python_worker_has_one_connection_for_all_its_tasks(
+    spark: SparkSession, cluster: LocalCluster, db: percolator.Database
+) -> None:
+    pages, address = Pages(db, 4), cluster.address
+    name = pages.name
+
+    def look(numbers: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
+        import os
+
+        import percolator.spark
+        from percolator import Table, codecs
+
+        found = percolator.spark.database(address)
+        with found.snapshot() as snapshot:
+            titles = Table(name).column("meta:title", codecs.text)
+            yield os.getpid(), id(found), snapshot.get("a00000", titles) == "title of a00000"
+
+    looked = []
+    for _ in range(2):
+        numbers = spark.sparkContext.parallelize(range(PARTITIONS), PARTITIONS)
+        looked += numbers.mapPartitions(look).collect()
+    assert all(read for _, _, read in looked)
+    processes = {process for process, _, _ in looked}
+    assert len({(process, database) for process, database, _ in looked}) == len(processes)
+    assert len(processes) < len(looked)
+
+
+def test_a_function_that_captures_a_database_is_refused_with_what_to_use_instead(
+    spark: SparkSession, db: percolator.Database
+) -> None:
+    frame = spark.range(2)
+    with pytest.raises(Exception, match=r"call percolator\.spark\.database\(\) instead"):
+        frame.foreachPartition(lambda rows: db.close())

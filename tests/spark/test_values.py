@@ -1,8 +1,10 @@
-"""Values pass between Arrow and cells without change, and with the bytes of the codecs."""
+"""Values are stored with the bytes of the codecs, and come back from Arrow unchanged."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from percolator.spark.values import decoded, encoded
 
 pytestmark = pytest.mark.spark
 
+MOMENT = pa.timestamp("us", tz="UTC")
 texts = st.text(st.characters(codec="utf-8"), max_size=5)
 KINDS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "raw": (pa.binary(), st.binary(max_size=5), codecs.raw.encode),
@@ -22,6 +25,14 @@ KINDS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "integer": (pa.int64(), st.integers(-(2**63), 2**63 - 1), codecs.integer.encode),
     "float": (pa.float64(), st.floats(allow_nan=False), codecs.float.encode),
     "boolean": (pa.bool_(), st.booleans(), codecs.boolean.encode),
+    "int": (pa.int32(), st.integers(-(2**31), 2**31 - 1), codecs.integer.encode),
+    "timestamp": (MOMENT, st.datetimes(timezones=st.just(UTC)), codecs.timestamp.encode),
+    "date": (pa.date32(), st.dates(), codecs.date.encode),
+    "decimal(9,3)": (
+        pa.decimal128(9, 3),
+        st.integers(-(10**9) + 1, 10**9 - 1).map(lambda n: Decimal(n).scaleb(-3)),
+        codecs.decimal(9, 3).encode,
+    ),
 }
 
 
@@ -31,13 +42,13 @@ def test_arrays_come_back_and_are_stored_as_the_codecs_store(kind: str, data: An
     target, values, encode = KINDS[kind]
     found = data.draw(st.lists(st.none() | values, max_size=6))
     skipped = data.draw(st.integers(0, len(found)))
-    array = pa.array(found, target)[skipped:]  # a part of an array: what Spark hands over
+    array = pa.array(found, target)[skipped:]  # a slice, as Spark passes them
     stored = encoded(array, kind)
     assert stored == [None if one is None else encode(one) for one in found[skipped:]]
     assert decoded(stored, kind, target).equals(pa.array(found[skipped:], target))
 
 
-def test_json_is_stored_compactly_however_it_was_written() -> None:
+def test_json_is_stored_compactly_however_it_was_formatted() -> None:
     array = pa.array(['{"b": [1, 2],\n "a": null}', None])
     assert encoded(array, "json") == [codecs.json.encode({"b": [1, 2], "a": None}), None]
     assert json.loads(decoded(encoded(array, "json"), "json", pa.string())[0].as_py())["b"] == [
@@ -46,8 +57,32 @@ def test_json_is_stored_compactly_however_it_was_written() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["text", "integer", "float", "boolean"])
-def test_stored_bytes_of_another_type_are_said_to_be_so(kind: str) -> None:
+def test_moments_of_another_time_zone_are_stored_as_the_same_moments() -> None:
+    moments = [datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC), None]
+    array = pa.array(moments, pa.timestamp("us", tz="Asia/Kathmandu"))
+    stored = encoded(array, "timestamp")
+    assert decoded(stored, "timestamp", MOMENT).to_pylist() == moments
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "stored", "reason"),
+    [
+        ("int", pa.int32(), codecs.integer.encode(2**31), "stored integer does not fit int"),
+        ("date", pa.date32(), codecs.integer.encode(2**40), "beyond the year 9999"),
+        ("decimal(4,2)", pa.decimal128(4, 2), b"123.45", "does not fit decimal"),
+        ("decimal(4,2)", pa.decimal128(4, 2), b"1.234", "does not fit decimal"),
+        ("decimal(4,2)", pa.decimal128(4, 2), b"1e1", "are not a decimal"),
+    ],
+)
+def test_stored_values_that_do_not_fit_are_refused(
+    kind: str, target: pa.DataType, stored: bytes, reason: str
+) -> None:
+    with pytest.raises(errors.SchemaError, match=reason):
+        decoded([None, stored], kind, target)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "raw"])
+def test_stored_bytes_of_another_type_are_refused(kind: str) -> None:
     with pytest.raises(errors.SchemaError, match="stored bytes are not"):
         decoded([b"\xff\xfe"], kind, KINDS[kind][0])
 

@@ -1,4 +1,4 @@
-"""What observers keep up to date is what the Spark batch job makes of the same documents."""
+"""Observers keep up to date exactly what the Spark batch job computes from scratch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from examples.webindex.definition import served
 from examples.webindex.served import served_table
 from examples.webindex.spark_documents import crawled
 from examples.webindex.spark_load import load
-from percolator import Table, loop_thread
+from percolator import Table
+from percolator.blocking import loop_thread
 from percolator.cli.app import app
 from services.local.cluster import LocalCluster
 
@@ -38,7 +39,7 @@ Cells = dict[tuple[bytes, bytes], bytes]
 
 
 def waiting(cluster: LocalCluster) -> int:
-    """How many notifications no observer has answered yet."""
+    """The number of pending notifications."""
     arguments = ["--address", cluster.address, "--json", "notifications", "--count"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
@@ -46,8 +47,8 @@ def waiting(cluster: LocalCluster) -> int:
 
 
 def server_of(db: percolator.Database, cluster: LocalCluster, table: Table[Any]) -> str:
-    """The name of the process that serves its first tablet."""
-    engine = db._database.engine
+    """The name of the process that serves the first tablet of the table."""
+    engine = db._database.internal.engine
 
     async def find() -> str:
         deadline = engine.now() + 10.0

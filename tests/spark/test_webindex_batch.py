@@ -82,7 +82,7 @@ def test_a_crawl_goes_into_the_store_and_what_is_served_comes_out(
     cluster: LocalCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the two programs, which find the cluster as all others do."""
+    """Runs the two programs, which find the cluster through the environment."""
     monkeypatch.setenv("PERCOLATOR_ADDRESS", cluster.address)
     crawl = Crawl(400, seed=9)
     splits = ["http://site3", "http://site6"]
@@ -96,4 +96,11 @@ def test_a_crawl_goes_into_the_store_and_what_is_served_comes_out(
             tx.delete(crawl.url(number), tables.body)
     batch.main([])
     expected = served(changed + [crawl.document(number) for number in range(30, 400)])
+    assert served_table(db) == expected
+
+    with db.transaction() as tx:
+        for number in range(30, 60):
+            tx.delete(crawl.url(number), tables.body)
+    batch.main(["--replace"])
+    expected = served(changed + [crawl.document(number) for number in range(60, 400)])
     assert served_table(db) == expected

@@ -1,8 +1,9 @@
-"""Writes: rows arrive, once or many times over, and are the same."""
+"""Writes: the rows end up the same, whether they were written once or several times."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,8 @@ import percolator
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.options import WriteOptions
 from percolator.spark.transactions import Transactions
-from percolator.spark.writing import Written, total, writer_of
+from percolator.spark.writers import writer_of
+from percolator.spark.written import Written, total
 from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages, keys
 
@@ -33,7 +35,7 @@ def _rows(count: int, visits: int = 0) -> list[tuple[str, str, int]]:
     return [(key, f"title of {key}", visits + n) for n, key in enumerate(keys(count))]
 
 
-def test_an_append_puts_rows_in_the_place_of_those_with_the_same_key(
+def test_an_append_replaces_rows_with_the_same_key(
     write: Any, db: percolator.Database, spark: SparkSession
 ) -> None:
     pages = Pages(db, 40)
@@ -42,7 +44,7 @@ def test_an_append_puts_rows_in_the_place_of_those_with_the_same_key(
     assert pages.stored() == {key: (title, visits) for key, title, visits in _rows(80, 500)}
 
 
-def test_a_field_that_is_not_in_the_frame_stays_as_it_is(
+def test_fields_that_the_frame_does_not_have_stay_as_they_are(
     write: Any, db: percolator.Database, spark: SparkSession
 ) -> None:
     pages = Pages(db, 4)
@@ -56,13 +58,13 @@ def test_a_null_is_skipped_or_deleted_or_refused_as_the_option_says(
 ) -> None:
     pages = Pages(db, 4)
     frame = spark.createDataFrame([("a00000", None, 7), ("b00000", None, 8)], PAGES)
-    with pytest.raises(Exception, match=r"field 'title' is null in . rows; option nulls says"):
+    with pytest.raises(Exception, match=r"field 'title' is null in . rows; set the option nulls"):
         write(frame, pages.name, catalog=CATALOG).save()
     write(frame, pages.name, catalog=CATALOG, nulls="skip").save()
     assert pages.stored()["a00000"] == ("title of a00000", 7)
     write(frame, pages.name, catalog=CATALOG, nulls="delete").save()
     assert pages.stored()["a00000"] == (None, 7)
-    with pytest.raises(Exception, match=r"field 'url' is null in 1 rows, and it is the key"):
+    with pytest.raises(Exception, match=r"field 'url' is null in 1 rows, and a key cannot"):
         write(spark.createDataFrame([(None, "t", 7)], PAGES), pages.name, catalog=CATALOG).save()
 
 
@@ -89,7 +91,7 @@ def test_raw_cells_can_be_copied_as_they_are(
     assert copy.stored() == pages.stored()
 
 
-def test_what_is_equal_is_not_written_again_when_that_is_wanted(
+def test_equal_values_are_not_written_again_on_request(
     write: Any, read: Read, db: percolator.Database, spark: SparkSession
 ) -> None:
     pages = Pages(db, 40)
@@ -106,14 +108,14 @@ def _raw(read: Read, pages: Pages) -> list[Any]:
     return read(pages.name).load().collect()
 
 
-def test_two_attempts_at_one_time_both_succeed_and_the_rows_are_right(
+def test_two_concurrent_attempts_of_a_task_both_succeed(
     cluster: Any, db: percolator.Database
 ) -> None:
     pages = Pages(db)
     options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     options |= {"transaction_rows": "100", "transactions_in_flight": "2"}
     fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields), overwrite=False)
+    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields))
     batches = [
         pa.record_batch({"url": part, "visits": list(range(len(part)))})
         for part in (keys(4000)[start::4] for start in range(4))
@@ -136,13 +138,13 @@ def test_two_attempts_at_one_time_both_succeed_and_the_rows_are_right(
     assert {url: visits for url, (_, visits) in pages.stored().items()} == expected
 
 
-def test_of_rows_with_one_key_in_a_task_the_last_one_stays_whichever_commit_is_slow(
+def test_the_last_row_of_a_key_in_a_task_wins_even_if_an_earlier_commit_is_slow(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
     pages = Pages(db)
     options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields), overwrite=False)
+    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields))
     batches = [pa.record_batch({"url": ["a"], "visits": [number]}) for number in range(3)]
     commit, wait = Transactions._commit, Transactions._wait
     go_on = threading.Event()
@@ -171,6 +173,47 @@ def test_of_rows_with_one_key_in_a_task_the_last_one_stays_whichever_commit_is_s
     assert pages.stored() == {"a": (None, 2)}
 
 
+def _writer(cluster: Any, pages: Pages, **more: str) -> Any:
+    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
+    fields = [StructField("url", StringType()), StructField("visits", LongType())]
+    return writer_of(WriteOptions.parse(options), StructType(fields))
+
+
+def test_a_task_that_fails_says_what_it_has_committed(
+    cluster: Any, db: percolator.Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages = Pages(db)
+    good = pa.record_batch({"url": keys(40), "visits": list(range(40))})
+    bad = pa.record_batch({"url": ["z"], "visits": pa.array([None], pa.int64())})
+    writer = _writer(cluster, pages, transaction_rows="10")
+    with pytest.raises(percolator.SchemaError, match="null") as raised:
+        writer.write(iter([good, bad]))
+    (note,) = raised.value.__notes__
+    assert "what it committed stays: 40 cells in 4 transactions, of 41 rows" in note
+    assert len(pages.stored()) == 40
+    writer.abort([Written(cells=7, transactions=1, rows=7), None])
+    assert "1 of 2 tasks reported 7 cells in 1 transactions, of 7 rows" in caplog.text
+
+
+def test_giving_up_names_the_option_the_attempts_and_the_time(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db)
+
+    async def lose(*_: object, **__: object) -> int:
+        raise percolator.ConflictError("another transaction has written the row")
+
+    monkeypatch.setattr(Transactions, "_attempt", lose)
+    writer = _writer(cluster, pages, retry_seconds="0.2")
+    with pytest.raises(percolator.DeadlineExceeded) as raised:
+        writer.write(iter([pa.record_batch({"url": ["a"], "visits": [1]})]))
+    assert re.fullmatch(
+        r"gave up on a transaction after \d+ attempts in \d\.\d s; the option retry_seconds is 0.2;"
+        r" last error: another transaction has written the row",
+        raised.value.message,
+    )
+
+
 def test_observed_columns_notify_when_spark_writes_them(
     write: Any, db: percolator.Database, cluster: Any, spark: SparkSession
 ) -> None:
@@ -180,10 +223,10 @@ def test_observed_columns_notify_when_spark_writes_them(
     assert pages.notifications() == 40
 
 
-def test_a_table_that_was_dropped_and_made_again_is_another_one(
+def test_a_table_that_was_dropped_and_created_again_is_a_new_one(
     write: Any, read: Any, db: percolator.Database, spark: SparkSession, cluster: LocalCluster
 ) -> None:
-    """Spark's Python processes are used again, and have known the first one."""
+    """Spark reuses its Python processes, and these remember the first table."""
     pages = Pages(db)
     frame = spark.createDataFrame([("a", "b", 1), ("d", "e", 2)], PAGES)
     options = {"catalog": CATALOG}

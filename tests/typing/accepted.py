@@ -15,6 +15,7 @@ from percolator import (
     Transaction,
     WorkerLimits,
     aio,
+    both_kinds,
     codecs,
     observes,
     transactional,
@@ -39,6 +40,9 @@ def transfer(tx: Transaction, source: str, target: str, amount: int) -> int:
 @transactional(retry=RetryPolicy(attempts_max=3))
 def rename(tx: Transaction, row: str, *, name: str) -> None:
     tx.set(row, owner, name)
+    tx.set(row, {balance: 1, owner: name})
+    visits: int = tx.increment(row, balance, 2)
+    tx.delete_row(accounts, row + str(visits))
 
 
 @transactional
@@ -61,6 +65,9 @@ def blocking(db: Database) -> int:
             number: int = row[balance]
             print(text, number)
         found: list[Row[str]] = snapshot.get_many(accounts, ["bob"], [balance])
+        values: list[int | None] = snapshot.get_many([("bob", balance), ("joe", balance)])
+        mixed = snapshot.get_many([("bob", balance), ("bob", owner)])
+        print(values, mixed)
         key: int = next(snapshot.scan(numbered, start=5)).key
     db.set_many((name, {balance: 1, owner: "x"}) for name in ["a", "b"])
     rename(db, "bob", name="Robert")
@@ -69,7 +76,7 @@ def blocking(db: Database) -> int:
 
 async def asynchronous(db: aio.Database) -> int:
     async with db.transaction() as tx:
-        one, other = await asyncio.gather(tx.get("a", balance), tx.get("b", owner, "nobody"))
+        one, other = await asyncio.gather(tx.get("a", balance), tx.get("b", owner, "missing"))
         number: int | None = one
         text: str = other
         print(number, text)
@@ -103,3 +110,28 @@ async def connecting() -> None:
         await asynchronous(db)
     other: aio.Database = await aio.connect()
     await other.close()
+
+
+@both_kinds
+async def spend(tx: aio.Transaction, name: str, *, amount: int) -> int:
+    await tx.set(name, balance, await total(tx, [name]) - amount)
+    return amount
+
+
+@both_kinds
+async def total(reads: aio.Transaction | aio.Snapshot, names: list[str]) -> int:
+    return sum([await reads.get(name, balance, default=0) for name in names])
+
+
+def with_blocking_ones(db: Database) -> int:
+    with db.transaction() as tx:
+        spent: int = spend(tx, "bob", amount=1) + total(tx, ["bob"])
+    with db.snapshot() as snapshot:
+        return spent + total(snapshot, ["bob"])
+
+
+async def with_those_of_asyncio(db: aio.Database) -> int:
+    async with db.transaction() as tx:
+        spent: int = await spend(tx, "bob", amount=1) + await total(tx, ["bob"])
+    async with db.snapshot() as snapshot:
+        return spent + await total(snapshot, ["bob"])

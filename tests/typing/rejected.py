@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator import Database, Table, Transaction, aio, codecs, transactional
+from percolator import Database, Table, Transaction, aio, both_kinds, codecs, transactional
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -38,3 +38,27 @@ def use(db: Database, other: aio.Database) -> None:
     print(text, number)
     accounts.column("balance")  # rejected: without a codec
     accounts.nonsense()  # rejected: no such method
+
+
+@both_kinds
+async def spend(tx: aio.Transaction, name: str) -> int:
+    await tx.delete(name, balance)
+    return 1
+
+
+@both_kinds
+async def spent(reads: aio.Transaction | aio.Snapshot) -> int:
+    await reads.set("bob", balance, 1)  # rejected: snapshots only read
+    return 1
+
+
+async def use_both(db: Database, other: aio.Database) -> None:
+    with db.transaction() as tx:
+        spend(tx, "bob") + "1"  # rejected: returns an int
+        spend(tx, 7)  # rejected: not a str
+        await spend(tx, "bob")  # rejected: nothing to await
+    with db.snapshot() as snapshot:
+        spend(snapshot, "bob")  # rejected: snapshots only read
+    async with other.transaction() as async_tx:
+        spend(async_tx, "bob") + 1  # rejected: not awaited
+    spend(db, "bob")  # rejected: no transaction

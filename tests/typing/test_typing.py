@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     """Lines that mypy rejects, by file."""
-    # Elsewhere, because the settings of the project exclude the file that must be rejected.
+    # In another directory, because the project's settings exclude the file that must be rejected.
     copies = tmp_path_factory.mktemp("programs")
     for name in ("accepted.py", "rejected.py"):
         (copies / name).write_text((HERE / name).read_text())

@@ -40,5 +40,5 @@ class UnaryNetwork(ABC):
     ) -> StreamCall[RequestT, ResponseT]:
         raise UsageError("nothing is streamed here")
 
-    async def close(self) -> None:  # noqa: B027 (nobody has to replace it)
+    async def close(self) -> None:  # noqa: B027 - most doubles have nothing to close
         """Nothing is open."""

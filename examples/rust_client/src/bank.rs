@@ -1,4 +1,4 @@
-//! A bank: transfers between accounts, and an audit that nothing was made or lost.
+//! A bank: transfers between accounts, and an audit that no money was created or lost.
 
 use tonic::{Code, Status};
 
@@ -10,13 +10,13 @@ const TABLE: &str = "rust-accounts";
 const BALANCE: &str = "balance";
 pub const OPENING_BALANCE: i64 = 100;
 
-/// The name of an account, which is its row.
+/// The name of an account, which is its row key.
 pub fn account(number: u64) -> String {
     format!("account-{number:03}")
 }
 
-/// A gateway passes on what a master answers. A table that is there already is fine: so this may be
-/// asked twice, too.
+/// Creates the table. A gateway forwards this call to a master. It succeeds if the table exists, so
+/// it may be repeated.
 pub async fn create_table(gateways: &Gateways) -> Result<(), Status> {
     let request = CreateTableRequest {
         name: TABLE.into(),
@@ -33,7 +33,7 @@ pub async fn create_table(gateways: &Gateways) -> Result<(), Status> {
     Ok(())
 }
 
-/// All accounts or none, and only if there are none: it may be run by many, and again.
+/// Opens all accounts or none, and only if there are none. So any number of clients may run it.
 pub async fn open_accounts(gateways: &Gateways, accounts: u64) -> Result<(), Status> {
     let names: Vec<String> = (0..accounts).map(account).collect();
     loop {
@@ -50,16 +50,16 @@ pub async fn open_accounts(gateways: &Gateways, accounts: u64) -> Result<(), Sta
     }
 }
 
-/// What one transfer took.
+/// What one transfer needed.
 #[derive(Default)]
 pub struct Effort {
     pub conflicts: u64,
     pub repeats: u64,
 }
 
-/// Moves money, if there is enough of it. After a conflict it runs again, on a new snapshot.
+/// Moves money if there is enough. After a conflict, it is retried on a fresh snapshot.
 ///
-/// With `lose_answer` it behaves as if the commit's answer was lost, and sends it once more.
+/// With `lose_answer`, it acts as if the response to the commit was lost, and repeats the commit.
 pub async fn transfer(
     gateways: &Gateways,
     source: &str,
@@ -99,7 +99,7 @@ pub async fn transfer(
     }
 }
 
-/// The first answer is not looked at until another gateway has given its own: both are the same.
+/// Commits at two gateways, one after the other, and checks that both give the same answer.
 async fn commit_twice(gateways: &Gateways, tx: &Transaction<'_>) -> Result<Outcome, Status> {
     let lost = tx.commit().await?;
     gateways.go_elsewhere();
@@ -117,7 +117,7 @@ async fn commit_twice(gateways: &Gateways, tx: &Transaction<'_>) -> Result<Outco
     Ok(repeated)
 }
 
-/// Which transaction was first, when the environment wants to know.
+/// Prints which transaction was first, if `EXPLAIN` is set.
 fn explain(status: &Status) {
     if std::env::var_os("EXPLAIN").is_none() {
         return;
@@ -135,7 +135,7 @@ fn explain(status: &Status) {
     }
 }
 
-/// The sum of all accounts at one instant, however much is transferred meanwhile.
+/// The sum of all accounts at one snapshot, however much is transferred meanwhile.
 pub async fn total(gateways: &Gateways) -> Result<(usize, i64), Status> {
     let tx = gateways.begin().await?;
     let rows = tx.scan(TABLE, BALANCE).await?;
@@ -146,7 +146,7 @@ pub async fn total(gateways: &Gateways) -> Result<(usize, i64), Status> {
     Ok((rows.len(), sum))
 }
 
-/// A commit of something that no table can hold: an error, and nothing is written.
+/// Commits to a table that does not exist: an error, and nothing is written.
 pub async fn is_refused_without_a_table(gateways: &Gateways) -> Result<bool, Status> {
     let mut tx = gateways.begin().await?;
     tx.put("no-such-table", "row", BALANCE, integer(1));

@@ -1,7 +1,7 @@
 //! percolator-bank ADDRESS[,ADDRESS…] [TRANSFERS]
 //!
-//! Transfers money between accounts with several tellers at once, through the given gateways, and
-//! audits it. Every tenth commit is sent twice, to two gateways, as after a lost answer.
+//! Transfers money between accounts with several concurrent tellers through the given gateways, and
+//! audits it. Every tenth commit is sent twice, to two gateways, as if the response had been lost.
 
 mod bank;
 mod transactions;
@@ -65,12 +65,12 @@ async fn run(addresses: &[String], transfers: u64) -> Result<(), Box<dyn std::er
     Ok(())
 }
 
-/// One teller, one transfer after the other.
+/// One teller, who makes one transfer after another.
 async fn work(gateways: &Gateways, teller: u64, transfers: u64) -> Result<bank::Effort, Status> {
     let mut done = bank::Effort::default();
     let mut chance = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(teller + 1);
     for number in 0..transfers {
-        // A xorshift: there is no need for more of it here.
+        // A xorshift generator is good enough here.
         chance ^= chance << 13;
         chance ^= chance >> 7;
         chance ^= chance << 17;

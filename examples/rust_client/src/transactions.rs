@@ -1,7 +1,7 @@
 //! Transactions through any of several gateways.
 //!
-//! A gateway keeps nothing, so every call may go to another one. The one rule that matters stands
-//! in `Transaction::commit`: a commit without an answer is sent again *as it was*, never anew.
+//! A gateway keeps no state, so each call may go to another one. The rule that matters is in
+//! `Transaction::commit`: a commit without an answer is repeated *unchanged*, never begun again.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,17 +26,17 @@ pub struct Gateways {
     turn: AtomicUsize,
 }
 
-/// What became of a commit, for good.
+/// The final outcome of a commit.
 #[derive(Debug)]
 pub enum Outcome {
     /// All of it is visible from this timestamp on.
     Committed(u64),
-    /// Nothing of it ever will be: somebody else was first.
+    /// None of it ever will be: another transaction was first.
     Aborted(Status),
 }
 
 impl Gateways {
-    /// `addresses` are such as "localhost:7110"; they are dialled when they are needed.
+    /// `addresses` look like "localhost:7110"; they are dialled when needed.
     pub fn new(addresses: &[String]) -> Result<Self, tonic::transport::Error> {
         let channels = addresses
             .iter()
@@ -64,7 +64,7 @@ impl Gateways {
         GatewayServiceClient::new(self.channel())
     }
 
-    /// A new transaction: it sees what was committed until now.
+    /// A new transaction, which sees everything committed until now.
     pub async fn begin(&self) -> Result<Transaction<'_>, Status> {
         let told = self
             .anywhere(|channel| async move {
@@ -79,7 +79,7 @@ impl Gateways {
         })
     }
 
-    /// Calls one gateway after the other until one answers. For what may be asked twice.
+    /// Calls one gateway after another until one answers. Only for calls that may be repeated.
     pub async fn anywhere<R, F, A>(&self, call: F) -> Result<R, Status>
     where
         F: Fn(Channel) -> A,
@@ -99,7 +99,7 @@ impl Gateways {
     }
 }
 
-/// Reads at its start timestamp; writes are kept here until `commit`.
+/// Reads at its start timestamp, and keeps writes here until `commit`.
 pub struct Transaction<'a> {
     gateways: &'a Gateways,
     start: u64,
@@ -138,9 +138,9 @@ impl Transaction<'_> {
         Ok(told.rows.into_iter().map(value).collect())
     }
 
-    /// Every row of the table that has the column. A stream that breaks is continued elsewhere,
-    /// from behind the last row that came: the snapshot stays the same. So does one that takes
-    /// longer than a call may, and patience ends only without any row.
+    /// Every row of the table that has the column. If a stream breaks, or takes longer than a call
+    /// may, it is continued at another gateway after the last row received, at the same snapshot.
+    /// It gives up only if no row arrives for too long.
     pub async fn scan(&self, table: &str, column: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Status> {
         let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         let mut until = Instant::now() + PATIENCE;
@@ -206,11 +206,11 @@ impl Transaction<'_> {
         });
     }
 
-    /// Makes all writes visible at one instant, or none.
+    /// Makes all writes visible atomically, or none.
     ///
-    /// Without an answer it is unknown whether they are. Then the *same* commit is sent again,
-    /// at another gateway: the start timestamp says that it is the same, and every gateway comes
-    /// to the same outcome. Beginning anew instead might do the work twice.
+    /// Without an answer, the outcome is unknown. Then the *same* commit is sent to another
+    /// gateway: the start timestamp identifies it, and every gateway arrives at the same outcome.
+    /// Beginning a new transaction instead might do the work twice.
     pub async fn commit(&self) -> Result<Outcome, Status> {
         let request = CommitRequest {
             start_timestamp: self.start,
@@ -239,8 +239,7 @@ fn timed<T>(message: T) -> Request<T> {
     request
 }
 
-/// No answer, or one that leaves everything open. `UNKNOWN` is also what a broken connection
-/// looks like.
+/// No answer, or one that leaves the outcome open. A broken connection also looks like `UNKNOWN`.
 fn tells_nothing(status: &Status) -> bool {
     matches!(
         status.code(),

@@ -1,4 +1,4 @@
-//! What the protos say, and how a failed call tells its cause.
+//! The code generated from the protos, and the typed cause of a failed call.
 
 use prost::Message;
 use tonic::Status;
@@ -16,14 +16,14 @@ struct RpcStatus {
     details: Vec<prost_types::Any>,
 }
 
-/// The typed cause of a failed call; none when the call never reached a server of the cluster.
+/// The typed cause of a failed call; none if the call never reached a server of the cluster.
 pub fn detail(status: &Status) -> Option<ErrorDetail> {
     let told = RpcStatus::decode(status.details()).ok()?;
     let packed = told.details.first()?;
     ErrorDetail::decode(packed.value.as_slice()).ok()
 }
 
-/// The bytes of an integer, as docs/formats.md has them: 8, two's complement, big-endian.
+/// The bytes of an integer as defined in docs/formats.md: 8, two's complement, big-endian.
 pub fn integer(value: i64) -> Vec<u8> {
     value.to_be_bytes().to_vec()
 }
@@ -31,7 +31,7 @@ pub fn integer(value: i64) -> Vec<u8> {
 pub fn as_integer(bytes: &[u8]) -> Result<i64, Status> {
     let bytes = bytes
         .try_into()
-        .map_err(|_| Status::data_loss(format!("{} bytes are no integer", bytes.len())))?;
+        .map_err(|_| Status::data_loss(format!("{} bytes are not an integer", bytes.len())))?;
     Ok(i64::from_be_bytes(bytes))
 }
 
@@ -51,6 +51,6 @@ mod tests {
 
     #[test]
     fn a_failure_without_details_has_no_cause() {
-        assert!(detail(&Status::unavailable("nobody there")).is_none());
+        assert!(detail(&Status::unavailable("no answer")).is_none());
     }
 }

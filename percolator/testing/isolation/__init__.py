@@ -1,4 +1,8 @@
-"""The rules of snapshot isolation, one per module, over a recorded history.
+"""The rules of snapshot isolation, one per module, applied to a recorded history.
 
-`percolator.testing.checker.check` applies them all.
+Open `checker.py` first: `check(history)` applies all rules and returns findings, each with the
+transactions that are to blame. `history.py` is what a run records; `history_file.py` stores it.
+`replay.py` and `frontier.py` compare every read with the only values it may have returned.
+
+The checker must not learn anything from the product: it judges by the definition alone.
 """

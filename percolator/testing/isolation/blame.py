@@ -1,4 +1,4 @@
-"""Who wrote a wrong value: turns a mismatch into the anomaly it is, with both writers named.
+"""Finds who wrote a wrong value, and so classifies a mismatch and names both writers.
 
 The replay decides whether a read is right without any of this, so the index of values is built
 only when the first mismatch is found.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from percolator.testing.findings import shown_key, shown_value
-from percolator.testing.history import (
+from percolator.testing.isolation.findings import shown_key, shown_value
+from percolator.testing.isolation.history import (
     CellKey,
     Delete,
     History,
@@ -20,7 +20,7 @@ from percolator.testing.isolation.violations import ViolationKind
 
 
 class Version(NamedTuple):
-    """What a cell holds at some timestamp, and who left it so (None: it was there before)."""
+    """The value of a cell at some timestamp, and its writer (None: it was there before the run)."""
 
     value: bytes | None
     writer: TransactionRecord | None
@@ -56,7 +56,7 @@ class Blame:
     def wrong_own_read(
         self, reader: TransactionRecord, key: CellKey, found: bytes | None, written: bytes | None
     ) -> tuple[ViolationKind, str, TransactionRecord | None]:
-        """A read after an own write of the same cell that returned something else."""
+        """The same for a cell that the reader had written itself and then read otherwise."""
         origin, writer = _described(*self._source(reader, key, found))
         left = "deleted it" if written is None else f"written {shown_value(written)} there"
         text = (
@@ -85,7 +85,7 @@ class Blame:
         if aborted:
             return ViolationKind.ABORTED_READ, aborted[0]
         if writes:
-            # Its own write, before it made it or in place of its last word.
+            # Its own write: not yet made at that point, or since replaced by a later one.
             return ViolationKind.OWN_WRITE_NOT_READ, writes[0]
         return ViolationKind.UNWRITTEN_READ, None
 
@@ -107,8 +107,8 @@ class Blame:
 def _described(kind: ViolationKind, source: _Write | None) -> tuple[str, TransactionRecord | None]:
     if source is None:
         if kind is ViolationKind.STALE_READ:
-            return "so before the first transaction", None
-        return "which nobody ever wrote", None
+            return "there before the first transaction", None
+        return "which no transaction ever wrote", None
     writer = source.writer
     if not writer.committed:
         return f"written by {writer}, which aborted", writer
@@ -118,6 +118,6 @@ def _described(kind: ViolationKind, source: _Write | None) -> tuple[str, Transac
 
 def _provenance(version: Version) -> str:
     if version.writer is None:
-        return "so before the first transaction"
+        return "there before the first transaction"
     verb = "deleted" if version.value is None else "written"
     return f"{verb} by {version.writer}, committed at {version.writer.commit_ts}"

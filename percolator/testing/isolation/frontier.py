@@ -1,7 +1,7 @@
-"""The newest committed version of every cell, as the replay passes from commit to commit.
+"""The newest committed version of every cell, as the replay moves from commit to commit.
 
 When all commits up to a timestamp have been applied, the frontier *is* the snapshot at that
-timestamp. Tables that are scanned are also kept in the order of their rows.
+timestamp. Tables that are scanned are also kept in row order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from percolator.testing.history import CellKey, Scan
 from percolator.testing.isolation.blame import NEVER_WRITTEN, Version
+from percolator.testing.isolation.history import CellKey, Scan
 
 Cells = dict[bytes, bytes]
 """The live cells of a row, by column."""
@@ -58,7 +58,7 @@ class Frontier:
     def scan(self, scan: Scan, own: Mapping[CellKey, bytes | None]) -> Iterator[Row]:
         """The rows that `scan` must return, in its order, before its limit is applied.
 
-        `own` is what the scanning transaction had written by then: it lies over the snapshot.
+        `own` is what the scanning transaction had written by then; it hides what the snapshot has.
         """
         rows = self._tables[scan.table]
         wanted = None if scan.columns is None else frozenset(scan.columns)

@@ -1,10 +1,11 @@
-"""The promise of observers: at most one committed run per change, at least one eventually.
+"""The promise of observers: at most one committed run for each change, and eventually at least one.
 
-A run with snapshot s answers for every change with commit_ts <= s, so many changes may collapse
-into one run. Two committed runs need a change between their snapshots. When all work is done, the
-newest change of a cell must have a committed run above it. Weak observers may run more often.
+A run with snapshot s covers every change with commit_ts <= s, so one run may cover many changes.
+Two committed runs need a change between their snapshots. When all work is done, the newest change
+of a cell must have a committed run above it. Weak observers may run more often. Those that deletes
+do not wake are owed no run for a deleted cell, and have none that sees it deleted.
 
-Check it only after the observers had the time to finish (`percolator wait`).
+Check it only after the observers had time to finish (`percolator wait`).
 """
 
 from __future__ import annotations
@@ -14,19 +15,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import CellKey, History, Notify, TransactionRecord
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.history import CellKey, History, Notify, TransactionRecord
 from percolator.testing.isolation.violations import ViolationKind
+
+Commits = dict[int, TransactionRecord]
+"""What has changed one cell, by commit timestamp."""
 
 
 @dataclass(frozen=True)
 class WatchedColumns:
-    """What an observer was registered for."""
+    """The columns for which an observer was registered."""
 
     observer: str
     columns: frozenset[tuple[str, bytes]]
-    """Table and column."""
+    """Pairs of table and column."""
     weak: bool = False
+    deletes: bool = True
+
+    def owed(self, key: CellKey, commits: Commits) -> int:
+        """The commit of the cell above which there has to be a run; 0 if there is none."""
+        if not self.deletes:
+            written = _written(key, commits)
+            if not written or not written[-1][1]:
+                return 0
+        return max(commits, default=0)
 
 
 def check_observer_runs(
@@ -46,25 +59,49 @@ def check_observer_runs(
             commits = sorted(changes.get(key, {}))
             if not watched.weak:
                 _check_repeated(watched.observer, key, made, commits, report)
+            if not watched.deletes:
+                _check_unwanted(watched.observer, key, made, changes.get(key, {}), report)
             last_seen = made[-1].start_ts if made else 0
-            if commits and commits[-1] > last_seen:
-                writer = changes[key][commits[-1]]
+            owed = watched.owed(key, changes.get(key, {}))
+            if owed > last_seen:
+                writer = changes[key][owed]
                 text = (
                     f"{watched.observer} has no run above {last_seen} for {shown_key(key)}, "
-                    f"which {writer} changed at {commits[-1]}"
+                    f"which {writer} changed at {owed}"
                 )
                 report.add(ViolationKind.MISSED_RUN, text, writer, key=key)
 
 
-def changes_of(history: History) -> dict[CellKey, dict[int, TransactionRecord]]:
-    """Per cell, the commits that notify its observers."""
-    changes: dict[CellKey, dict[int, TransactionRecord]] = {}
+def changes_of(history: History) -> dict[CellKey, Commits]:
+    """For each cell, the commits that notify its observers."""
+    changes: dict[CellKey, Commits] = {}
     for record in history:
         if record.committed and record.commit_ts:
             notified = {o.key for o in record.operations if isinstance(o, Notify)}
             for key in notified | record.writes().keys():
                 changes.setdefault(key, {})[record.commit_ts] = record
     return changes
+
+
+def _written(key: CellKey, commits: Commits) -> list[tuple[int, bool]]:
+    """The commits that wrote the cell, in order, and whether they left a value in it."""
+    writes = ((commit, commits[commit].writes()) for commit in sorted(commits))
+    return [(commit, written[key] is not None) for commit, written in writes if key in written]
+
+
+def _check_unwanted(
+    observer: str,
+    key: CellKey,
+    runs: list[TransactionRecord],
+    commits: Commits,
+    report: Report,
+) -> None:
+    written = _written(key, commits)
+    for run in runs:
+        place = bisect_right(written, (run.start_ts, True))
+        if not place or not written[place - 1][1]:
+            text = f"{run} is a run of {observer} for {shown_key(key)}, which has no value there"
+            report.add(ViolationKind.UNWANTED_RUN, text, run, key=key)
 
 
 def _check_repeated(

@@ -1,11 +1,11 @@
-"""Outcomes, settled before anything is checked.
+"""Settles unknown outcomes before anything is checked.
 
-A transaction whose client was not told how it ended is either committed at a timestamp that the
-store knows, or it never happened. Both are allowed; what is not allowed is that some readers see
-it one way and some the other, which the replay finds once the answer is fixed.
+If the client was not told how a transaction ended, it either committed at a timestamp that the
+store knows, or it never happened. Both are allowed. It is not allowed that some readers see it
+one way and some the other: the replay finds that once the outcome is settled.
 
-A transaction that wrote nothing commits nothing: whatever its client reported as its commit
-timestamp was never handed out for it. (A run of an observer always writes: its acknowledgement.)
+A transaction that wrote nothing commits nothing: if its client reported a commit timestamp, that
+was never handed out for it. (A run of an observer always writes its acknowledgement.)
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from percolator.errors import UsageError
-from percolator.testing.history import History, Outcome, TransactionRecord
+from percolator.testing.isolation.history import History, Outcome, TransactionRecord
 
 Resolver = Callable[[TransactionRecord], int | None]
-"""The commit timestamp that the store has for an unknown transaction, or None: not committed."""
+"""The commit timestamp that the store has for an unknown transaction; None if it did not commit."""
 
 
 def settled(history: History, resolve: Resolver | None) -> History:
-    """The history with every transaction either aborted, or committed at a timestamp of its own."""
+    """The history with every transaction either aborted, or committed at a known timestamp."""
     return History([_settled(record, resolve) for record in history], history.initial)
 
 

@@ -1,18 +1,20 @@
-"""Replays a history in the order of its timestamps, and so decides snapshot isolation exactly.
+"""Replays a history in timestamp order, which decides snapshot isolation exactly.
 
 Timestamps say what every transaction must have seen: all commits with commit_ts <= its start_ts,
-and nothing else. So there is nothing to search for. The commits and starts are sorted; commits
-move the frontier; at its start a transaction's reads and scans are answered from the frontier and
-compared. Near-linear: sorting, plus each operation once.
+and nothing else. So no search is needed. The commits and starts are sorted; a commit moves the
+frontier; at a start, the reads and scans of that transaction are compared with the frontier. The
+cost is near-linear: the sorting, plus each operation once.
 
-Transactions that aborted, or never ended, are held to the same snapshot: their program acted on
-what it read.
+Transactions that aborted or never ended must have read the same snapshot: their programs acted on
+what they read.
 """
 
 from __future__ import annotations
 
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import (
+from percolator.testing.isolation.blame import Blame, Version
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.frontier import Frontier
+from percolator.testing.isolation.history import (
     CellKey,
     Delete,
     History,
@@ -21,8 +23,6 @@ from percolator.testing.history import (
     Scan,
     TransactionRecord,
 )
-from percolator.testing.isolation.blame import Blame, Version
-from percolator.testing.isolation.frontier import Frontier
 from percolator.testing.isolation.scans import check_scan
 from percolator.testing.isolation.violations import ViolationKind
 
@@ -62,7 +62,7 @@ class _Replay:
                 self._start(transactions[index])
 
     def _start(self, record: TransactionRecord) -> None:
-        """Answers all reads: the frontier of this instant is the transaction's snapshot."""
+        """Checks all reads: the frontier of this instant is the transaction's snapshot."""
         own: dict[CellKey, bytes | None] = {}
         self._report.looked_at["operations"] += len(record.operations)
         for operation in record.operations:

@@ -1,7 +1,7 @@
-"""Holds a scan against the snapshot: the rows it must return, in order, up to its limit.
+"""Compares a scan with the snapshot: the rows it must return, in order, up to its limit.
 
-Equal lists are the rule and cost one comparison. Only when they differ is the difference taken
-apart into rows that are missing, doubled, out of order, too many or wrong.
+The lists are normally equal, which costs one comparison. Only if they differ is the difference
+taken apart into rows that are missing, doubled, out of order, too many or wrong.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby, islice, pairwise
 
-from percolator.testing.findings import Report, shown_key, shown_value
-from percolator.testing.history import CellKey, Found, Scan, TransactionRecord
 from percolator.testing.isolation.blame import Blame
+from percolator.testing.isolation.findings import Report, shown_key, shown_value
 from percolator.testing.isolation.frontier import Frontier, in_range
+from percolator.testing.isolation.history import CellKey, Found, Scan, TransactionRecord
 from percolator.testing.isolation.violations import ViolationKind
 
 
@@ -24,7 +24,7 @@ def check_scan(
     blame: Blame,
     report: Report,
 ) -> None:
-    """Adds to `report` whatever `scan` returned that the snapshot does not hold, or lacks."""
+    """Adds to `report` every difference between what `scan` returned and the snapshot."""
     expected = [
         (row, column, value)
         for row, cells in islice(frontier.scan(scan, own), _rows_due(scan))
@@ -39,7 +39,7 @@ def check_scan(
 
 
 def _rows_due(scan: Scan) -> int | None:
-    """How many rows the reader saw, or None for as many as there are."""
+    """How many rows must have been returned; None for all of them."""
     limit = scan.row_limit or None
     if scan.complete:
         return limit
@@ -67,25 +67,25 @@ class _Comparison:
         self._report = report
 
     def bounds(self) -> None:
-        """Nothing outside the range, the columns or the limit that were asked for."""
+        """Reports what is outside the requested range, columns or limit."""
         scan = self._scan
         for found in scan.found:
             if not in_range(found.row, scan):
-                self._add(ViolationKind.SCAN_OUT_OF_BOUNDS, found, "lies outside its range")
+                self._add(ViolationKind.SCAN_OUT_OF_BOUNDS, found, "is outside its range")
             elif scan.columns is not None and found.column not in scan.columns:
-                self._add(ViolationKind.SCAN_OUT_OF_BOUNDS, found, "was not asked for")
+                self._add(ViolationKind.SCAN_OUT_OF_BOUNDS, found, "was not requested")
         rows = list(self._found_rows())
         if scan.row_limit and len(rows) > scan.row_limit:
             text = f"{self._name()} returned {len(rows)} rows"
             self._report.add(ViolationKind.SCAN_OUT_OF_BOUNDS, text, self._reader)
 
     def order(self) -> None:
-        """Rows in order, each once, with each column once."""
+        """Reports rows out of order, and rows or columns that appear twice."""
         seen: set[bytes] = set()
         for row, cells in self._found_rows():
             columns = [cell.column for cell in cells]
             if row in seen or len(set(columns)) != len(columns):
-                self._add(ViolationKind.DOUBLED_ROW, cells[0], "came twice")
+                self._add(ViolationKind.DOUBLED_ROW, cells[0], "appears twice")
             seen.add(row)
         distinct = list(dict.fromkeys(row for row, _ in self._found_rows()))
         for before, after in pairwise(distinct):
@@ -96,7 +96,7 @@ class _Comparison:
                 self._report.add(ViolationKind.UNORDERED_SCAN, text, self._reader)
 
     def cells(self, expected: list[Found]) -> None:
-        """Every cell that is due, with its value, and no other."""
+        """Reports cells that are missing, that do not belong there, or that have a wrong value."""
         due = {(cell.row, cell.column): cell.value for cell in expected}
         got = {(cell.row, cell.column): cell.value for cell in self._scan.found}
         for name in dict.fromkeys([*due, *got]):
@@ -114,7 +114,7 @@ class _Comparison:
         else:
             version = self._frontier.get(key)
             if due is None and version.value is not None:
-                return  # it is there, but not due: bounds() has said so, or a row is missing
+                return  # it exists, but is not due: bounds() has reported it, or a row is missing
             kind, text, writer = self._blame.wrong_read(self._reader, key, found, version)
             if found is None:
                 kind = ViolationKind.LOST_ROW

@@ -1,21 +1,21 @@
 """What timestamps promise: each is handed out once, and a commit's is above its start's.
 
-Then time outside the database. A timestamp asked for after another was received is larger
-(external consistency), whoever asked; and a session never goes back. Snapshots of the past, asked
-for by timestamp, or shared between readers, promise nothing here.
+They also follow the time outside the database. A timestamp requested after another one was
+received is larger, even if the two clients differ (external consistency), and a session never goes
+back in time. Snapshots of the past, chosen by timestamp or shared between readers, promise neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from percolator.testing.findings import Report
-from percolator.testing.history import History, Outcome, TransactionRecord
+from percolator.testing.isolation.findings import Report
+from percolator.testing.isolation.history import History, Outcome, TransactionRecord
 from percolator.testing.isolation.violations import ViolationKind
 
 
 def check_uniqueness(history: History, report: Report) -> None:
-    """No timestamp twice; every writer that committed has commit_ts > start_ts."""
+    """No timestamp is handed out twice; every writer that committed has commit_ts > start_ts."""
     owners: dict[int, TransactionRecord] = {}
 
     def handed_out(timestamp: int, owner: TransactionRecord) -> None:
@@ -37,7 +37,7 @@ def check_uniqueness(history: History, report: Report) -> None:
 
 
 def check_sessions(history: History, report: Report) -> None:
-    """Each transaction of a session sees all that the session saw or was told before it."""
+    """Each transaction of a session sees everything that the session saw or was told before."""
     for records in _by_session(history).values():
         known = 0
         source: TransactionRecord | None = None
@@ -66,14 +66,14 @@ def _by_session(history: History) -> dict[str, list[TransactionRecord]]:
 
 _ASKED = 0
 _RECEIVED = 1
-"""At equal instants asking comes first: what happens at once is in no order."""
+"""At equal instants requests sort first: simultaneous events are not ordered."""
 
 _Event = tuple[float, int, int, int]
-"""Instant, asked or received, the timestamp, the index of its transaction."""
+"""Instant, `_ASKED` or `_RECEIVED`, the timestamp, the index of its transaction."""
 
 
 def check_real_time(history: History, report: Report) -> None:
-    """Whatever was received on a clock before a timestamp was asked for on it is smaller."""
+    """By the same clock, every timestamp received before another was requested is smaller."""
     clocks: dict[str, list[_Event]] = {}
     for index, record in enumerate(history):
         if not record.historic:
@@ -88,7 +88,7 @@ def check_real_time(history: History, report: Report) -> None:
             elif timestamp <= largest:
                 record, other = history.transactions[index], history.transactions[holder]
                 text = (
-                    f"{record} was given {timestamp}, asked for after {other} had received "
+                    f"{record} was given {timestamp}, requested after {other} had received "
                     f"{largest}"
                 )
                 report.add(ViolationKind.REAL_TIME_ORDER, text, record, other)

@@ -1,4 +1,4 @@
-"""The promises that the checker holds a history to."""
+"""The ways in which a history can break the promises that the checker checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ViolationKind(Enum):
     """G1a."""
     INTERMEDIATE_READ = "read of an intermediate write"
     """G1b: a value that its own writer had replaced before it committed."""
-    UNWRITTEN_READ = "read of a value nobody wrote"
+    UNWRITTEN_READ = "read of a value that was never written"
     OWN_WRITE_NOT_READ = "own write not read"
     PHANTOM = "phantom in a scan"
     """A row or cell in a scan that the snapshot does not hold."""
@@ -30,6 +30,7 @@ class ViolationKind(Enum):
     TIMESTAMP_ORDER = "commit not above start"
     SESSION_ORDER = "session went back in time"
     REAL_TIME_ORDER = "real-time order broken"
-    """A timestamp that was asked for after another had been received is not larger."""
+    """A timestamp that was requested after another had been received is not larger."""
     REPEATED_RUN = "observer ran twice for one change"
     MISSED_RUN = "observer never ran for a change"
+    UNWANTED_RUN = "observer that deletes do not wake ran for a deleted cell"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from percolator.protocol.records import RecordKind
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import CellKey
+from percolator.formats.records import RecordKind
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.history import CellKey
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.testing.store_audit.stored_cells import Commit, StoredCells
 
@@ -15,6 +15,7 @@ def check_cells(stored: StoredCells, report: Report) -> None:
     """Adds to `report` whatever is wrong within single cells."""
     for key, commits in stored.commits.items():
         _check_commits(key, commits, report)
+        _check_last_changes(key, commits, report)
     for key in stored.locks:
         _check_lock(key, stored, report)
     _check_values(stored, report)
@@ -39,6 +40,24 @@ def _check_commits(key: CellKey, commits: list[Commit], report: Report) -> None:
             report.add(Invariant.DISJOINT_COMMITS, text, key=key)
 
 
+def _check_last_changes(key: CellKey, commits: list[Commit], report: Report) -> None:
+    """Readers skip from a lock-only record to the change that it names: none may be in between."""
+    newest: Commit | None = None
+    for commit in commits:
+        if commit.record.kind is not RecordKind.LOCK_ONLY:
+            newest = commit
+            continue
+        named = commit.record.last_change
+        if named is None:
+            continue  # it names nothing: readers step over it
+        if named >= commit.commit_ts:
+            text = f"{_named(commit)} names a later one, at {named}"
+            report.add(Invariant.LAST_CHANGE, text, key=key)
+        elif newest is not None and newest.commit_ts > named:
+            text = f"{_named(commit)} names the one at {named}, and hides {_named(newest)}"
+            report.add(Invariant.LAST_CHANGE, text, key=key)
+
+
 def _check_lock(key: CellKey, stored: StoredCells, report: Report) -> None:
     start = stored.locks[key].start_timestamp
     for commit in stored.commits.get(key, []):
@@ -54,7 +73,7 @@ def _check_lock(key: CellKey, stored: StoredCells, report: Report) -> None:
 
 
 def _check_values(stored: StoredCells, report: Report) -> None:
-    """Long values and the records that stand for them come and go together."""
+    """Every long value belongs to a record or a lock, and a record of one has its value."""
     owned: set[tuple[CellKey, int]] = set()
     for key, commits in stored.commits.items():
         for commit in commits:

@@ -1,20 +1,20 @@
 """What must hold between a store and the history of the clients that wrote it.
 
-What was acknowledged is there, at the timestamp and with the values that were told; what was
-aborted is not; what ended unknown is there wholly or not at all.
+A commit that was acknowledged is there, at the timestamp and with the values that the client knows.
+An aborted transaction is not there. One of unknown outcome is there as a whole, or not at all.
 """
 
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import RecordKind
-from percolator.testing.findings import Report, shown_key, shown_value
-from percolator.testing.history import CellKey, History, Outcome, TransactionRecord
+from percolator.formats.records import RecordKind
+from percolator.testing.isolation.findings import Report, shown_key, shown_value
+from percolator.testing.isolation.history import CellKey, History, Outcome, TransactionRecord
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.testing.store_audit.stored_cells import Commit, StoredCells
 
 _LOCK_ONLY = object()
-"""Stands where a value would: the cell was locked and not changed."""
+"""Used in place of a value: the cell was locked and not changed."""
 
 
 def check_against_history(
@@ -34,7 +34,7 @@ def check_accounted_for(stored: StoredCells, history: History, report: Report) -
     for start, commits in stored.commits_of.items():
         record = written.get(start)
         for commit in commits:
-            # An observer's run also writes cells that its function does not see.
+            # A run of an observer also writes cells that its function does not see.
             if record is None or not (record.observer or commit.key in record.locked()):
                 text = f"{shown_key(commit.key)} at {commit.commit_ts} by transaction {start}"
                 report.add(Invariant.ACCOUNTED_FOR, text, record, key=commit.key)
@@ -50,7 +50,7 @@ class _Audit:
         self._kept = _kept(history, collected_below)
 
     def check(self, record: TransactionRecord) -> None:
-        """One transaction against its records in the store."""
+        """Compares one transaction with its records in the store."""
         commits = self._stored.commits_of.get(record.start_ts, [])
         locked = record.locked()
         if not record.committed:
@@ -66,7 +66,7 @@ class _Audit:
     def _check_primary(
         self, record: TransactionRecord, by_key: dict[CellKey, Commit], primary: CellKey
     ) -> None:
-        """The primary's record is the commit: it is there, at the timestamp that was told."""
+        """The primary's record is the commit: it is there, at the timestamp that was reported."""
         commit = by_key.get(primary)
         if commit is None and self._may_be_collected(primary, record.commit_ts):
             return
@@ -85,7 +85,7 @@ class _Audit:
     def _check_whole(
         self, record: TransactionRecord, by_key: dict[CellKey, Commit], locked: set[CellKey]
     ) -> None:
-        """Each of its cells is committed, or still locked by it and waiting to be."""
+        """Each of its cells is committed, or still locked by it and waiting to be committed."""
         for key in sorted(locked):
             lock = self._stored.locks.get(key)
             pending = lock is not None and lock.start_timestamp == record.start_ts
@@ -114,7 +114,7 @@ class _Audit:
         return commit_ts <= self._collected_below and self._kept.get(key) != commit_ts
 
     def _order(self, key: CellKey) -> tuple[int, bytes, bytes]:
-        """The order in which a transaction finds its primary: the least of its cells."""
+        """The order by which a transaction chooses its primary: the first of its cells."""
         table, row, column = key
         table_id = self._stored.table_ids.get(table)
         if table_id is None:
@@ -123,7 +123,7 @@ class _Audit:
 
 
 def _kept(history: History, collected_below: int) -> dict[CellKey, int]:
-    """Per cell, the commit at or below the safe point that collection has to keep, if any."""
+    """For each cell, the commit at or below the safe point that collection has to keep, if any."""
     newest: dict[CellKey, tuple[int, bytes | None]] = {}
     for record in history:
         if record.committed and record.commit_ts <= collected_below:
@@ -134,7 +134,7 @@ def _kept(history: History, collected_below: int) -> dict[CellKey, int]:
 
 
 def _meaning(commit: Commit, stored: StoredCells) -> object:
-    """The value that a record gives its cell, None for a deletion, or that it only locked it."""
+    """The value that a record gives its cell; None for a deletion; `_LOCK_ONLY` for a lock."""
     kind = commit.record.kind
     if kind is RecordKind.LOCK_ONLY:
         return _LOCK_ONLY

@@ -1,7 +1,7 @@
-"""The invariants that the audit holds a store to.
+"""The invariants that the audit checks.
 
-c is a commit timestamp, s a start timestamp. "At rest" means that nobody is writing while the cells
-are collected; locks left behind by clients that died are no violation.
+c is a commit timestamp, s a start timestamp. "At rest" means that nothing is written while the
+cells are collected; locks left behind by clients that died are not a violation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Invariant(Enum):
     COMMITTED_OR_ROLLED_BACK = "a transaction both committed and rolled back"
     PRIMARY_FIRST = "a secondary committed without its primary"
     DISJOINT_COMMITS = "overlapping transactions committed one cell"
+    LAST_CHANGE = "a lock-only record that hides a change"
     VALUE_STORED = "a commit record without its value"
     VALUE_OWNED = "a value without a record or lock"
     TIMESTAMP_ISSUED = "a timestamp that the oracle has not handed out"
@@ -29,5 +30,5 @@ class Invariant(Enum):
     ATOMIC = "a transaction committed in part"
     ABORTED_ABSENT = "an aborted transaction left a commit record"
     RIGHT_VALUE = "a commit record with another value than was written"
-    ACCOUNTED_FOR = "a commit record that nobody wrote"
-    NOTIFIED = "a change without notification or run"
+    ACCOUNTED_FOR = "a commit record that no transaction wrote"
+    NOTIFIED = "a change without a notification or a run"

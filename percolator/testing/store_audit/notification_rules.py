@@ -1,15 +1,15 @@
 """No change of a watched cell is forgotten: it has a notification, or a committed run above it.
 
-Holds at every moment at rest, before observers have finished too. A cell that is still locked needs
-no notification yet: the lock is the hint, and committing the cell writes it.
+This holds whenever the store is at rest, even before observers have finished. A cell that is still
+locked needs no notification yet: the lock is the hint, and committing the cell writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import CellKey, History
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.history import CellKey, History
 from percolator.testing.isolation.observer_runs import WatchedColumns, changes_of
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.testing.store_audit.stored_cells import StoredCells
@@ -18,7 +18,7 @@ from percolator.testing.store_audit.stored_cells import StoredCells
 def check_notified(
     stored: StoredCells, history: History, observers: Iterable[WatchedColumns], report: Report
 ) -> None:
-    """Adds to `report` every change that no observer will ever come for."""
+    """Adds to `report` every change for which no observer will ever run."""
     last_runs: dict[tuple[str, CellKey], int] = {}
     for record in history:
         if record.observer and record.trigger is not None and record.committed:
@@ -29,7 +29,7 @@ def check_notified(
         for key, commits in changes.items():
             if (key[0], key[2]) not in watched.columns:
                 continue
-            newest = max(commits)
+            newest = watched.owed(key, commits)
             if last_runs.get((watched.observer, key), 0) >= newest:
                 continue
             notified = any(

@@ -1,20 +1,20 @@
 """Everything that a store holds, decoded once and arranged by cell and by transaction.
 
-Cells come as they are stored: from a raw scan of every space of every tablet, or straight from the
-storage. They may come in any order.
+Cells are passed as they are stored: from a raw scan of every space of every tablet, or straight
+from the storage. They may be in any order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from percolator.errors import InvariantViolation
-from percolator.protocol.records import LockRecord, WriteRecord
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import CellKey, TransactionRecord
+from percolator.formats.records import LockRecord, WriteRecord
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.history import CellKey, TransactionRecord
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.v1 import cells_pb2
 
@@ -38,16 +38,16 @@ class Cell(Protocol):
 
 @dataclass(frozen=True)
 class StoredTable:
-    """All cells of a table, of every tablet and every space."""
+    """All cells of a table, from every tablet and every space."""
 
     table_id: int
     name: str
-    """As histories name it."""
+    """Its name in histories."""
     cells: Iterable[Cell]
 
 
 class Commit(NamedTuple):
-    """A write record in its place."""
+    """A write record and its place."""
 
     key: CellKey
     commit_ts: int
@@ -55,24 +55,27 @@ class Commit(NamedTuple):
 
 
 class StoredCells:
-    """The content of a store at rest. Whatever cannot be decoded is reported while reading."""
+    """The content of a store at rest. What cannot be decoded is reported while reading."""
 
     def __init__(
         self,
         tables: Iterable[StoredTable],
         report: Report,
         collected: Mapping[int, int] = MappingProxyType({}),
+        parts: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`collected` has the commit timestamps of transactions, by their start timestamps, of
-        which a record was seen to be collected."""
-        self._collected = collected
+        """`collected` has the commit timestamps of transactions of which a record was seen to be
+        collected, by their start timestamps. `parts` has the start timestamps of whole shared
+        transactions by those of their parts: all that a part has stored counts as the whole's."""
+        self._collected = {parts.get(start, start): commit for start, commit in collected.items()}
+        self._parts = parts
         self.locks: dict[CellKey, LockRecord] = {}
         self.commits: dict[CellKey, list[Commit]] = {}
-        """By cell, ascending by commit timestamp."""
+        """Commits by cell, ascending by commit timestamp."""
         self.commits_of: dict[int, list[Commit]] = {}
-        """By start timestamp."""
+        """Commits by start timestamp."""
         self.values: dict[CellKey, dict[int, bytes]] = {}
-        """By cell and start timestamp: what stands in the space of long values."""
+        """By cell and start timestamp: what is in the space of long values."""
         self.markers: dict[CellKey, set[int]] = {}
         """By cell: the transactions that were rolled back there."""
         self.markers_of: dict[int, list[CellKey]] = {}
@@ -90,20 +93,20 @@ class StoredCells:
             commits.sort(key=lambda commit: commit.commit_ts)
 
     def commit_timestamp(self, record: TransactionRecord) -> int | None:
-        """How a transaction ended, by what is stored: a resolver for the checker.
+        """How a transaction ended, according to the store: a resolver for the checker.
 
-        One record on any of its cells is enough: a secondary is never committed on its own.
+        One record on any of its cells is enough: a secondary is never committed alone.
         """
         commits = self.commits_of.get(record.start_ts)
         return commits[0].commit_ts if commits else self._collected.get(record.start_ts)
 
     def primary(self, lock: LockRecord) -> CellKey | None:
-        """The cell that decides about a lock, or None when its table does not exist."""
+        """The cell that decides the outcome of a lock; None if its table does not exist."""
         name = self._table_names.get(lock.primary.table_id)
         return None if name is None else (name, lock.primary.row, lock.primary.column)
 
     def value(self, commit: Commit) -> bytes | None:
-        """What a put record stands for: inlined, or at its start timestamp among the long ones."""
+        """The value of a put record: inlined, or at its start timestamp among the long values."""
         kind = commit.record.kind
         if kind is kind.PUT:
             return commit.record.value
@@ -122,21 +125,29 @@ class StoredCells:
             raise InvariantViolation("only a notification names an observer")
         match space:
             case cells_pb2.SPACE_LOCK:
-                self._add_lock(key, timestamp, LockRecord.decode(cell.value))
+                lock = LockRecord.decode(cell.value)
+                start = self._whole(lock.start_timestamp)
+                self._add_lock(key, timestamp, replace(lock, start_timestamp=start))
             case cells_pb2.SPACE_WRITE:
-                commit = Commit(key, timestamp, WriteRecord.decode(cell.value))
+                record = WriteRecord.decode(cell.value)
+                record = replace(record, start_timestamp=self._whole(record.start_timestamp))
+                commit = Commit(key, timestamp, record)
                 self.commits.setdefault(key, []).append(commit)
                 self.commits_of.setdefault(commit.record.start_timestamp, []).append(commit)
             case cells_pb2.SPACE_DATA:
-                self.values.setdefault(key, {})[timestamp] = cell.value
+                self.values.setdefault(key, {})[self._whole(timestamp)] = cell.value
             case cells_pb2.SPACE_ROLLBACK:
-                self.markers.setdefault(key, set()).add(timestamp)
-                self.markers_of.setdefault(timestamp, []).append(key)
+                start = self._whole(timestamp)
+                self.markers.setdefault(key, set()).add(start)
+                self.markers_of.setdefault(start, []).append(key)
             case cells_pb2.SPACE_NOTIFY:
                 observer = cell.qualifier.decode("utf-8", "replace")
                 self.notifications.setdefault(key, []).append((observer, timestamp))
             case _:
                 raise InvariantViolation(f"there is no space {space}")
+
+    def _whole(self, start: int) -> int:
+        return self._parts.get(start, start)
 
     def _add_lock(self, key: CellKey, timestamp: int, lock: LockRecord) -> None:
         if timestamp:

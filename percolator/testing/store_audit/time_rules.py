@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from percolator.protocol.records import RecordKind
-from percolator.testing.findings import Report, shown_key
-from percolator.testing.history import CellKey
+from percolator.formats.records import RecordKind
+from percolator.testing.isolation.findings import Report, shown_key
+from percolator.testing.isolation.history import CellKey
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.testing.store_audit.stored_cells import StoredCells
 
@@ -38,7 +38,7 @@ def _timestamps(stored: StoredCells) -> Iterator[tuple[CellKey, int, str]]:
 
 
 def check_collected(stored: StoredCells, collected_below: int, report: Report) -> None:
-    """After collection at a safe point a cell keeps one record at or below it, and that a put.
+    """After collection at a safe point, a cell keeps at most one record at or below it: a put.
 
     A cell that still waits for an observer keeps its newest record, even if it is a deletion.
     """

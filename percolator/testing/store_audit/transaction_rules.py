@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.testing.findings import Report, shown_key
+from percolator.testing.isolation.findings import Report, shown_key
 from percolator.testing.store_audit.invariants import Invariant
 from percolator.testing.store_audit.stored_cells import StoredCells
 
@@ -28,7 +28,7 @@ def check_transactions(stored: StoredCells, collected_below: int, report: Report
 
 
 def _check_primaries(stored: StoredCells, collected_below: int, report: Report) -> None:
-    """A lock names its primary: if anything of its transaction committed, the primary did."""
+    """A lock names its primary: if any cell of its transaction is committed, the primary is."""
     for key, lock in stored.locks.items():
         start = lock.start_timestamp
         primary = stored.primary(lock)

@@ -1,9 +1,9 @@
 """The coordinator on the store root: `coordinator/<role>` and `coordinator/sessions`.
 
-A candidate waits until the leader is gone. It is when its lock is free (a killed process is
-noticed at once), or when its beat has not changed for the grace, in the candidate's own time (a
-paused one, or one on a machine that is cut off). Then the candidate takes the directory over at
-the next epoch, exactly as a tablet is taken over.
+A candidate waits until the leader is gone. The leader is gone if its lock is free (so a killed
+process is noticed at once), or if its beat has not changed for the grace period, by the candidate's
+own clock (a paused process, or one on a machine that is cut off). Then the candidate takes the
+directory over at the next epoch, exactly as a tablet is taken over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import structlog
 
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
 from percolator.world import Clock
-from services.chassis import epoch_names
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.directory_leadership import (
     BEAT,
@@ -26,14 +25,18 @@ from services.chassis.coordinator.directory_leadership import (
     clone_values,
 )
 from services.chassis.coordinator.directory_sessions import DirectorySession, DirectorySessions
-from services.chassis.coordinator.interface import Leader, check_name, nobody
-from services.chassis.epoch_directory import remove_superseded, take_over
-from services.chassis.epoch_names import EpochName, Stage
-from services.chassis.files import FileLock, Files, fault_of, make_durable_directory
+from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
 from services.chassis.lived_time import LivedTime, milliseconds_between
+from services.chassis.store import epoch_names
+from services.chassis.store.epoch_directory import remove_superseded, take_over
+from services.chassis.store.epoch_names import EpochName, Stage
+from services.chassis.store.files import FileLock, Files, fault_of, make_durable_directory
 
 DIRECTORY = "coordinator"
 SESSIONS = "sessions"
+BEAT_SECONDS = 0.5
+GRACE_SECONDS_MIN = 2 * BEAT_SECONDS
+"""With one interval, a leader whose sign of life is a little late would be taken for dead."""
 _LOOKS_MAX = 20
 _SMALL_BYTES_MAX = 4096
 _PATHS_MAX = 1024
@@ -43,18 +46,18 @@ _log = structlog.get_logger("percolator.coordinator")
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """How soon the others notice."""
+    """How soon other processes notice a loss."""
 
-    beat_seconds: float = 0.5
-    """Between two signs of life."""
+    beat_seconds: float = BEAT_SECONDS
+    """The interval between two signs of life."""
     grace_seconds: float = 3.0
-    """A leader or session without any for so long is taken for dead."""
+    """A leader or session without a sign of life for this long is taken for dead."""
     poll_seconds: float = 0.1
-    """Between two looks of a candidate, or of a watcher."""
+    """The interval between two checks by a candidate or a watcher."""
 
 
 class DirectoryCoordinator:
-    """One process's access. Belongs to one event loop."""
+    """The coordinator for one process. Belongs to one event loop."""
 
     def __init__(
         self, files: Files, clock: Clock, root: Path, times: CoordinatorTimes = CoordinatorTimes()
@@ -69,31 +72,32 @@ class DirectoryCoordinator:
         self._open: list[DirectorySession] = []
         self._led: list[DirectoryLeadership] = []
         self._paths: dict[tuple[str, ...], Path] = {}
-        """Kept, because whoever waits for a leader looks at the same few again and again."""
+        """Kept, because a process that waits for a leader checks the same few again and again."""
         self._made: set[str] = set()
-        """Roles whose directories are there: a candidate does not make them at every look."""
+        """Roles whose directories exist: a candidate does not create them at every check."""
 
     async def campaign(
-        self, role: str, holder: str, lost: Callable[[], str] = nobody
+        self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
     ) -> DirectoryLeadership:
         check_name("role", role)
         if role == SESSIONS:
-            raise InvalidArgument("role", f"{SESSIONS!r} is none")
+            raise InvalidArgument("role", f"{SESSIONS!r} is not a role")
         silence = _Silence(self._clock, self._times.grace_seconds)
         while True:
             try:
                 leadership = await self._try(await self._role(role), role, silence, lost)
             except OSError as error:
                 self._made.discard(role)  # it may be gone
-                raise StoreUnusable(
-                    f"cannot lead as {role}: {error}", fault=fault_of(error)
-                ) from error
+                raise _cannot_lead(role, error) from error
             if leadership is not None:
                 try:
                     await leadership.begin(holder)
                 except NotReady:
                     await leadership.resign()
                     continue
+                except OSError as error:
+                    leadership.abandon()
+                    raise _cannot_lead(role, error) from error
                 except BaseException:
                     leadership.abandon()
                     raise
@@ -102,9 +106,9 @@ class DirectoryCoordinator:
                 return leadership
             await self._clock.sleep(self._times.poll_seconds)
 
-    async def leader(self, role: str) -> Leader | None:
+    async def leader(self, role: str) -> KnownLeader | None:
         found = await self._read(role, LEADER, live_only=True)
-        return None if found is None else Leader(found[0], found[1].decode(errors="replace"))
+        return None if found is None else KnownLeader(found[0], found[1].decode(errors="replace"))
 
     async def read(self, role: str, key: str) -> bytes | None:
         found = await self._read(role, key, live_only=False)
@@ -139,7 +143,7 @@ class DirectoryCoordinator:
         try:
             return await self._sessions.alive(prefix)
         except FileNotFoundError:
-            # Somebody has taken the store away and made another one.
+            # The store was removed and another one created.
             self._made.discard(SESSIONS)
             await self._role(SESSIONS)
             return await self._sessions.alive(prefix)
@@ -157,7 +161,7 @@ class DirectoryCoordinator:
     async def _try(
         self, directory: Path, role: str, silence: _Silence, lost: Callable[[], str]
     ) -> DirectoryLeadership | None:
-        """None while there is a leader that may live, or when somebody else was faster."""
+        """None while there is a leader that may be alive, or if another candidate was faster."""
         lock = await self._try_lock(role)
         leadership = None
         try:
@@ -198,8 +202,8 @@ class DirectoryCoordinator:
         self, role: str, epoch: int, lock: FileLock | None, silence: _Silence
     ) -> bool:
         if lock is not None:
-            # Free, and locked last by this very leader: it is dead. By another: this leader took
-            # over from one that was only silent, and has not got the lock yet.
+            # The lock is free. If this very leader had it last, the leader is dead. If another one
+            # had, this leader took over from one that was only silent, and does not have it yet.
             signed = await self._small(self._path(role, LOCK))
             if signed == str(epoch).encode():
                 return True
@@ -233,7 +237,7 @@ class DirectoryCoordinator:
                 path = self._path(role, name, key)
                 return newest.epoch, await stored_value.read(self._files, path)
             except FileNotFoundError:
-                # Either there is no such value, or the directory was sealed just now.
+                # Either there is no such value, or the directory has just been sealed.
                 if name in await self._files.list(directory):
                     return None
         raise NotReady(f"the leaders of {role} change too fast")
@@ -255,8 +259,12 @@ class DirectoryCoordinator:
         return path
 
 
+def _cannot_lead(role: str, error: OSError) -> StoreUnusable:
+    return StoreUnusable(f"cannot lead as {role}: {error}", fault=fault_of(error))
+
+
 class _Silence:
-    """For how long nothing has changed, in the time that this process has lived."""
+    """Measures how long nothing has changed, by the time during which this process was running."""
 
     def __init__(self, clock: Clock, grace_seconds: float) -> None:
         self._time = LivedTime(clock)
@@ -265,7 +273,7 @@ class _Silence:
         self._changed = 0
 
     def lasts(self, seen: object) -> bool:
-        """Whether what is seen has been the same for the whole grace."""
+        """Whether `seen` has been the same for the whole grace period."""
         now = self._time.tick()
         if seen != self._last:
             self._last, self._changed = seen, now

@@ -1,15 +1,15 @@
-"""Leading a role: the owner of its epoch directory, the only one that writes in it.
+"""Leading a role: the leader owns the role's epoch directory, and only the leader writes in it.
 
     coordinator/<role>/lock      locked by the leader while it lives; its content is the epoch
-    coordinator/<role>/e7/       the present leader's; e6.sealed is what the one before it left
-        leader                   how the leader named itself
+    coordinator/<role>/e7/       the present leader's; e6.sealed is what the previous leader left
+        leader                   the name that the leader has given itself
         beat                     changes for as long as the leader runs
         <key>                    a value
 
 Invariants:
-- The directory was taken over before anything was read from it: sealed first, read second.
-- A value counts only if the directory still stood after it was durable.
-- Lock and beat only decide *when* another one takes over; what it may not lose, it cannot lose.
+- The directory is taken over before anything is read from it: seal first, read second.
+- A value counts only if the directory still stood after the value was durable.
+- Lock and beat only decide *when* another process takes over; no mistake there can lose a value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pathlib import Path
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable
+from percolator.tasks import Tasks
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
-from services.chassis.epoch_directory import EpochDirectory
-from services.chassis.files import FileLock, Files, fault_of, replace_durably
+from services.chassis.store.epoch_directory import EpochDirectory
+from services.chassis.store.files import FileLock, Files, fault_of, replace_durably
 
 LOCK = "lock"
 LEADER = "leader"
@@ -37,7 +38,7 @@ _log = structlog.get_logger("percolator.coordinator")
 
 
 async def clone_values(files: Files, source: Path, target: Path) -> None:
-    """What a new leader begins with: every value, and nothing of what concerns a leader alone."""
+    """Copies what a new leader starts with: all values, but not the files about a single leader."""
     for name in await files.list(source):
         if name in _OF_THE_LEADER or name.endswith(UNFINISHED):
             continue
@@ -48,7 +49,7 @@ async def clone_values(files: Files, source: Path, target: Path) -> None:
 
 
 class DirectoryLeadership:
-    """Made by `DirectoryCoordinator.campaign`."""
+    """A leadership in a directory, made by `DirectoryCoordinator.campaign`."""
 
     def __init__(
         self,
@@ -72,21 +73,22 @@ class DirectoryLeadership:
         self._beat_seconds = beat_seconds
         self._deposed = False
         self._writing = asyncio.Lock()
+        self._tasks = Tasks()
         self._beating: asyncio.Task[None] | None = None
 
     @property
     def epoch(self) -> int:
         return self._epoch
 
-    def stands(self) -> bool:
-        if not self._deposed and not self._directory.stands():
+    async def stands(self) -> bool:
+        if not self._deposed and not await self._directory.stands() and not self._deposed:
             self._deposed = True
             _log.warning("deposed by a later leader", role=self._role, epoch=self._epoch)
         return not self._deposed
 
-    def check(self) -> None:
-        if not self.stands():
-            raise NotReady(f"this process does not lead as {self._role} any more")
+    async def check(self) -> None:
+        if not await self.stands():
+            raise NotReady(f"this process no longer leads as {self._role}")
 
     async def get(self, key: str) -> bytes | None:
         check_name("key", key)
@@ -96,21 +98,21 @@ class DirectoryLeadership:
             value = None
         except OSError as error:
             raise self._unusable(key, error) from error
-        # Also when nothing was found: a deposed leader finds nothing at all.
-        self.check()
+        # Even if nothing was found: a deposed leader finds nothing at all.
+        await self.check()
         return value
 
     async def put(self, key: str, value: bytes) -> None:
         check_name("key", key)
         if len(value) > VALUE_BYTES_MAX:
             raise InvalidArgument("value", f"{len(value)} bytes are more than {VALUE_BYTES_MAX}")
-        self.check()
-        # Not torn by a cancellation, and one after another: two of one key at once would write
-        # into the same temporary file.
-        await asyncio.shield(asyncio.ensure_future(self._put(key, stored_value.encode(value))))
+        await self.check()
+        # Not torn by a cancellation, and one after another: two concurrent writes of one key would
+        # use the same temporary file.
+        await self._tasks.run_to_the_end(self._put(key, stored_value.encode(value)))
 
     async def begin(self, holder: str) -> None:
-        """To be called once, before anybody hears of this leadership."""
+        """Starts the signs of life. Call it once, before this leadership is made known."""
         await self._sign_lock()
         await self.put(LEADER, holder.encode())
         self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {self._role}")
@@ -120,13 +122,13 @@ class DirectoryLeadership:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
-        # A write on its way ends before the next leader may begin at once.
+        # A write in progress has to end before the next leader may begin.
         async with self._writing:
             self.abandon()
 
     def abandon(self) -> None:
-        """Resigns without waiting for a write on its way, which may hang: whether it is done or
-        not, nobody is told that it was."""
+        """Resigns without waiting for a write in progress, which may hang: whether it succeeds or
+        not, it is never reported as done."""
         self._deposed = True
         if self._beating is not None:
             self._beating.cancel()
@@ -142,11 +144,11 @@ class DirectoryLeadership:
             try:
                 await replace_durably(self._files, self._directory.path / key, data)
             except FileNotFoundError as error:
-                self.check()
+                await self.check()
                 raise self._unusable(key, error) from error
             except OSError as error:
                 raise self._unusable(key, error) from error
-            self.check()
+            await self.check()
 
     async def _keep_beating(self) -> None:
         for count in itertools.count(1):
@@ -154,8 +156,8 @@ class DirectoryLeadership:
             try:
                 await self._beat(count)
             except OSError as error:
-                if not self.stands():
-                    # Whoever leads now is to have the lock, so that its own death is seen at once.
+                if not await self.stands():
+                    # The present leader needs the lock, so that its own death is seen at once.
                     self._release_lock()
                     return
                 # Others may take over: they cannot tell a full disk from a dead leader.
@@ -164,7 +166,7 @@ class DirectoryLeadership:
                 )
 
     async def _beat(self, count: int) -> None:
-        """Not durable: it means nothing to anybody after a power cut."""
+        """Writes a sign of life. It is not durable: after a power cut it means nothing."""
         async with self._writing:
             async with await self._files.create(self._beat_unfinished, exclusive=False) as file:
                 await file.append(str(count).encode())
@@ -173,7 +175,7 @@ class DirectoryLeadership:
             await self._take_lock()
 
     async def _take_lock(self) -> None:
-        """The leader before was only silent when it was deposed, and held the lock."""
+        """Tries to get the lock from the previous leader, which was only silent, and kept it."""
         try:
             self._lock = await self._files.lock(self._directory.path.parent / LOCK)
         except BlockingIOError:
@@ -181,7 +183,7 @@ class DirectoryLeadership:
         await self._sign_lock()
 
     async def _sign_lock(self) -> None:
-        """Tells whose death it means when the lock is free."""
+        """Records whose death it means if the lock is free."""
         if self._lock is None:
             return
         path = self._directory.path.parent / LOCK

@@ -1,7 +1,7 @@
-"""Sessions: one file per owner, which nobody else writes, and which changes while the owner lives.
+"""Sessions: one file per owner, which only the owner writes, and which changes while it lives.
 
-Who reads them judges by its own time: a session that has not changed for the grace is silent. A
-reader that has just begun takes everybody for alive.
+A reader judges by its own clock: a session that has not changed for the grace period is silent. A
+reader that has just started takes all sessions for alive.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from percolator.errors import StoreUnusable
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.interface import check_name
-from services.chassis.files import Files
 from services.chassis.lived_time import LivedTime, milliseconds_between
+from services.chassis.store.files import Files
 
 _UNFINISHED = ".new"
 _FORGET_FACTOR = 20
-"""A file that was silent for so many times the grace is removed."""
+"""A file that was silent for this many grace periods is removed."""
 
 _log = structlog.get_logger("percolator.coordinator")
 
 
 class DirectorySession:
-    """Rewrites its file until it is closed."""
+    """A session, which rewrites its file until it is closed."""
 
     def __init__(
         self, files: Files, clock: Clock, path: Path, value: bytes, *, beat_seconds: float
@@ -56,7 +56,7 @@ class DirectorySession:
         try:
             await self._files.unlink(self._path)
         except OSError as error:
-            # It falls silent instead.
+            # The session becomes silent instead.
             _log.info("session not removed", session=self._path.name, error=str(error))
 
     async def _keep_beating(self) -> None:
@@ -68,7 +68,7 @@ class DirectorySession:
                 _log.warning("session not renewed", session=self._path.name, error=str(error))
 
     async def _beat(self) -> None:
-        """Not durable: a session does not outlive a power cut."""
+        """Writes a sign of life. It is not durable: a session does not survive a power cut."""
         count = next(self._counts).to_bytes(8, "big")
         async with await self._files.create(self._unfinished, exclusive=False) as file:
             await file.append(stored_value.encode(count + self._value))
@@ -82,7 +82,7 @@ class _Seen:
 
 
 class DirectorySessions:
-    """What one reader knows of all sessions."""
+    """What one reader knows about all sessions."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: Path, *, grace_seconds: float
@@ -94,7 +94,7 @@ class DirectorySessions:
         self._seen: dict[str, _Seen] = {}
 
     async def alive(self, prefix: str) -> Mapping[str, bytes]:
-        """By name, with the value that each was opened with."""
+        """The live sessions by name, with the value that each was opened with."""
         if prefix:
             check_name("prefix", prefix)
         now = self._time.tick()
@@ -126,7 +126,7 @@ class DirectorySessions:
             except FileNotFoundError:
                 continue
             except StoreUnusable as error:
-                # Left by a power cut: its owner is gone, or writes it again soon.
+                # Left by a power cut: its owner is gone, or will soon write it again.
                 _log.info("unreadable session", session=name, error=str(error))
         return found
 

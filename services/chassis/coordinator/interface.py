@@ -1,13 +1,13 @@
 """The coordinator: roles that one process leads at a time, values of the leader, sessions.
 
 Contract:
-- At most one leader of a role can write. Whoever leads finds what all former leaders wrote: it is
-  made leader first, and reads second.
-- A value is durable before `put` returns. A `put` that fails may or may not be found later: its
-  caller tells nobody of it.
-- Leadership is lost without notice: to a process that was paused, it is lost while it stood still.
-  So `check` is asked after everything that was done, and before the answer of it leaves.
-- Sessions are hints about who is alive, and no more than that.
+- At most one leader of a role can write. A leader finds what all former leaders wrote: it becomes
+  leader first, and reads second.
+- A value is durable before `put` returns. If a `put` fails, its value may or may not be found
+  later, so the caller must not report it.
+- Leadership is lost without notice: a paused process loses it during the pause. So `check` is
+  called after all work, and before its response leaves.
+- Sessions are hints about who is alive, and nothing more.
 """
 
 from __future__ import annotations
@@ -24,41 +24,42 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,99}")
 
 
 @dataclass(frozen=True)
-class Leader:
-    """Who leads a role."""
+class KnownLeader:
+    """The leader of a role."""
 
     epoch: int
     holder: str
-    """As it named itself: its address."""
+    """The name that it gave itself: its address."""
 
 
-def nobody() -> str:
-    """Is lost, as far as the candidate knows from elsewhere."""
+def no_lost_leader() -> str:
+    """The default for `lost`: the candidate knows of no lost leader."""
     return ""
 
 
 class Leadership(Protocol):
-    """Of one role, by this process, for as long as `stands` says so."""
+    """The leadership of one role by this process, while `stands` says so."""
 
     @property
     def epoch(self) -> int:
-        """Above that of every leader before."""
+        """Higher than that of every former leader."""
         ...
 
-    def stands(self) -> bool:
-        """No later leader had read anything when this was asked."""
+    async def stands(self) -> bool:
+        """Whether no later leader had read anything when this was called."""
         ...
 
-    def check(self) -> None:
-        """Raises `NotReady` unless it stands; once it has, always."""
+    async def check(self) -> None:
+        """Raises `NotReady` unless it stands; after the first time, always raises it."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """What this leader, or one before it, wrote last. `StoreUnusable` when it is damaged."""
+        """The last value that this or a former leader wrote. `StoreUnusable` if it is damaged."""
         ...
 
     async def put(self, key: str, value: bytes) -> None:
-        """Durable, and this process still leads; `NotReady` or `StoreUnusable` if not."""
+        """Returns when the value is durable and this process still leads; raises `NotReady` or
+        `StoreUnusable` otherwise."""
         ...
 
     async def resign(self) -> None:
@@ -67,7 +68,7 @@ class Leadership(Protocol):
 
 
 class Session(Protocol):
-    """Tells the others that this process is alive, until it ends."""
+    """Shows other processes that this one is alive, until it is closed."""
 
     async def close(self) -> None: ...
 
@@ -76,31 +77,32 @@ class Coordinator(Protocol):
     """What all processes of a cluster agree on."""
 
     async def campaign(
-        self, role: str, holder: str, lost: Callable[[], str] = nobody
+        self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
     ) -> Leadership:
-        """Returns when this process leads: at once, or after every leader before is gone or has
-        been silent for too long, or is the `lost` one, by its holder's name, as the candidate
-        knows from elsewhere."""
+        """Returns when this process leads: at once, or when the former leader is gone, has been
+        silent for too long, or is known to be lost: `lost` returns the holder of a leader that the
+        candidate knows, from elsewhere, to be lost."""
         ...
 
-    async def leader(self, role: str) -> Leader | None:
-        """Who leads at the moment, as far as anybody can tell from outside."""
+    async def leader(self, role: str) -> KnownLeader | None:
+        """The present leader, as far as can be told from outside."""
         ...
 
     async def read(self, role: str, key: str) -> bytes | None:
-        """What a leader of the role wrote last, perhaps a moment ago. For everybody."""
+        """The last value that a leader of the role wrote; it may be slightly out of date. Any
+        process may read it."""
         ...
 
     def watch(self, role: str, key: str) -> AsyncIterator[bytes | None]:
-        """The value now, and again whenever it was seen to be another one. Never ends."""
+        """Yields the present value, and then every new value that it sees. Never ends."""
         ...
 
     async def open_session(self, name: str, value: bytes) -> Session:
-        """One per name and process."""
+        """Opens a session, one per name and process."""
         ...
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
-        """The live ones by name. To be asked often: it tells who is silent by what has changed."""
+        """The live sessions by name. Call it often: it sees who is silent by what has changed."""
         ...
 
     async def close(self) -> None:
@@ -109,8 +111,8 @@ class Coordinator(Protocol):
 
 
 def check_name(field: str, name: str) -> None:
-    """Roles, keys and sessions are called something that every back end can store."""
+    """Refuses names of roles, keys and sessions that some back end could not store."""
     if not _NAME.fullmatch(name):
         raise InvalidArgument(
-            field, f"expected 1 to 100 of a-z, 0-9 and '-', from a letter on, found {name[:100]!r}"
+            field, f"expected a letter, then up to 99 of a-z, 0-9 and '-'; found {name[:100]!r}"
         )

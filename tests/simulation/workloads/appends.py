@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from percolator.testing.history import Put
+from percolator.testing.isolation.history import Put
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload
 

@@ -7,15 +7,19 @@ from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
+from tests.simulation.workloads.feeds import Feeds
+from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.large import Large
 from tests.simulation.workloads.loads import Loads
 from tests.simulation.workloads.lock_order import LockOrder
 from tests.simulation.workloads.long_fork import LongFork
 from tests.simulation.workloads.mixed import Mixed
 from tests.simulation.workloads.predicates import Predicates
+from tests.simulation.workloads.recipes import Recipes
 from tests.simulation.workloads.registers import Registers
 from tests.simulation.workloads.sequential import Sequential
 from tests.simulation.workloads.sets import Sets
+from tests.simulation.workloads.successors import Successors
 from tests.simulation.workloads.workload import MakeWorkload
 
 WORKLOADS: dict[str, MakeWorkload] = {
@@ -30,7 +34,11 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "lock order": LockOrder,
     "large": Large,
     "loads": Loads,
+    "feeds": Feeds,
     "chains": Chains,
     "crowd": Crowd,
+    "recipes": Recipes,
+    "jobs": Jobs,
+    "successors": Successors,
     "mixed": lambda: Mixed([Bank(), Registers(), Predicates(), Counters()]),
 }

@@ -1,7 +1,7 @@
 """Watched columns, chained: a change is copied, the copy counted, and each run counts once.
 
     source ── copy ──> copy ── count ──> a counter per row, and one that all rows share
-       └───── note (writes nothing else)
+       └───── note (writes nothing else; deletes do not wake it)
     poke  ── poked (weak)
 
 A run that committed twice, or never, shows in the counters; one that read too early, in the copies.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from percolator import Column, observes
 from percolator.aio import Transaction
-from percolator.observers.dead_letter import DEAD_LETTERS
-from percolator.observers.definition import Observer, observes
+from percolator.observers.definition import Observer
+from percolator.observers.running.dead_letter import DEAD_LETTERS
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload
 
@@ -21,11 +22,11 @@ _ROWS = [b"row-%02d" % number for number in range(9)]
 _SHARED = b"shared"
 _FAILS_EVERY = 13
 _ATTEMPTS = 1_000
-"""What fails here now and then is never put aside."""
+"""So many that an observer that fails now and then never leaves a dead letter."""
 
 
 class Chains(Workload):
-    """Every change is answered, once."""
+    """Every change leads to exactly one run."""
 
     def __init__(self) -> None:
         self.cells = Cells("chains", (_ROWS[3], _ROWS[6]))
@@ -61,11 +62,9 @@ class Chains(Workload):
                 before = await tx.get(counter, self._count, default=b"0")
                 await tx.set(counter, self._count, b"%d" % (int(before) + 1))
 
-        @observes(self._source, self._copy, name="note", attempts=_ATTEMPTS)
-        async def note(tx: Transaction, row: bytes, column: object) -> None:
-            if column == self._source and await tx.get(row, self._source) is None:
-                return
-            await tx.get(row, self._copy)
+        @observes(self._source, self._copy, name="note", deletes=False, attempts=_ATTEMPTS)
+        async def note(tx: Transaction, row: bytes, column: Column[bytes]) -> None:
+            await tx.get(row, column)
 
         @observes(self._poke, name="poked", weak=True, attempts=_ATTEMPTS)
         async def poked(tx: Transaction, row: bytes) -> None:

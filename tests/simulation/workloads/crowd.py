@@ -1,8 +1,8 @@
-"""A crowd: a hundred sessions in each client, most of them among pairs of rows of their own.
+"""A crowd: a hundred sessions in each client, most of which use their own pairs of rows.
 
-Only here are calls, commits and disk writes shared by many transactions, so that a torn batch, a
-refusal within one, or a full answer concerns some of them and not others. Both rows of a pair
-always carry the same value; they lie in different tablets.
+Only here do many transactions share calls, commits and disk writes, so that a torn batch, a refusal
+within one, or a full response affects some of them and not others. Both rows of a pair always have
+the same value; they are in different tablets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTENDED_SHARE = 0.05
 
 
 class Crowd(Workload):
-    """Nobody ever sees half of a pair's change."""
+    """No transaction ever sees half of a pair's change."""
 
     def __init__(self) -> None:
         self.cells = Cells("crowd", (b"left 2", b"m", b"right 2"))

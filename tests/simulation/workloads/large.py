@@ -1,4 +1,4 @@
-"""Transactions of many cells over many tablets: what commits is whole, in every scan of it."""
+"""Transactions of many cells across many tablets: every scan sees all of a commit or nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Bulk loads among transactions: a load is seen whole or not at all, and conflicts with nobody.
+"""Bulk loads among transactions: a load is seen as a whole or not at all, and has no conflicts.
 
 Buckets of rows are loaded now and then, read and scanned all the time, and written in transactions,
-which keeps later loads of the same bucket out. Whoever loads may die in the middle; whoever loads
-that bucket next takes over, and the last ones are ended when everything has come to rest. For the
-checker a load is a transaction that writes all of its rows.
+after which later loads of the same bucket are refused. A loader may die in the middle; the next
+loader of that bucket takes over, and the last loads are ended when everything is at rest. For the
+checker, a load is a transaction that writes all of its rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _BUCKETS = 24
 _ROWS = 6
 _COLUMN = b"v"
 _INTERRUPTED = 0.3
-"""The part of loads that somebody else goes on with."""
+"""The share of loads that another run continues."""
 
 
 class Loads(Workload):
-    """A bucket holds rows of one load, and what transactions have put over them."""
+    """A bucket holds the rows of one load, and what transactions have written over them."""
 
     leaves_behind = True
 
@@ -44,7 +44,7 @@ class Loads(Workload):
             await session.run(self._writing(session, bucket))
 
     async def rest(self, session: Session) -> None:
-        """Loads that nobody has ended keep everybody out."""
+        """Ends the loads that are left: until then, their ranges are closed to all transactions."""
         for bucket in range(_BUCKETS):
             await self._bulk_load(session, bucket).abandon()
 
@@ -65,7 +65,7 @@ class Loads(Workload):
             half = session.random.randrange(_ROWS)
             await load.load(cells[half:], timestamps)
             if session.random.random() < _INTERRUPTED:
-                # What another process does that knows which part is loaded, a while later.
+                # What another process, which knows which part is loaded, does a while later.
                 await asyncio.sleep(session.random.random())
                 load = self._bulk_load(session, bucket)
                 if not await load.resume(timestamps):
@@ -88,7 +88,7 @@ class Loads(Workload):
         try:
             await load.abandon()
         except InvalidArgument:
-            return  # somebody else has taken it over
+            return  # another run has taken it over
         except PercolatorError as error:
             session.expect(error)
 

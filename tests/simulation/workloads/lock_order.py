@@ -1,7 +1,8 @@
-"""Everybody wants the same cells, in opposed orders; and a rule that only locks can keep.
+"""All sessions want the same cells, in opposite orders, and a rule that only locks can keep.
 
-Of two guards at least one must stay on duty. Each transaction reads both and takes one off, which
-snapshots alone would allow to two of them at once; so it locks what it read and does not write.
+At least one of two guards must stay on duty. Each transaction reads both and takes one off duty.
+Snapshots alone would allow two transactions to do so concurrently, so each locks the cell that it
+has read and does not write.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ _GUARDS = [b"guard-1", b"guard-2"]
 
 
 class LockOrder(Workload):
-    """No two transactions wait for each other for ever, and never are both guards off duty."""
+    """Transactions never wait for each other forever, and both guards are never off duty."""
+
+    locks = True
 
     def __init__(self) -> None:
         self.cells = Cells("lock_order", (b"d", b"k"))

@@ -1,7 +1,7 @@
-"""Two writers of two keys that never meet, and readers of both.
+"""Two writers of two keys that never conflict, and readers of both.
 
-A long fork is when one reader sees only the first write and another only the second: each alone has
-a snapshot, together they have no order.
+In a long fork, one reader sees only the first write and another one only the second: each has a
+snapshot, but there is no order that explains both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _ROWS = [b"a", b"f", b"m", b"t"]
 
 
 class LongFork(Workload):
-    """All readers agree on one order of all writes; that is for the checker to find."""
+    """All readers agree on one order of all writes, which the checker verifies."""
 
     def __init__(self) -> None:
         self.cells = Cells("long_fork", (b"d", b"k", b"p"))
@@ -28,7 +28,7 @@ class LongFork(Workload):
             if writes:
                 await tx.set(row, self._value, session.unique())
             else:
-                # One after the other: the longer a snapshot is read, the more happens meanwhile.
+                # One after another: the longer a snapshot is read, the more happens meanwhile.
                 for one in order:
                     await tx.get(one, self._value)
 

@@ -1,4 +1,4 @@
-"""Several workloads at once, on one cluster: their tables meet in the same servers and clients."""
+"""Several workloads at once on one cluster: their tables share the same servers and clients."""
 
 from __future__ import annotations
 

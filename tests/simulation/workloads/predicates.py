@@ -10,7 +10,7 @@ _ROWS = [b"row-%02d" % number for number in range(24)]
 
 
 class Predicates(Workload):
-    """A range that is scanned twice in a transaction is the same twice."""
+    """A range that is scanned twice in a transaction returns the same rows both times."""
 
     def __init__(self) -> None:
         self.cells = Cells("predicates", (_ROWS[6], _ROWS[12], _ROWS[18]))
@@ -39,7 +39,7 @@ class Predicates(Workload):
         await session.run(body)
 
     async def _scan_over_own_writes(self, tx: RecordedTx, chance: Random) -> None:
-        """What it has put and deleted lies over the snapshot, up to the limit and either way."""
+        """What it has written and deleted hides the snapshot, with limits and both ways."""
         start, stop = sorted(chance.sample(_ROWS, 2))
         reverse, limit = chance.random() < 0.5, chance.choice((0, 1, 3))
         await tx.scan(self.cells.table, start, stop, reverse=reverse, limit=limit)

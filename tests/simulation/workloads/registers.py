@@ -1,6 +1,6 @@
 """Registers, written without being read, read, deleted and locked: every kind of single operation.
 
-Each write puts a value that nobody else ever writes; some are too long to stand in a record.
+Each write puts a unique value; some are too long to be stored in a record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ _LONG_BYTES = 1500
 
 
 class Registers(Workload):
-    """Nothing more than what the checker wants."""
+    """Promises nothing beyond what the checker requires."""
+
+    locks = True
 
     def __init__(self) -> None:
         self.cells = Cells("registers", (b"m", b"\xff"))

@@ -1,7 +1,7 @@
-"""Versions written one after the other, to a first row and then, in a later transaction, a second.
+"""Versions written one after another, to a first row and then, in a later transaction, a second.
 
-Whoever finds a version in the second row must find it, or a later one, in the first: also in a
-transaction of its own that begins later, in whatever process.
+A reader that finds a version in the second row must find it, or a later one, in the first row, even
+in a separate transaction that begins later, in any process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _FIRST, _SECOND = b"first", b"second"
 
 
 class Sequential(Workload):
-    """What was seen once is never unseen."""
+    """What was seen once is seen by all later transactions."""
 
     def __init__(self) -> None:
         self.cells = Cells("sequential", (b"g",))
         self._version = self.cells.column()
         self._seen_in_first = 0
-        """By anybody whose transaction has ended."""
+        """The newest version that any ended transaction has seen in the first row."""
 
     async def step(self, session: Session) -> None:
         if session.random.random() < 0.5:

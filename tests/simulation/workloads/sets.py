@@ -1,16 +1,16 @@
-"""A set that everybody inserts into, each element a row of its own; scans read all of it."""
+"""A set into which all sessions insert, with a row for each element; scans read all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from percolator.testing.history import Put
+from percolator.testing.isolation.history import Put
 from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 
 class Sets(Workload):
-    """What was committed is there, and nothing else."""
+    """The set holds what was committed, and nothing else."""
 
     def __init__(self) -> None:
         self.cells = Cells("sets", (b"5", b"a"))

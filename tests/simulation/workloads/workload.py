@@ -1,4 +1,4 @@
-"""What a workload is: tables, one transaction at a time, and what must hold at the end."""
+"""A workload: its tables, one transaction at a time, and what must hold at the end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from percolator.observers.definition import Observer
-from percolator.testing.history import History, TransactionRecord
+from percolator.testing.isolation.history import History, TransactionRecord
 from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 
 Rows = dict[bytes, dict[bytes, bytes]]
-"""By row and column."""
+"""Values by row and column."""
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,19 @@ class Ending:
     """A run that has come to rest."""
 
     tables: dict[str, Rows]
-    """What a last transaction scanned."""
+    """What the last transaction scanned, by table."""
     history: History
-    """With every unknown outcome settled."""
+    """The history, with every unknown outcome settled."""
 
     def committed(self) -> Iterable[TransactionRecord]:
         return (record for record in self.history if record.committed)
 
 
 class Workload(ABC):
-    """One kind of use. An object of it belongs to one run, and is shared by its sessions."""
+    """One pattern of use. An instance belongs to one run, whose sessions share it."""
 
     cells: Cells
-    """Its table; every row of it below a split lies in another tablet than those above."""
+    """Its table; rows below and above a split are in different tablets."""
 
     @property
     def tables(self) -> tuple[Cells, ...]:
@@ -39,21 +39,30 @@ class Workload(ABC):
 
     @property
     def observers(self) -> list[Observer]:
-        """Run by workers, if there are any."""
+        """The observers that workers run, if any."""
         return []
 
     async def load(self, session: Session) -> None:  # noqa: B027
-        """Before anything is broken. By default the store begins empty."""
+        """Loads rows before anything is broken. By default the store starts empty."""
+
+    locks = False
+    """Whether it leaves lock-only records, which are collected by another rule than history."""
+
+    needs_master = False
+    """Whether it creates and drops tables, which the stand-in for the master does not do."""
+
+    change_feed = False
+    """Whether its tables have a change feed; under the real master, it is switched on later."""
 
     leaves_behind = False
     """Whether its clients may leave something behind that `rest` has to end."""
 
     async def rest(self, session: Session) -> None:  # noqa: B027
-        """When the trouble is over, and all clients have ended."""
+        """Called when the trouble is over, and all clients have ended."""
 
     @abstractmethod
     async def step(self, session: Session) -> None:
-        """One transaction."""
+        """Runs one transaction."""
 
     def check(self, ending: Ending) -> Iterable[str]:
         """What is wrong at the end, beyond what checker and audit find."""

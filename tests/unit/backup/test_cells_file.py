@@ -1,7 +1,8 @@
-"""The files of an export: pieces of bounded size, whatever is in them; nothing else is taken."""
+"""The files of an export have pieces of bounded size, and any other file is refused."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from percolator.backup import cells_file, layout
 from percolator.backup.cells_file import Piece, cells_of, writer
 from percolator.backup.layout import DamagedExport, Export, ExportedTable, Part
 from percolator.errors import InvalidArgument, UsageError
-from percolator.wire.questions import CellPage
+from percolator.routing.cells import CellPage
 
 PART = Part("t/part-00000.parquet", "", "")
 
@@ -23,7 +24,7 @@ def page(*cells: tuple[bytes, bytes, bytes]) -> CellPage:
 
 
 def written(directory: Path, *pages: CellPage) -> Part:
-    """As the exporter does it."""
+    """Writes pages to a file, as the exporter does."""
     path = directory / PART.file
     path.parent.mkdir(exist_ok=True)
     file, piece, cells = writer(path), Piece(), 0
@@ -42,7 +43,7 @@ def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells_file, "PIECE_BYTES", 100_000)
-    # All equal: a dictionary of them would be small, and what is read would not.
+    # All values are equal: a dictionary of them would be small, but what is read would not.
     pages = [page((b"%03d" % row, b"c", b"v" * 30_000)) for row in range(20)]
     part = written(tmp_path, *pages)
     groups = pq.ParquetFile(tmp_path / part.file).num_row_groups
@@ -54,7 +55,7 @@ def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
     ]
 
 
-def test_a_value_that_is_larger_than_a_piece_is_a_piece_of_its_own(
+def test_a_value_larger_than_a_piece_forms_its_own_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells_file, "PIECE_BYTES", 1_000)
@@ -71,7 +72,7 @@ def test_a_value_that_is_larger_than_a_piece_is_a_piece_of_its_own(
         [(b"a", b"b", b"1"), (b"a", b"c", b"2")],
     ],
 )
-def test_any_bytes_come_back_as_they_were(
+def test_any_bytes_are_read_back_unchanged(
     cells: list[tuple[bytes, bytes, bytes]], tmp_path: Path
 ) -> None:
     part = written(tmp_path, *[page(cell) for cell in cells])
@@ -86,7 +87,7 @@ def test_any_bytes_come_back_as_they_were(
         ([(b"a", b"c", b""), (b"z", b"c", b"")], "of other parts"),
     ],
 )
-def test_cells_out_of_order_or_of_another_part_are_not_taken(
+def test_cells_out_of_order_or_of_another_part_are_refused(
     cells: list[tuple[bytes, bytes, bytes]], wrong: str, tmp_path: Path
 ) -> None:
     part = written(tmp_path, page(*cells))
@@ -95,7 +96,7 @@ def test_cells_out_of_order_or_of_another_part_are_not_taken(
         list(cells_of(tmp_path, clipped))
 
 
-def test_a_file_with_other_columns_or_that_ends_early_is_not_taken(tmp_path: Path) -> None:
+def test_a_file_that_has_other_columns_or_ends_early_is_refused(tmp_path: Path) -> None:
     part = written(tmp_path, page((b"a", b"c", b"")))
     path = tmp_path / part.file
     whole = path.read_bytes()
@@ -121,22 +122,30 @@ def export_of(part: Part) -> Export:
 
 
 @pytest.mark.parametrize("file", ["../other.parquet", "/etc/passwd", "u/part-00000.parquet"])
-def test_a_part_is_nowhere_but_where_the_product_puts_it(file: str, tmp_path: Path) -> None:
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, tmp_path: Path) -> None:
     layout.write_export(tmp_path / layout.MANIFEST, export_of(Part(file, "", "")))
-    with pytest.raises(DamagedExport, match="has not what an export has"):
+    with pytest.raises(DamagedExport, match="is not the record of an export"):
         layout.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("content", [{"format": 1}, {"format": 1, "at": 7, "tables": [{}]}])
-def test_a_manifest_of_something_else_is_damaged_and_one_of_another_format_is_named(
+def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
     content: dict[str, object], tmp_path: Path
 ) -> None:
     path = tmp_path / layout.MANIFEST
     layout.write_record(path, content)
-    with pytest.raises(DamagedExport, match="has not what an export has"):
+    with pytest.raises(DamagedExport, match="is not the record of an export"):
         layout.read_manifest(tmp_path)
     layout.write_record(path, content | {"format": 2})
     with pytest.raises(InvalidArgument, match="is of format 2; this release reads 1"):
+        layout.read_manifest(tmp_path)
+
+
+def test_a_number_that_is_a_list_is_damaged_before_anything_is_imported(tmp_path: Path) -> None:
+    export = export_of(Part("t/part-00000.parquet", "", ""))
+    odd = replace(export, tables=(replace(export.tables[0], split_bytes=[]),))  # type: ignore[arg-type]  # on purpose
+    layout.write_export(tmp_path / layout.MANIFEST, odd)
+    with pytest.raises(DamagedExport, match="split_bytes is"):
         layout.read_manifest(tmp_path)
 
 
@@ -149,3 +158,9 @@ def test_a_directory_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     with layout.locked(tmp_path, "exporting to"):
         pass
+
+
+def test_a_record_of_endlessly_nested_lists_is_damaged_too(tmp_path: Path) -> None:
+    (tmp_path / layout.MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(DamagedExport, match=layout.MANIFEST):
+        layout.read_manifest(tmp_path)

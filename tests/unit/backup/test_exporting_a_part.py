@@ -1,4 +1,4 @@
-"""The file of a part, when something goes wrong while it is written."""
+"""What becomes of a part's file if something goes wrong while it is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BATCH = pa.RecordBatch.from_pylist(
 
 
 class Exported(exporting._Exporting):
-    """One part, of ten batches that come from nowhere."""
+    """Exports one part of ten batches, without a database."""
 
     def __init__(self, directory: Path) -> None:
         nothing = cast("Any", None)
@@ -53,7 +53,7 @@ class Exported(exporting._Exporting):
 
 
 class HeldFile:
-    """Is at its first batch until it may go on."""
+    """A file whose first write blocks until the test lets it continue."""
 
     def __init__(self) -> None:
         self.writing, self.go_on = threading.Event(), threading.Event()
@@ -69,7 +69,7 @@ class HeldFile:
 
 
 class FullDisk(io.RawIOBase):
-    """Takes some bytes and no more."""
+    """Accepts some bytes, and then is full."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def full_after(room: int) -> Callable[[Path], pq.ParquetWriter]:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
-async def test_a_disk_that_is_full_at_any_point_is_told_and_no_part_is_there(
+async def test_a_disk_that_fills_up_at_any_point_is_reported_and_leaves_no_part(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = io.BytesIO()
@@ -108,16 +108,16 @@ async def test_a_disk_that_is_full_at_any_point_is_told_and_no_part_is_there(
     assert threading.active_count() == threads
 
 
-async def test_a_table_whose_directory_cannot_be_made_is_told(tmp_path: Path) -> None:
+async def test_a_table_whose_directory_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "table").write_text("a file")
     with pytest.raises(InvalidArgument, match="cannot be written"):
         await Exported(tmp_path)._export("table", PART)
 
 
-async def test_whoever_gives_up_twice_does_not_close_a_file_that_is_written_either(
+async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time, nobody waits any more for the file to be closed but its own thread."""
+    """After the second cancellation, only the file's own thread still waits for it to be closed."""
     file = HeldFile()
 
     class Last(ThreadPoolExecutor):
@@ -142,7 +142,7 @@ async def test_whoever_gives_up_twice_does_not_close_a_file_that_is_written_eith
     assert not (tmp_path / PART.file).exists()
 
 
-async def test_a_bug_while_a_batch_is_written_comes_out_and_the_file_is_closed(
+async def test_an_exception_while_a_batch_is_written_propagates_and_the_file_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Wrong(HeldFile):
@@ -158,7 +158,7 @@ async def test_a_bug_while_a_batch_is_written_comes_out_and_the_file_is_closed(
     assert not exported.scan_is_open
 
 
-async def test_two_exports_into_one_directory_do_not_run_beside_each_other(tmp_path: Path) -> None:
+async def test_two_exports_into_one_directory_cannot_run_at_the_same_time(tmp_path: Path) -> None:
     with (
         layout.locked(tmp_path, "exporting to"),
         pytest.raises(UsageError, match="another process is exporting to"),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from percolator.testing.virtual_time import VirtualClock
-from services.chassis.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
+from percolator.testing.simulator.virtual_time import VirtualClock
+from services.chassis.serving.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
 
 
 @given(st.lists(st.floats(min_value=0, max_value=20), max_size=50))
@@ -43,7 +43,7 @@ async def test_the_event_loops_lateness_is_measured() -> None:
 
 
 class SlowClock(VirtualClock):
-    """On a loop that is so busy that its timers fire late."""
+    """The clock of a loop that is so busy that its timers fire late."""
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds + 0.03)

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from services.chassis.health import Health
+from services.chassis.serving.health import Health
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -15,7 +15,7 @@ UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 
 
 def watching(health: Health, name: str = "") -> tuple[list[int], asyncio.Task[None]]:
-    """The statuses that a watcher is told, and its task."""
+    """The statuses that a watcher receives, and its task."""
     told: list[int] = []
 
     async def watch() -> None:

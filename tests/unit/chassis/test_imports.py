@@ -1,4 +1,4 @@
-"""A service is there soon: what it does not need is not imported."""
+"""A service starts quickly: it does not import what it does not need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SERVICES = ("gateway", "lockservice", "master", "oracle", "tabletserver", "worke
 
 
 def test_no_service_imports_what_only_terminals_need() -> None:
-    """And yet an observer may: what was kept away from others can be imported afterwards."""
+    """An observer may still import it afterwards."""
     imports = "; ".join(f"import services.{name}.__main__" for name in SERVICES)
     program = f"import sys; {imports}; print('rich' in sys.modules); import rich"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Logs: one line per event, JSON where no human looks."""
+"""Logs: one line per event, JSON unless a human reads them on a terminal."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ def test_values_that_are_no_json_are_logged_all_the_same(
     logs.configure("oracle", "json", "info")
     structlog.get_logger("percolator.oracle").info("odd", key=b"\xff", thing=object())
     assert "xff" in json.loads(capsys.readouterr().err)["key"]
+
+
+def test_a_caller_that_left_before_its_answer_was_sent_is_no_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """gRPC logs it with a traceback: any caller could fill the disk."""
+    logs.configure("oracle", "json", "info")
+    grpc = logging.getLogger("grpc._cython.cygrpc")
+    grpc.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
+    assert capsys.readouterr().err == ""
+    grpc.error("Unexpected [%s] raised by servicer method [%s]", "KeyError", "/a/B")
+    assert "KeyError" in capsys.readouterr().err
 
 
 def test_less_important_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:

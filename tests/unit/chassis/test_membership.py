@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from percolator.errors import PercolatorError, Unavailable, WrongCluster
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE
 from percolator.world import UnaryMethod, World
@@ -21,7 +21,7 @@ from tests.unit.unary_network import UnaryNetwork
 
 
 class Masters(UnaryNetwork):
-    """A network of masters: those of `cluster_ids` are up."""
+    """A network of masters: those in `cluster_ids` are up."""
 
     def __init__(self, **cluster_ids: str) -> None:
         self.cluster_ids = cluster_ids
@@ -53,7 +53,7 @@ def world_of(masters: Masters) -> World:
 
 
 class Belonging:
-    """What the registration tells of belonging to the cluster."""
+    """Notes what the registration says about belonging to the cluster."""
 
     def __init__(self) -> None:
         self.told: list[WrongCluster | None] = []

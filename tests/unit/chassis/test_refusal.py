@@ -1,4 +1,4 @@
-"""Why a service did not start, and whether another try may help."""
+"""Why a service did not start, and whether another attempt may succeed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from percolator.errors import (
     WrongCluster,
 )
 from services.chassis.refusal import may_pass
-from services.chassis.server import CannotListen
+from services.chassis.serving.server import CannotListen
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_what_may_pass_by_itself_is_worth_another_start(error: Exception) -> Non
     ],
     ids=repr,
 )
-def test_what_somebody_has_to_change_is_not(error: Exception) -> None:
+def test_what_an_operator_has_to_change_is_not(error: Exception) -> None:
     assert not may_pass(error)

@@ -1,4 +1,4 @@
-"""Settings: four layers, one frozen object, and mistakes that are told in one line."""
+"""Settings: four layers, one frozen object, and errors in one line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
 from percolator.wire.addresses import HostPort
-from services.chassis.settings import ListenAddress, ServiceSettings, environment_name, load
-from services.chassis.settings_output import to_toml
+from services.chassis.settings.loading import ListenAddress, ServiceSettings, environment_name, load
+from services.chassis.settings.output import to_toml
 
 
 class ShopSettings(ServiceSettings):
@@ -33,7 +33,7 @@ class ShopSettings(ServiceSettings):
     """How long a customer waits."""
 
     mood: Literal["good", "bad"] = "good"
-    """Of the shopkeeper."""
+    """The mood of the shopkeeper."""
 
     doors: tuple[str, ...] = ("front",)
     """Ways in."""

@@ -9,10 +9,10 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.roles import Role
 from percolator.wire.tokens import new_token, token_entry
-from services.chassis.tokens import Tokens
+from services.chassis.serving.tokens import Tokens
 
 
 def tokens_file(directory: Path, *entries: str) -> Path:

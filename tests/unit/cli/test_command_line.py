@@ -1,4 +1,4 @@
-"""The command line, as far as it needs no cluster."""
+"""The parts of the command line that need no cluster."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ def test_a_timestamp_is_decoded_to_its_time_and_sequence() -> None:
         "physical_milliseconds": 1_800_000_000_000,
         "sequence": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["tables", "create", "NAME"], "arguments"),
+        (["tables", "create", "orders", "--split", "NAME"], "--split"),
+        (["tablets", "--table", "NAME"], "arguments"),
+        (["locks", "orders", "NAME"], "row"),
+        (["servers", "drain", "NAME"], "arguments"),
+        (["observers", "pause", "orders", "NAME"], "arguments"),
+    ],
+)
+def test_an_argument_that_is_not_utf8_is_refused_in_one_line_that_shows_it(
+    arguments: list[str], field: str
+) -> None:
+    """Python passes bytes that are not UTF-8 on as text that cannot be encoded."""
+    given = ["a\udcffb" if one == "NAME" else one for one in arguments]
+    result = run.invoke(app, ["--address", "127.0.0.1:1", *given])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"error: {field}: 'a\\udcffb' cannot be encoded as UTF-8")
 
 
 def test_a_moment_is_turned_into_its_first_timestamp() -> None:
@@ -84,7 +107,7 @@ def test_every_command_explains_itself() -> None:
 
 
 HOSTILE = "[/red] \x1b[2J\r\n\u202e"
-"""Markup that ends nothing, control of the terminal, further lines, text from right to left."""
+"""Markup that closes nothing, terminal control codes, more lines, and right-to-left text."""
 HARMLESS = r"[/red] \x1b[2J\r\n\u202e"
 
 
@@ -95,8 +118,8 @@ def printed(shown: object) -> str:
     return capture.get()
 
 
-def test_what_others_wrote_is_shown_and_does_nothing() -> None:
-    """Anybody may open a session or register a server under any description."""
+def test_text_that_others_wrote_is_shown_without_taking_effect() -> None:
+    """Any client may open a session, or register a server, under any description."""
     session = Session(session_id=b"x" * 16, info=SessionInfo(description=HOSTILE))
     server = Server(kind=ServiceKind.SERVICE_KIND_WORKER, address=HOSTILE, version=HOSTILE)
     cluster = DescribeResponse(cluster_id=HOSTILE, servers=[server])

@@ -1,12 +1,12 @@
-"""What `percolator dead-letters` says of a letter."""
+"""What `percolator dead-letters` says about a letter."""
 
 from __future__ import annotations
 
 from percolator.cli.dead_letters import _changed
-from percolator.observers.dead_letter import DeadLetter
+from percolator.observers.running.dead_letter import DeadLetter
 
 
-def test_of_a_weak_notification_no_change_is_told_that_never_was() -> None:
+def test_a_weak_notification_is_shown_without_a_time_of_change() -> None:
     def letter(commit: int) -> DeadLetter:
         return DeadLetter("docs", "clean", b"source", b"a", commit, "error", 5, 7)
 

@@ -1,4 +1,4 @@
-"""Commands about history and exports: what is wrong is said before anything is asked."""
+"""Commands about history and exports report bad input before they contact the cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ run = CliRunner()
         (["pins", "release", "zz"], "session_id: expected 32 hexadecimal digits"),
         (["history", "accounts", "hex:0"], "row: expected pairs"),
         (["export", "a", "b"], "expected one directory"),
-        (["export", "verify", "a", "--at", "1"], "takes no other options"),
+        (["export", "verify", "a", "--at", "1"], "it takes neither --at nor --table"),
     ],
 )
 def test_a_wrong_command_names_what_is_wrong(arguments: list[str], named: str) -> None:
@@ -31,7 +31,7 @@ def test_a_wrong_command_names_what_is_wrong(arguments: list[str], named: str) -
     assert named in " ".join(result.output.split())
 
 
-def test_what_is_no_export_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_directory_that_holds_no_export_is_refused_by_name(tmp_path: Path) -> None:
     result = run.invoke(app, ["export", "verify", str(tmp_path)])
     assert result.exit_code == 2
     assert "holds no export" in " ".join(result.output.split())

@@ -46,11 +46,11 @@ async def count_a_document_twice(tx: aio.Transaction, url: str) -> None:
 
 
 async def make_an_inlink(tx: aio.Transaction, url: str) -> None:
-    await tx.set((url, "http://nobody", "", ""), tables.anchor, "never written")
+    await tx.set((url, "http://unlinked", "", ""), tables.anchor, "never written")
 
 
 async def link_to_nothing(tx: aio.Transaction, url: str) -> None:
-    await tx.set((f"{url}/nothing", "http://nobody", "", ""), tables.anchor, "never written")
+    await tx.set((f"{url}/nothing", "http://unlinked", "", ""), tables.anchor, "never written")
 
 
 @pytest.mark.parametrize(

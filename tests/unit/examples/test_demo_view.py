@@ -58,7 +58,7 @@ def test_the_view_shows_every_figure(state: State) -> None:
 def test_tablets_stand_at_their_servers_marked_if_taken_over_or_not_served(state: State) -> None:
     lines = seen(state)
     assert "tabletserver-1 71 documents-1 +documents-2 ?groups" in lines
-    assert "tabletserver-2 killed ?links" in lines, "nobody has taken it over yet"
+    assert "tabletserver-2 killed ?links" in lines, "it has not been taken over yet"
 
 
 def test_a_line_holds_the_same_figures(state: State) -> None:

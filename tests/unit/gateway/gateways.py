@@ -15,13 +15,13 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import gateway_pb2 as wire
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
 from services.gateway.commits import Commits
-from services.gateway.handler import GatewayHandler
+from services.gateway.gateway_handler import GatewayHandler
 
 TABLE = "accounts"
 COLUMN = b"balance"
@@ -31,8 +31,11 @@ LOCK = wire.CellWrite.KIND_LOCK
 NOTIFY = wire.CellWrite.KIND_NOTIFY
 
 
+TWO_PHASES = Limits(one_round_cells_max=0)
+
+
 class Cluster(ClusterInMemory):
-    """Calls take a millisecond; some take longer, and answers are lost, while a test wants it."""
+    """Calls take a millisecond. A test can make some of them slow, and lose answers."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -74,11 +77,11 @@ class Gateway:
         return [row.cells[0].value if row.cells else None for row in told.rows]
 
     async def read(self, *rows: bytes) -> list[bytes | None]:
-        """The same, as it is now."""
+        """The current values of the rows, in one column."""
         return await self.get(await self.begin(), *rows)
 
     async def scan(self, request: wire.ScanTableRequest) -> list[bytes]:
-        """The rows' keys."""
+        """The keys of the rows."""
         return [row.row async for page in self.handler.scan_table(request) for row in page.rows]
 
     async def resolve(self, start: int, *rows: bytes) -> wire.ResolveResponse:
@@ -110,22 +113,28 @@ class Site:
         self._stack = stack
         self._networks: dict[int, InProcessNetwork] = {}
 
-    async def start(self, *, commit_seconds: float = 10.0, commits_max: int = 100) -> Gateway:
+    async def start(
+        self,
+        *,
+        commit_seconds: float = 10.0,
+        commits_max: int = 100,
+        limits: Limits = TWO_PHASES,
+    ) -> Gateway:
         network = InProcessNetwork({ADDRESS: self.cluster})
         world = World(self._clock, network, random.Random(len(self._networks)))
-        database = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
+        database = await connect_to(world, [ADDRESS], limits, RetryPolicy())
         self._stack.push_async_callback(database.close)
         commits = Commits(
             database, commit_seconds=commit_seconds, commits_max=commits_max, remembered_max=1_000
         )
         self._stack.push_async_callback(commits.close, 1.0)
-        handler = GatewayHandler(database.engine, commits, answer_bytes_max=1 << 20)
+        handler = GatewayHandler(database.internal.engine, commits, answer_bytes_max=1 << 20)
         started = Gateway(handler, commits, database)
         self._networks[id(started)] = network
         return started
 
     def kill(self, gateway: Gateway) -> None:
-        """What it has sent may still arrive; it learns no answer, and sends nothing any more."""
+        """What it has sent may still arrive. It gets no answers, and sends nothing more."""
         self._networks[id(gateway)].handlers.clear()
 
 

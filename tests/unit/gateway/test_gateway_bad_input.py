@@ -1,9 +1,10 @@
-"""What callers should not send is refused by the name of its field, and nothing is written."""
+"""Bad requests are refused with the name of the field, and nothing is written."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,12 @@ from percolator.v1.errors_pb2 import CellAddress as WireAddress
 from .gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
 
 LIMITS = Limits()
+KIND_OF_THE_FUTURE: Any = 9
 
 BAD_WRITES: dict[str, tuple[Sequence[wire.CellWrite], str]] = {
     "no kind": ([write(b"a", kind=wire.CellWrite.KIND_UNSPECIFIED)], r"writes\[0\]\.kind"),
     "a kind of the future": (
-        [wire.CellWrite(kind=9, table=TABLE, column=b"c", value=b"v")],  # type: ignore[arg-type]
+        [wire.CellWrite(kind=KIND_OF_THE_FUTURE, table=TABLE, column=b"c", value=b"v")],
         r"writes\[0\]\.kind",
     ),
     "no table": ([wire.CellWrite(kind=PUT, row=b"a", column=COLUMN)], r"writes\[0\]\.table"),
@@ -32,11 +34,11 @@ BAD_WRITES: dict[str, tuple[Sequence[wire.CellWrite], str]] = {
         [write(b"a", b"v" * (LIMITS.value_bytes_max + 1))],
         r"writes\[0\]\.value: has 4194305 bytes",
     ),
-    "a value to delete": ([write(b"a", b"v", DELETE)], r"writes\[0\]\.value: is of a put"),
-    "a value to lock": ([write(b"a", b"v", LOCK)], r"writes\[0\]\.value: is of a put"),
+    "a value to delete": ([write(b"a", b"v", DELETE)], r"writes\[0\]\.value: is allowed in a put"),
+    "a value to lock": ([write(b"a", b"v", LOCK)], r"writes\[0\]\.value: is allowed in a put"),
     "a cell twice": ([write(b"a"), write(b"b"), write(b"a")], r"writes\[2\]: .*writes\[0\]"),
     "a cell put and locked": ([write(b"a"), write(b"a", kind=LOCK)], r"writes\[1\]"),
-    "nobody to notify": ([write(b"a", kind=NOTIFY)], r"writes\[0\]: .*no weak observer"),
+    "no observer to notify": ([write(b"a", kind=NOTIFY)], r"writes\[0\]: .*no weak observer"),
 }
 
 
@@ -62,9 +64,7 @@ async def test_more_than_a_transaction_holds_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("start", "reason"), [(0, "missing"), (2**64 - 1, "future")])
-async def test_timestamps_that_nobody_can_have_are_refused_by_every_call(
-    start: int, reason: str
-) -> None:
+async def test_impossible_timestamps_are_refused_by_every_call(start: int, reason: str) -> None:
     async with gateways(1) as (cluster, (one,)):
         for call in (
             one.get(start, b"a"),
@@ -78,14 +78,14 @@ async def test_timestamps_that_nobody_can_have_are_refused_by_every_call(
         assert cluster.mutations == 0
 
 
-async def test_a_timestamp_of_another_gateway_is_no_future_even_if_this_one_knows_none() -> None:
+async def test_a_timestamp_of_another_gateway_is_accepted_even_if_this_one_knows_none() -> None:
     async with gateways(2) as (_, (one, other)):
         start = await one.begin()
         assert await other.get(start, b"a") == [None]
 
 
-async def test_a_transaction_of_long_ago_commits_when_nobody_wrote_since() -> None:
-    """As old as it is, others give it the usual time to live, counted from now."""
+async def test_a_transaction_of_long_ago_commits_if_its_cells_were_not_written_since() -> None:
+    """However old it is, others give its locks the usual time to live, counted from now."""
     async with gateways(2) as (_, (one, other)):
         start, late = await one.begin(), await one.begin()
         await asyncio.sleep(1_000.0)
@@ -132,7 +132,7 @@ async def test_an_answer_that_is_too_large_is_not_sent() -> None:
         writes = [write(row, b"v" * 400_000) for row in rows]
         await one.commit(await one.begin(), writes)
         assert len(await one.read(rows[0])) == 1
-        with pytest.raises(InvalidArgument, match="ask for less at once"):
+        with pytest.raises(InvalidArgument, match="ask for fewer rows at once"):
             await one.read(*rows)
         with pytest.raises(InvalidArgument, match="more than 100000 cells"):
             await one.read(*[b"x"] * 100_001)
@@ -147,7 +147,7 @@ async def test_a_range_that_ends_before_it_begins_is_empty() -> None:
         assert await one.scan(request) == []
 
 
-async def test_a_question_about_an_outcome_names_one_primary_or_the_cells() -> None:
+async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()
         cell = wire.CellName(table=TABLE, row=b"a", column=COLUMN)
@@ -167,8 +167,8 @@ async def test_a_question_about_an_outcome_names_one_primary_or_the_cells() -> N
         assert told.fate == wire.ResolveResponse.FATE_ABORTED
 
 
-async def test_a_primary_in_a_table_that_is_gone_is_not_asked_about_for_ever() -> None:
-    """Not `OutcomeUnknown`, which says: ask again."""
+async def test_a_primary_in_a_deleted_table_is_an_error_that_is_not_retried() -> None:
+    """The error is not `OutcomeUnknown`, which would mean: ask again."""
     async with gateways(1) as (_, (one,)):
         gone = WireAddress(table_id=999, row=b"a", column=COLUMN)
         request = wire.ResolveRequest(start_timestamp=await one.begin(), primary=gone)

@@ -1,4 +1,4 @@
-"""One transaction has one outcome, whoever commits it, how often, and how many at a time."""
+"""One transaction has one outcome, however often and wherever it is committed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMITTED = ResolveResponse.FATE_COMMITTED
 ABORTED = ResolveResponse.FATE_ABORTED
 
 
-async def test_what_was_committed_is_read_at_every_gateway_from_then_on() -> None:
+async def test_a_commit_is_visible_at_every_gateway_from_then_on() -> None:
     async with gateways() as (_, (one, other)):
         start = await one.begin()
         commit = await one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"2")])
@@ -48,7 +48,7 @@ async def test_the_same_commit_again_gives_the_same_timestamp_everywhere() -> No
         assert await third.read(b"bob", b"zoe") == [b"1", b"2"]
 
 
-async def test_gateways_that_commit_the_same_at_once_agree() -> None:
+async def test_gateways_that_commit_the_same_transaction_at_once_agree() -> None:
     for seed in range(30):
         async with gateways(3) as (cluster, all_gateways):
             chance = random.Random(seed)
@@ -60,7 +60,7 @@ async def test_gateways_that_commit_the_same_at_once_agree() -> None:
             assert await all_gateways[1].read(b"bob", b"zoe") == [b"1", b"2"]
 
 
-async def test_what_lost_against_another_is_aborted_everywhere_for_good() -> None:
+async def test_a_transaction_that_lost_a_conflict_stays_aborted_everywhere() -> None:
     async with gateways() as (_, (one, other)):
         loser, winner = await one.begin(), await one.begin()
         await one.commit(winner, [write(b"zoe", b"w")])
@@ -76,7 +76,7 @@ async def test_what_lost_against_another_is_aborted_everywhere_for_good() -> Non
         assert await other.read(b"bob", b"zoe") == [None, b"w"]
 
 
-async def test_a_commit_whose_answer_is_lost_is_unknown_and_then_told_by_another_gateway() -> None:
+async def test_a_commit_whose_answer_is_lost_is_unknown_until_another_gateway_resolves_it() -> None:
     async with gateways(2, commit_seconds=1.0) as (cluster, (one, other)):
         start = await one.begin()
         writes = [write(b"bob", b"1"), write(b"zoe", b"2")]
@@ -107,8 +107,27 @@ async def test_a_caller_that_leaves_finds_its_commit_done_when_it_comes_back() -
         assert +one.commits.outcomes == {"committed": 1}
 
 
-async def test_aborted_is_told_only_when_no_prewrite_can_arrive_any_more() -> None:
-    """The marker could not be put: the outcome is unknown, and a repeat may yet commit it."""
+async def test_commits_that_are_given_up_at_the_end_are_given_up_in_the_order_they_began() -> None:
+    async with gateways(1) as (cluster, (one,)):
+        cluster.delay = lambda _: 30.0
+        starts = [await one.begin() for _ in range(30)]
+        told = []
+
+        async def commit(start: int) -> None:
+            try:
+                await one.commit(start, [write(b"%d" % start, b"1")])
+            except OutcomeUnknown as unknown:
+                told.append(unknown.start_timestamp)
+
+        callers = [asyncio.ensure_future(commit(start)) for start in starts]
+        await asyncio.sleep(0.5)
+        await one.commits.close(1.0)
+        await asyncio.wait(callers)
+        assert told == starts
+
+
+async def test_aborted_is_reported_only_when_no_prewrite_can_still_arrive() -> None:
+    """The marker could not be written: the outcome is unknown, and a repeat may still commit it."""
     async with gateways(2, commit_seconds=1.0) as (cluster, (one, other)):
         loser, winner = await one.begin(), await one.begin()
         await one.commit(winner, [write(b"zoe", b"w")])
@@ -129,7 +148,7 @@ def _rolls_back(request: MutateRequest) -> bool:
     )
 
 
-async def test_resolving_what_was_never_committed_rules_it_out_for_ever() -> None:
+async def test_resolving_a_transaction_that_never_committed_rules_it_out_for_ever() -> None:
     async with gateways() as (_, (one, other)):
         start = await one.begin()
         assert (await other.resolve(start, b"bob", b"zoe")).fate == ABORTED
@@ -139,8 +158,8 @@ async def test_resolving_what_was_never_committed_rules_it_out_for_ever() -> Non
         assert await one.read(b"bob", b"zoe") == [None, None]
 
 
-async def test_resolving_at_a_cell_that_does_not_decide_takes_no_lock_away() -> None:
-    """Else the transaction would be committed without that cell."""
+async def test_resolving_at_a_cell_that_is_not_the_primary_removes_no_lock() -> None:
+    """Otherwise the transaction would be committed without that cell."""
     async with gateways() as (cluster, (one, other)):
         cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
         start = await one.begin()
@@ -154,12 +173,12 @@ async def test_resolving_at_a_cell_that_does_not_decide_takes_no_lock_away() -> 
         assert await other.read(b"bob", b"zoe") == [b"1", b"1"]
 
 
-async def test_a_lock_that_comes_while_its_fate_is_asked_about_elsewhere_is_left_alone() -> None:
+async def test_a_lock_that_arrives_while_another_cell_is_asked_about_is_left_alone() -> None:
     async with gateways() as (cluster, (one, other)):
         start = await one.begin()
         cluster.delay = lambda request: 0.5 if _rolls_back(request) else 0.001
         asking = asyncio.ensure_future(other.resolve(start, b"zoe"))
-        await asyncio.sleep(0.1)  # nothing was found there, and the marker is on its way
+        await asyncio.sleep(0.1)  # nothing was found there, and the marker has been sent
         cluster.delay = lambda request: 2.0 if commits_primary(request) else 0.001
         committing = asyncio.ensure_future(
             one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
@@ -197,7 +216,7 @@ async def test_other_writes_under_the_same_start_timestamp_are_refused_and_chang
 @pytest.mark.parametrize("case", OTHER_WRITES)
 async def test_other_writes_while_the_first_are_being_committed_are_refused(case: str) -> None:
     if case == "one cell more":
-        return  # only a cell that is missing in a finished commit tells of it
+        return  # only a finished commit that lacks a cell shows the difference
     async with gateways() as (cluster, (one, other)):
         cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
         start = await one.begin()
@@ -211,8 +230,8 @@ async def test_other_writes_while_the_first_are_being_committed_are_refused(case
         assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
 
 
-async def test_two_different_commits_at_once_that_meet_are_not_mixed() -> None:
-    """Neither knows of the other when it begins, and each takes another cell for the primary."""
+async def test_two_different_write_sets_committed_at_once_are_not_mixed() -> None:
+    """Neither knows of the other when it begins, and each has a different primary."""
     met = 0
     for seed in range(40):
         async with gateways(2) as (cluster, (one, other)):
@@ -224,7 +243,7 @@ async def test_two_different_commits_at_once_that_meet_are_not_mixed() -> None:
                 other.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")]),
                 return_exceptions=True,
             )
-            await asyncio.sleep(60.0)  # whatever was left behind has run out
+            await asyncio.sleep(60.0)  # every lock that was left behind has expired
             met += any(isinstance(answer, InvalidArgument) for answer in answers)
             ann, bob, zoe = await one.read(b"ann", b"bob", b"zoe")
             if isinstance(answers[0], int):
@@ -254,7 +273,7 @@ async def test_too_many_commits_at_once_are_refused_and_may_come_again() -> None
         assert await one.commit(starts[2], [write(b"%d" % starts[2], b"1")]) > 0
 
 
-async def test_a_first_commit_asks_nobody_and_any_other_asks_the_cells_first() -> None:
+async def test_a_first_commit_looks_at_no_cells_and_any_other_looks_first() -> None:
     async with gateways() as (_, (one, other)):
         start = await one.begin()
         await one.commit(start, [write(b"bob", b"1")])

@@ -1,4 +1,4 @@
-"""Whom a gateway passes calls on to: as masters tell, and a little longer."""
+"""The servers that a gateway relays calls to: as masters list them, and a little longer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from percolator.errors import NotReady, UnknownServer
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server
 from percolator.world import World
@@ -23,7 +23,7 @@ TABLET_SERVER = Server(
 
 
 class Master:
-    """Describes what a test wants."""
+    """Describes the cluster that a test has set up."""
 
     def __init__(self) -> None:
         self.cluster_id = "c"
@@ -51,7 +51,7 @@ async def test_a_server_is_known_by_its_id_and_by_its_address() -> None:
     assert caught.value.server == "t2"
 
 
-async def test_a_master_that_has_just_started_and_lists_nobody_disturbs_nobody() -> None:
+async def test_a_master_that_has_just_started_and_lists_no_servers_does_no_harm() -> None:
     master, _, servers = site()
     following = asyncio.ensure_future(servers.follow())
     await servers.refresh()
@@ -64,7 +64,7 @@ async def test_a_master_that_has_just_started_and_lists_nobody_disturbs_nobody()
     following.cancel()
 
 
-async def test_while_no_master_answers_what_is_known_stays() -> None:
+async def test_known_servers_stay_known_while_no_master_answers() -> None:
     _, network, servers = site()
     following = asyncio.ensure_future(servers.follow())
     await servers.refresh()
@@ -74,7 +74,7 @@ async def test_while_no_master_answers_what_is_known_stays() -> None:
     following.cancel()
 
 
-async def test_another_cluster_is_not_believed() -> None:
+async def test_a_description_of_another_cluster_is_ignored() -> None:
     master, _, servers = site()
     await servers.refresh()
     master.cluster_id, master.servers = "other", [Server(server_id="x", address="x:1")]
@@ -83,7 +83,7 @@ async def test_another_cluster_is_not_believed() -> None:
     assert servers.known("t1") == TABLET_SERVER
 
 
-async def test_a_crowd_that_asks_for_strangers_is_one_question_to_the_master() -> None:
+async def test_many_calls_for_unknown_servers_are_one_request_to_the_master() -> None:
     master, _, servers = site()
     asked = [servers.find(f"stranger-{number}") for number in range(100)]
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -91,15 +91,15 @@ async def test_a_crowd_that_asks_for_strangers_is_one_question_to_the_master() -
     assert master.asked == 1
 
 
-async def test_a_gateway_describes_the_cluster_with_another_route_and_registers_nobody() -> None:
+async def test_a_gateway_describes_the_cluster_with_another_route_and_registers_no_server() -> None:
     master, _, servers = site()
     handler = ClusterHandler(servers, "1.1.0")
     told = await handler.describe(DescribeRequest())
     assert (told.route, told.version) == (cluster_pb2.ROUTE_THROUGH, "1.1.0")
     assert list(told.servers) == master.servers
-    with pytest.raises(Exception, match="a gateway registers nobody"):
+    with pytest.raises(Exception, match="a gateway does not register servers"):
         await handler.register(cluster_pb2.RegisterRequest())
-    _, silent, knowing_nobody = site()
+    _, silent, without_masters = site()
     silent.handlers.clear()
     with pytest.raises(NotReady, match="no master"):
-        await ClusterHandler(knowing_nobody, "1.1.0").describe(DescribeRequest())
+        await ClusterHandler(without_masters, "1.1.0").describe(DescribeRequest())

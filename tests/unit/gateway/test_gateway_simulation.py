@@ -1,7 +1,7 @@
-"""Gateways that die, answers that get lost, callers that ask twice: one outcome all the same.
+"""Gateways die, answers are lost, callers ask twice: every transaction still has one outcome.
 
-Each seed is a bank whose tellers send every commit to random gateways, again and again and to
-several at once, until they are told what became of it; others ask about it meanwhile.
+Each seed is a bank whose tellers send every commit to random gateways, repeatedly and to several at
+once, until they learn its outcome. Other callers ask about the outcome meanwhile.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Bank:
         self._chance = random.Random(seed)
         self._gateways: list[Gateway] = []
         self.told: dict[int, set[int]] = defaultdict(set)
-        """By start timestamp: every outcome that anybody was told."""
+        """By start timestamp: every outcome that a caller was told."""
         self.struck: Counter[str] = Counter()
 
     async def run(self) -> int:
-        """Returns what is in all accounts together at the end."""
+        """Returns the sum of all accounts at the end."""
         self._gateways = [await self._started() for _ in range(GATEWAYS)]
         opening = [write(row, b"%d" % OPENING_BALANCE) for row in ACCOUNTS]
         await self._gateways[0].commit(await self._gateways[0].begin(), opening)
@@ -91,7 +91,7 @@ class Bank:
             start = await gateway.begin()
             has, gets = (int(value or b"") for value in await gateway.get(start, source, target))
         except (ExecutionUnknown, NotExecuted):
-            return  # of a gateway that was killed meanwhile
+            return  # the gateway was killed meanwhile
         writes = [write(source, b"%d" % (has - 1)), write(target, b"%d" % (gets + 1))]
         while not self.told[start]:
             asked = [self._commit(start, writes) for _ in range(self._chance.choice((1, 1, 2, 3)))]
@@ -126,7 +126,7 @@ class Bank:
         self.told[start].add(told.commit_timestamp if committed else ABORTED)
 
 
-async def test_whoever_asks_is_told_the_same_and_no_money_is_made_or_lost() -> None:
+async def test_every_caller_is_told_the_same_outcome_and_no_money_is_made_or_lost() -> None:
     struck: Counter[str] = Counter()
     for seed in range(SEEDS):
         async with a_site() as site:

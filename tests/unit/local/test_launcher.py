@@ -1,4 +1,4 @@
-"""The launcher, as far as it starts no processes: whose data directory it is, and how it speaks."""
+"""The launcher, without starting processes: who owns the data directory, and what it prints."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from services.local.__main__ import app, main
 from services.local.cluster import LocalCluster, running
-from services.local.process import LocalClusterError
+from services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
 LONG = "a-very-long-name-of-a-directory-without-any-end" * 3
 
 
 def locked(data: Path) -> IO[str]:
-    """As a launcher that is running or starting holds it."""
+    """A lock as a launcher holds it while it runs or starts."""
     (data / "run").mkdir(parents=True)
     lock = (data / "run" / "lock").open("a+")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -26,7 +26,7 @@ def locked(data: Path) -> IO[str]:
 
 
 class Stopped(Exception):
-    """In place of starting processes."""
+    """Raised in place of starting processes."""
 
 
 def start_none(monkeypatch: pytest.MonkeyPatch, found: list[object]) -> None:
@@ -40,7 +40,7 @@ def start_none(monkeypatch: pytest.MonkeyPatch, found: list[object]) -> None:
 def test_the_state_of_a_killed_launcher_is_never_told_as_that_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process id may be anybody's by now, and `down` sends a signal there."""
+    """Another process may have its id by now, and `down` sends a signal to it."""
     locked(tmp_path).close()
     (tmp_path / "run" / "local.json").write_text(json.dumps({"pid": 1}))
     found: list[object] = []
@@ -50,10 +50,10 @@ def test_the_state_of_a_killed_launcher_is_never_told_as_that_of_its_successor(
     assert found == [{}]
 
 
-def test_a_start_is_not_refused_because_somebody_asks_whether_a_cluster_is_running(
+def test_a_start_is_not_refused_because_of_a_check_whether_a_cluster_is_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the launcher's own parent does, many times a second, while it waits."""
+    """The launcher's own parent asks many times a second while it waits."""
     asking = locked(tmp_path)
     monkeypatch.setattr("services.local.cluster.time.sleep", lambda seconds: asking.close())
     start_none(monkeypatch, [])
@@ -102,3 +102,26 @@ def test_workers_are_nothing_without_observers_and_observers_nothing_without_wor
 ) -> None:
     with pytest.raises(LocalClusterError, match="workers and observers: expected both of them"):
         LocalCluster(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_cluster_needs_time_to_start(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(LocalClusterError, match="start_seconds: expected more than 0"):
+        LocalCluster(tmp_path, start_seconds=seconds)
+
+
+def test_a_process_has_the_time_to_start_that_the_cluster_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def wait(self: ServiceProcess, seconds: float) -> None:
+        waited.append(seconds)
+        raise Stopped
+
+    monkeypatch.setattr(ServiceProcess, "start", lambda self: None)
+    monkeypatch.setattr(ServiceProcess, "wait_ready", wait)
+    cluster = LocalCluster(tmp_path, start_seconds=77.0)
+    with pytest.raises(Stopped):
+        cluster._start_all()
+    assert waited == [77.0]

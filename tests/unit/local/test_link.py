@@ -1,4 +1,4 @@
-"""A link passes everything, holds it back while it is cut, and loses nothing."""
+"""A link passes everything, holds it back while it is cut, and delays it while it loses packets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from percolator.world import Random
 from services.local.link import Link
 
 pytestmark = pytest.mark.real_time
@@ -49,13 +50,13 @@ async def test_what_is_sent_into_a_cut_link_arrives_when_it_is_mended_and_not_be
     async with linked() as (link, server, (reader, writer)):
         writer.write(b"before\n")
         assert await reader.readline() == b"before\n"
-        link.cut()
+        cut = link.cut()
         writer.write(b"meanwhile\n")
         answer = asyncio.ensure_future(reader.readline())
         done, _ = await asyncio.wait([answer], timeout=0.1)
         assert not done
         assert server.lines == [b"before\n"]
-        assert link.held_back == 1
+        assert cut.struck >= 1
         link.mend()
         assert await answer == b"meanwhile\n"
 
@@ -114,3 +115,34 @@ async def test_one_who_dials_can_be_cut_off_while_others_go_on() -> None:
         link.mend()
         assert await reader.readline() == b"held back\n"
         other_writer.close()
+
+
+async def test_several_cuts_may_overlap_and_each_is_mended_by_itself() -> None:
+    async with linked() as (link, server, (reader, writer)):
+        first, second = link.cut(), link.cut()
+        writer.write(b"patient\n")
+        answer = asyncio.ensure_future(reader.readline())
+        link.mend(first)
+        done, _ = await asyncio.wait([answer], timeout=0.1)
+        assert not done
+        link.mend(second)
+        assert await answer == b"patient\n"
+        assert server.lines == [b"patient\n"]
+
+
+async def test_what_a_link_loses_is_sent_again_in_its_order() -> None:
+    async with linked() as (link, server, (reader, writer)):
+        loss = link.lose(0.5, Random("loss"))
+        sent = [b"%d\n" % number for number in range(3)]
+        for line in sent:
+            writer.write(line)
+            assert await reader.readline() == line
+        assert server.lines == sent
+        assert loss.struck >= 1
+
+
+async def test_a_server_behind_a_link_of_another_host_has_an_address_of_that_host() -> None:
+    link = Link(host=2)
+    assert link.address == f"127.0.2.1:{link.port}"
+    assert link.behind == f"127.0.2.2:{link.port}"
+    await asyncio.to_thread(link.close)

@@ -7,17 +7,17 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits
 
-NOBODY = b"sixteen bytes id"
+UNKNOWN_ID = b"sixteen bytes id"
 
 
 @asynccontextmanager
 async def started_lock_service(limits: Limits | None = None) -> AsyncIterator[LockServiceHandler]:
-    """A lock service that was started just now."""
+    """A lock service that has just started."""
     clock = VirtualClock(asyncio.get_running_loop())
     handler = LockServiceHandler(clock, random.Random(1), limits or Limits())
     living = asyncio.create_task(handler.expire_forever())
@@ -29,7 +29,7 @@ async def started_lock_service(limits: Limits | None = None) -> AsyncIterator[Lo
 
 @asynccontextmanager
 async def lock_service(limits: Limits | None = None) -> AsyncIterator[LockServiceHandler]:
-    """A lock service whose grace after the start is over."""
+    """A lock service whose grace period after the start is over."""
     async with started_lock_service(limits) as handler:
         await asyncio.sleep(61)
         yield handler

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import Limits
 from services.lockservice.metrics import LockServiceMetrics
 from tests.unit.lockservice.lock_calls import (
-    NOBODY,
+    UNKNOWN_ID,
     info,
     listed,
     liveness,
@@ -43,7 +43,7 @@ async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later() -> N
         assert caught.value.session_id == session_id
 
 
-async def test_an_expired_session_is_forgotten_although_nobody_asks() -> None:
+async def test_an_expired_session_is_forgotten_even_if_no_call_asks_for_it() -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
         await locked(handler, session_id, b"a", b"b")
@@ -69,12 +69,12 @@ async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
 async def test_ending_twice_and_ending_an_unknown_session_succeed() -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
-        for ended in (session_id, session_id, NOBODY):
+        for ended in (session_id, session_id, UNKNOWN_ID):
             await handler.end_session(wire.EndSessionRequest(session_id=ended))
         assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
 
 
-async def test_a_renewal_tells_anew_what_the_session_is() -> None:
+async def test_a_renewal_replaces_what_the_session_says_about_itself() -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
         await renewed(handler, session_id, info(10_000, "renamed", 77))
@@ -85,7 +85,7 @@ async def test_a_renewal_tells_anew_what_the_session_is() -> None:
         assert 9_000 <= session.remaining_milliseconds <= 9_020
 
 
-async def test_the_place_of_a_pin_never_changes() -> None:
+async def test_the_timestamp_of_a_pin_never_changes() -> None:
     async with lock_service() as handler:
         pin = info(oldest_start_timestamp=42, pin=True)
         session_id = await opened(handler, pin)
@@ -109,7 +109,7 @@ async def test_sessions_are_listed_by_pages_oldest_first() -> None:
             assert [s.session_id for s in await listed(handler, page_size)] == ids
 
 
-async def test_a_session_that_ends_between_two_pages_spoils_no_other() -> None:
+async def test_a_session_that_ends_between_two_pages_hides_no_other() -> None:
     async with lock_service() as handler:
         ids = [await opened(handler) for _ in range(4)]
         first = await handler.list_sessions(wire.ListSessionsRequest(page_size=2))
@@ -180,13 +180,13 @@ async def test_only_what_is_still_held_can_be_renewed() -> None:
         assert await locked(handler, other, b"kept") == [False]
 
 
-async def test_a_lock_that_lapsed_is_not_renewed_although_nobody_took_it() -> None:
-    """Its holder may have been told meanwhile that somebody else works there."""
+async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_it() -> None:
+    """Its holder may have been told meanwhile that another worker is there."""
     clock = VirtualClock(asyncio.get_running_loop())
     handler = LockServiceHandler(clock, random.Random(1), Limits())
     one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
     await locked(handler, one, b"a", ttl_milliseconds=500)
-    for _ in range(6):  # time passes, but what is over is not collected yet
+    for _ in range(6):  # time passes, but what has expired is not collected yet
         await asyncio.sleep(0.1)
         await liveness(handler, one)
     request = wire.RenewLocksRequest(session_id=one, names=[b"a"], ttl_milliseconds=3_000)
@@ -206,7 +206,7 @@ async def test_unlocking_leaves_the_locks_of_others_alone() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_with_its_session_a_lock_ends_at_once(ended: bool) -> None:
+async def test_a_lock_ends_at_once_with_its_session(ended: bool) -> None:
     async with lock_service() as handler:
         one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
         await locked(handler, one, b"a", ttl_milliseconds=60_000)
@@ -220,7 +220,7 @@ async def test_with_its_session_a_lock_ends_at_once(ended: bool) -> None:
 @pytest.mark.parametrize(
     "limits", [Limits(locks_max=3), Limits(lock_name_bytes_total_max=3)], ids=["count", "bytes"]
 )
-async def test_without_room_for_all_none_is_taken(limits: Limits) -> None:
+async def test_if_there_is_no_room_for_all_locks_none_is_taken(limits: Limits) -> None:
     async with lock_service(limits) as handler:
         one = await opened(handler, info(60_000))
         await locked(handler, one, b"a", b"b", ttl_milliseconds=500)
@@ -246,7 +246,7 @@ BAD_INFO = [
 
 
 @pytest.mark.parametrize(("bad", "field"), BAD_INFO)
-async def test_a_session_that_cannot_be_is_refused_by_the_name_of_the_field(
+async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
     bad: wire.SessionInfo, field: str
 ) -> None:
     async with lock_service() as handler:
@@ -261,12 +261,12 @@ async def test_a_session_that_cannot_be_is_refused_by_the_name_of_the_field(
         assert await listed(handler) == before
 
 
-async def test_info_must_be_there() -> None:
+async def test_info_is_required() -> None:
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="info: is missing"):
             await handler.open_session(wire.OpenSessionRequest())
         with pytest.raises(InvalidArgument, match="info: is missing"):
-            await handler.renew_session(wire.RenewSessionRequest(session_id=NOBODY))
+            await handler.renew_session(wire.RenewSessionRequest(session_id=UNKNOWN_ID))
 
 
 BAD_NAMES = [
@@ -281,7 +281,7 @@ BAD_NAMES = [
 @pytest.mark.parametrize(
     ("names", "field"), BAD_NAMES, ids=["none", "too many", "empty", "too long", "twice"]
 )
-async def test_names_that_cannot_be_are_refused_and_nothing_changes(
+async def test_invalid_names_are_refused_and_nothing_changes(
     names: list[bytes], field: str
 ) -> None:
     async with lock_service() as handler:
@@ -326,28 +326,28 @@ async def test_an_id_of_the_wrong_length_is_refused_everywhere(session_id: bytes
             assert caught.value.field == "session_id"
         with pytest.raises(InvalidArgument) as caught:
             await handler.check_sessions(
-                wire.CheckSessionsRequest(session_ids=[NOBODY, session_id])
+                wire.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id])
             )
         assert caught.value.field == "session_ids[1]"
 
 
-async def test_somebody_or_the_other_must_be_asked_about() -> None:
+async def test_a_liveness_check_names_at_least_one_session_and_not_too_many() -> None:
     async with lock_service() as handler:
-        for ids in ([], [NOBODY] * 4_097):
+        for ids in ([], [UNKNOWN_ID] * 4_097):
             with pytest.raises(InvalidArgument, match="session_ids"):
                 await handler.check_sessions(wire.CheckSessionsRequest(session_ids=ids))
 
 
-async def test_who_is_not_alive_can_lock_nothing() -> None:
+async def test_a_session_that_is_not_alive_can_lock_nothing() -> None:
     async with lock_service() as handler:
         with pytest.raises(SessionExpired):
-            await locked(handler, NOBODY, b"a")
+            await locked(handler, UNKNOWN_ID, b"a")
         with pytest.raises(SessionExpired):
-            await handler.unlock(wire.UnlockRequest(session_id=NOBODY, names=[b"a"]))
+            await handler.unlock(wire.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
 
 
 @pytest.mark.parametrize("token", [b"x", b"x" * 16, b"x" * 4_000])
-async def test_a_page_token_of_anybody_else_is_refused(token: bytes) -> None:
+async def test_an_invented_page_token_is_refused(token: bytes) -> None:
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="page_token"):
             await handler.list_sessions(wire.ListSessionsRequest(page_token=token))
@@ -364,7 +364,7 @@ async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
         await later.list_sessions(wire.ListSessionsRequest(page_token=page.next_page_token))
 
 
-async def test_requests_get_their_turn_while_very_many_are_forgotten(
+async def test_requests_are_served_while_very_many_sessions_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with lock_service() as handler:
@@ -385,7 +385,7 @@ async def test_requests_get_their_turn_while_very_many_are_forgotten(
         assert seen_by_requests == [7_000, 2_000, 0]
 
 
-async def test_the_metrics_tell_which_limit_refused() -> None:
+async def test_the_metrics_show_which_limit_refused() -> None:
     async with lock_service(Limits(sessions_max=1, locks_max=1)) as handler:
         session_id = await opened(handler)
         with pytest.raises(Overloaded):
@@ -393,7 +393,7 @@ async def test_the_metrics_tell_which_limit_refused() -> None:
         with pytest.raises(Overloaded):
             await locked(handler, session_id, b"a", b"b")
         with pytest.raises(SessionExpired):
-            await locked(handler, NOBODY, b"a")
+            await locked(handler, UNKNOWN_ID, b"a")
         registry = CollectorRegistry()
         registry.register(LockServiceMetrics(handler))
         name = "percolator_lockservice_refused_total"
@@ -401,7 +401,7 @@ async def test_the_metrics_tell_which_limit_refused() -> None:
             assert registry.get_sample_value(name, {"reason": reason}) == 1
 
 
-async def test_a_time_to_live_outside_its_limits_is_told_with_its_unit() -> None:
+async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit() -> None:
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
             await opened(handler, info(100))

@@ -1,7 +1,7 @@
 """The lock service against a model that fits on a page, on a clock that the test moves.
 
-Lives last an odd half of 100 ms and time moves in whole 100 ms, so that the ticks in which the
-service counts never decide anything here.
+Times to live are odd multiples of 50 ms and time moves by multiples of 100 ms, so the ticks in
+which the service counts never decide a result here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from percolator.errors import NotReady, Overloaded, SessionExpired
 from percolator.wire.liveness import Liveness
 from services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
-from services.lockservice.advisory_locks import AdvisoryLocks
+from services.lockservice.advisory_locks import HeldLocks
 from services.lockservice.limits import Limits
-from services.lockservice.sessions import SessionInfo, Sessions
+from services.lockservice.sessions import OpenSessions, SessionInfo
 
 LIMITS = Limits(ttl_milliseconds_min=450, ttl_milliseconds_max=2_050, sessions_max=4, locks_max=5)
 PICKS = st.integers(0, 3)
@@ -66,8 +66,8 @@ class LockServiceMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.time = LivedTime(self.clock)
-        self.sessions = Sessions(self.time, self.random, LIMITS)
-        self.locks = AdvisoryLocks(self.time, LIMITS)
+        self.sessions = OpenSessions(self.time, self.random, LIMITS)
+        self.locks = HeldLocks(self.time, LIMITS)
         self.collected = True
         self.started = self.now
         self.alive: dict[bytes, int] = {}
@@ -193,7 +193,7 @@ class LockServiceMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 12), collect=st.booleans())
     def advance(self, steps: int, collect: bool) -> None:
-        """Nothing that can be observed but memory depends on when the dead are forgotten."""
+        """When the dead are forgotten can be observed in memory use only."""
         for _ in range(steps * 2):
             self.clock.now += 0.05
             self.pass_time(50)
@@ -201,7 +201,7 @@ class LockServiceMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(1.0, 3_600.0), collect=st.booleans())
     def stop_for_a_while(self, seconds: float, collect: bool) -> None:
-        """The process is paused: what it slept through does not count against anybody."""
+        """The process is paused: that time does not count against any session."""
         self.clock.now += seconds
         self.pass_time(round(GAP_SECONDS_MAX * 1000))
         self.clock.now += 0.05

@@ -1,4 +1,4 @@
-"""What the lock service does not know after a restart, and what it slept through."""
+"""What the lock service does not know after a restart or a pause, and how it behaves then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from percolator.errors import NotReady, SessionExpired
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.limits import Limits
 from tests.unit.lockservice.lock_calls import (
-    NOBODY,
+    UNKNOWN_ID,
     info,
     listed,
     liveness,
@@ -23,37 +23,39 @@ from tests.unit.lockservice.lock_calls import (
 )
 
 
-async def test_after_a_restart_nobody_is_dead_before_the_longest_ttl_has_passed() -> None:
+async def test_after_a_restart_no_session_is_dead_before_the_longest_ttl_has_passed() -> None:
     async with started_lock_service() as handler:
         await asyncio.sleep(59.9)
-        assert await liveness(handler, NOBODY) == wire.LIVENESS_UNDECIDED
+        assert await liveness(handler, UNKNOWN_ID) == wire.LIVENESS_UNDECIDED
         await asyncio.sleep(0.2)
-        assert await liveness(handler, NOBODY) == wire.LIVENESS_DEAD
+        assert await liveness(handler, UNKNOWN_ID) == wire.LIVENESS_DEAD
 
 
 async def test_after_a_restart_a_session_is_taken_over_under_its_id_without_its_locks() -> None:
     async with started_lock_service() as handler:
         with pytest.raises(NotReady):
-            await locked(handler, NOBODY, b"a")
-        assert await renewed(handler, NOBODY)
-        assert await liveness(handler, NOBODY) == wire.LIVENESS_ALIVE
+            await locked(handler, UNKNOWN_ID, b"a")
+        assert await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == wire.LIVENESS_ALIVE
         assert [session.locks for session in await listed(handler)] == [0]
-        assert not await renewed(handler, NOBODY)
-        assert await locked(handler, NOBODY, b"a") == [True]
+        assert not await renewed(handler, UNKNOWN_ID)
+        assert await locked(handler, UNKNOWN_ID, b"a") == [True]
 
 
 async def test_a_session_that_would_have_expired_anyway_is_not_taken_over() -> None:
     async with started_lock_service() as handler:
         await asyncio.sleep(3.1)
         with pytest.raises(SessionExpired):
-            await renewed(handler, NOBODY, info(3_000))
+            await renewed(handler, UNKNOWN_ID, info(3_000))
         with pytest.raises(SessionExpired):
-            await renewed(handler, NOBODY, info(10_000))
+            await renewed(handler, UNKNOWN_ID, info(10_000))
         assert await renewed(handler, b"another sessions", info(10_000))
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_who_died_after_the_restart_is_not_revived_by_its_grace(ended: bool) -> None:
+async def test_a_session_that_died_after_the_restart_is_not_revived_in_the_grace_period(
+    ended: bool,
+) -> None:
     async with started_lock_service() as handler:
         session_id = await opened(handler, info(500))
         if ended:
@@ -66,16 +68,16 @@ async def test_who_died_after_the_restart_is_not_revived_by_its_grace(ended: boo
 
 
 async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() -> None:
-    """It will expire by itself. Were its end remembered, anybody could fill the memory."""
+    """It expires by itself. If its end were remembered, any caller could fill the memory."""
     async with started_lock_service() as handler:
         with pytest.raises(NotReady):
-            await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
-        assert await renewed(handler, NOBODY)
-        await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
-        await handler.end_session(wire.EndSessionRequest(session_id=NOBODY))
+            await handler.end_session(wire.EndSessionRequest(session_id=UNKNOWN_ID))
+        assert await renewed(handler, UNKNOWN_ID)
+        await handler.end_session(wire.EndSessionRequest(session_id=UNKNOWN_ID))
+        await handler.end_session(wire.EndSessionRequest(session_id=UNKNOWN_ID))
         with pytest.raises(SessionExpired):
-            await renewed(handler, NOBODY)
-        assert await liveness(handler, NOBODY) == wire.LIVENESS_DEAD
+            await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == wire.LIVENESS_DEAD
 
 
 async def test_strangers_with_invented_ids_end_no_living_session() -> None:
@@ -92,28 +94,28 @@ async def test_strangers_with_invented_ids_end_no_living_session() -> None:
             if caught.type is NotReady:
                 assert await liveness(handler, invented) == wire.LIVENESS_UNDECIDED
         assert told == {SessionExpired, NotReady}, "the memory was filled"
-        assert await renewed(handler, NOBODY)
-        assert await liveness(handler, NOBODY) == wire.LIVENESS_ALIVE
+        assert await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == wire.LIVENESS_ALIVE
 
 
-async def test_when_the_dead_cannot_all_be_remembered_nobody_is_taken_over() -> None:
+async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over() -> None:
     async with started_lock_service(Limits(buried_max=1)) as handler:
         remembered, forgotten = await opened(handler), await opened(handler)
         for session_id in (remembered, forgotten):
             await handler.end_session(wire.EndSessionRequest(session_id=session_id))
         with pytest.raises(SessionExpired):
             await renewed(handler, remembered)
-        for session_id in (forgotten, NOBODY):
+        for session_id in (forgotten, UNKNOWN_ID):
             with pytest.raises(NotReady):
                 await renewed(handler, session_id)
         await asyncio.sleep(61)
-        for session_id in (remembered, forgotten, NOBODY):
+        for session_id in (remembered, forgotten, UNKNOWN_ID):
             with pytest.raises(SessionExpired):
                 await renewed(handler, session_id)
 
 
-async def test_who_is_dead_is_forgotten_when_nobody_can_be_taken_over_any_more() -> None:
-    """Else the memory of one restart would be kept until the next."""
+async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more() -> None:
+    """Otherwise the memory used after one restart would be kept until the next."""
     async with started_lock_service() as handler:
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
@@ -128,12 +130,12 @@ async def test_who_is_dead_is_forgotten_when_nobody_can_be_taken_over_any_more()
         assert left < kept / 4
 
 
-async def test_what_the_process_slept_through_counts_against_nobody() -> None:
+async def test_a_pause_of_the_process_counts_against_no_session() -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
         await asyncio.sleep(1)
 
-    # Nothing of the service runs for an hour: that is how it feels to be stopped.
+    # Nothing of the service runs for an hour, as if the process were stopped.
     await asyncio.sleep(3_600)
     living = asyncio.create_task(handler.expire_forever())
     assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE

@@ -1,15 +1,15 @@
-"""What the lock service can be told, and what it does not take."""
+"""The settings of the lock service: defaults, and values that are refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from services.chassis.settings import load
+from services.chassis.settings.loading import load
 from services.lockservice.limits import Limits
 from services.lockservice.settings import LockServiceSettings
 
 
-def test_without_being_told_anything_it_has_the_default_limits() -> None:
+def test_without_flags_it_has_the_default_limits() -> None:
     assert load(LockServiceSettings, [], {}).limits() == Limits()
 
 
@@ -41,7 +41,7 @@ def test_every_setting_reaches_the_cores() -> None:
         ("--page-sessions-max=0", "page_sessions_max"),
     ],
 )
-def test_a_value_that_cannot_be_stops_it_by_the_name_of_the_field(
+def test_an_invalid_value_stops_the_start_and_names_the_field(
     flag: str, field: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:

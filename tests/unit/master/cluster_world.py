@@ -1,9 +1,7 @@
 """A cluster in one process: real masters on a disk in memory, and models of everything else.
 
-A tablet server here is a model of what the epoch directories guarantee (which is checked by
-itself): whoever opens a tablet at the highest epoch has everything that was acknowledged, and from
-then on nobody else acknowledges anything. What the masters must see to is checked all the time: no
-epoch of a tablet is ever told to two servers.
+The duty of the masters is checked at every step: no epoch of a tablet is ever given to two servers
+(`model_servers.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -21,15 +19,11 @@ from percolator.errors import (
     InvalidArgument,
     NotReady,
     PercolatorError,
-    StoreFault,
-    StoreUnusable,
-    TabletMoved,
     Unavailable,
 )
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import master_pb2 as wire
-from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.wire.methods import method_name
@@ -44,153 +38,32 @@ from percolator.world import (
 )
 from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.lived_time import LivedTime
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
-from services.master.balance import BalanceLimits
-from services.master.collection import CollectionTimes
+from services.master.history.collection import CollectionTimes
 from services.master.leader import MasterTimes
 from services.master.master import Master, Site
 from services.master.master_handler import MasterHandler
 from services.master.registry import Registry
+from services.master.tablets.balance import BalanceLimits
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
+from tests.unit.master import model_oracle
+from tests.unit.master.model_oracle import ORACLE, ModelOracle
+from tests.unit.master.model_servers import ModelServer, ModelStore
 
 ROOT = Path("/store")
 T = TypeVar("T")
 
-
-@dataclass
-class Stored:
-    """The directory of one tablet."""
-
-    highest: int = 0
-    rows: dict[bytes, bytes] = field(default_factory=dict)
-    existed: bool = False
-    sealed: bool = False
-    damaged: bool = False
-
-
-class ModelStore:
-    """All tablets' directories."""
-
-    def __init__(self) -> None:
-        self.tablets: dict[int, Stored] = {}
-        self.told: dict[tuple[int, int], str] = {}
-
-    def take_over(self, order: tablets.OpenTabletRequest, server_id: str) -> None:
-        first = self.told.setdefault((order.tablet_id, order.epoch), server_id)
-        assert first == server_id, f"epoch {order.epoch} of {order.tablet_id} told to two servers"
-        stored = self.tablets.setdefault(order.tablet_id, Stored())
-        if order.epoch <= stored.highest or stored.sealed:
-            raise TabletMoved("used", tablet_id=order.tablet_id, epoch=order.epoch)
-        if stored.damaged or (order.must_exist and not stored.existed):
-            raise StoreUnusable("nothing there", fault=StoreFault.DAMAGED)
-        if order.origin_tablet_id and not stored.existed:
-            origin = self.tablets[order.origin_tablet_id]
-            assert origin.highest == order.origin_epoch, "cloned from a tablet that went on"
-            origin.sealed = True
-            stored.rows = dict(origin.rows)
-        stored.highest, stored.existed = order.epoch, True
-
-    def stands(self, tablet_id: int, epoch: int) -> bool:
-        stored = self.tablets[tablet_id]
-        return stored.highest == epoch and not stored.sealed
-
-
-class ModelServer:
-    """A tablet server as the masters see it."""
-
-    def __init__(self, store: ModelStore, server_id: str) -> None:
-        self.server_id = server_id
-        self.open: dict[int, tablets.OpenTabletRequest] = {}
-        self._store = store
-
-    async def report(self, request: tablets.ReportRequest) -> tablets.ReportResponse:
-        reported = [
-            tablets.ReportedTablet(
-                tablet_id=one.tablet_id, epoch=one.epoch, schema_version=one.schema_version
-            )
-            for one in self.open.values()
-        ]
-        return tablets.ReportResponse(server_id=self.server_id, tablets=reported)
-
-    async def open_tablet(self, request: tablets.OpenTabletRequest) -> tablets.OpenTabletResponse:
-        present = self.open.get(request.tablet_id)
-        if present is None or present.epoch < request.epoch:
-            await asyncio.sleep(0.005)
-            self._store.take_over(request, self.server_id)
-            self.open[request.tablet_id] = request
-        elif present.epoch > request.epoch:
-            raise TabletMoved("old", tablet_id=request.tablet_id, epoch=request.epoch)
-        else:
-            present.schema_version = max(present.schema_version, request.schema_version)
-        now = self.open[request.tablet_id]
-        return tablets.OpenTabletResponse(
-            tablet=tablets.TabletDescription(
-                tablet_id=now.tablet_id, epoch=now.epoch, schema_version=now.schema_version
-            )
-        )
-
-    async def close_tablet(
-        self, request: tablets.CloseTabletRequest
-    ) -> tablets.CloseTabletResponse:
-        present = self.open.get(request.tablet_id)
-        if present is not None and present.epoch == request.epoch:
-            del self.open[request.tablet_id]
-        return tablets.CloseTabletResponse()
-
-    async def describe_tablets(
-        self, request: tablets.DescribeTabletsRequest
-    ) -> tablets.DescribeTabletsResponse:
-        described = [
-            tablets.TabletDescription(
-                tablet_id=key,
-                epoch=one.epoch,
-                statistics=tablets.TabletStatistics(bytes=sum(map(len, self._rows(one).values()))),
-            )
-            for key, one in self.open.items()
-        ]
-        return tablets.DescribeTabletsResponse(tablets=described)
-
-    async def propose_split(
-        self, request: tablets.ProposeSplitRequest
-    ) -> tablets.ProposeSplitResponse:
-        rows = sorted(self._rows(self.open[request.target.tablet_id]))
-        return tablets.ProposeSplitResponse(row=rows[len(rows) // 2] if len(rows) > 1 else None)
-
-    def write(self, location: TabletLocation, row: bytes, value: bytes) -> None:
-        """Returns when it is acknowledged."""
-        self._serving(location)
-        self._store.tablets[location.tablet_id].rows[row] = value
-
-    def read(self, location: TabletLocation, row: bytes) -> bytes | None:
-        self._serving(location)
-        return self._store.tablets[location.tablet_id].rows.get(row)
-
-    def _rows(self, order: tablets.OpenTabletRequest) -> dict[bytes, bytes]:
-        rows, bounds = self._store.tablets[order.tablet_id].rows, order.range
-        return {
-            row: value
-            for row, value in rows.items()
-            if bounds.start <= row and (not bounds.end or row < bounds.end)
-        }
-
-    def _serving(self, location: TabletLocation) -> None:
-        present = self.open.get(location.tablet_id)
-        if (
-            present is None
-            or present.epoch != location.epoch
-            or not self._store.stands(location.tablet_id, location.epoch)
-        ):
-            raise TabletMoved("moved", tablet_id=location.tablet_id, epoch=location.epoch)
+_REGISTER_SECONDS = 0.5
 
 
 class ModelNetwork:
-    """Calls handlers in this process. Nobody listens where a process was killed."""
+    """Calls handlers in this process. Connections to a killed process are refused."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, tuple[object, ...]] = {}
         self.silent: set[str] = set()
         self.dial_out: set[str] = set()
-        """Of the silent ones, those that register all the same."""
+        """Silent addresses whose processes still register."""
         self.pauses: Callable[[], float] = lambda: 0.001
 
     def unary(
@@ -206,7 +79,7 @@ class ModelNetwork:
                         await asyncio.get_running_loop().create_future()
                     handlers = self.handlers.get(address)
                     if handlers is None:
-                        raise Unavailable(f"nobody listens at {address}")
+                        raise Unavailable(f"nothing listens at {address}")
                     answer: Any = next(getattr(one, name) for one in handlers if hasattr(one, name))
                     sent = method.request.FromString(request.SerializeToString())
                     response: ResponseT = await answer(sent)
@@ -225,7 +98,7 @@ class ModelNetwork:
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
             await asyncio.sleep(self.pauses())
             if address not in self.handlers or address in self.silent:
-                raise Unavailable(f"nobody listens at {address}")
+                raise Unavailable(f"nothing listens at {address}")
             name = method_name(method.path.rsplit("/", 1)[1])
             for one in self.handlers[address]:
                 if hasattr(one, name):
@@ -236,7 +109,10 @@ class ModelNetwork:
         return call
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """There is nothing to close."""
+
+
+_CANCELLATIONS_MAX = 20
 
 
 @dataclass
@@ -262,11 +138,17 @@ class ModelCluster:
         self.store = ModelStore()
         self.servers: dict[str, ModelServer] = {}
         self.masters: list[MasterProcess] = []
-        self.parts: list[cluster_pb2.Server] = []
-        """Others than tablet servers that register with the masters."""
+        self.oracle = ModelOracle(self.clock)
+        self.network.handlers[ORACLE] = (self.oracle,)
+        self.parts = [model_oracle.SERVER]
+        """Servers of other kinds that register with the masters."""
         self.collection_times = CollectionTimes()
         self.limits = BalanceLimits(round_seconds=1.0, quiet_seconds=2.0, split_bytes=1 << 40)
         self._count = 0
+        self._tasks_before = asyncio.all_tasks()
+        self._tasks_of_the_killed: set[asyncio.Task[Any]] = set()
+        """Those that wait for dead files wait forever. Without a reference they would be collected
+        in the middle, which a real process does not live to see."""
         self._registering = asyncio.create_task(self._register_forever())
 
     # ------------------------------------------------------------------------- processes
@@ -278,7 +160,9 @@ class ModelCluster:
             kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=f"{self._count:04x}", address=address
         )
         files = MemoryFiles(self.disk)
-        registry = Registry(LivedTime(self.clock), silence_milliseconds=5_000, servers_max=100)
+        registry = Registry(
+            self.clock, LivedTime(self.clock), silence_milliseconds=5_000, servers_max=100
+        )
         coordinator = DirectoryCoordinator(files, self.clock, ROOT)
         times = MasterTimes(
             balance=self.limits, collection=self.collection_times, gather_seconds=0.2
@@ -292,20 +176,20 @@ class ModelCluster:
         return process
 
     async def _follow(self, process: MasterProcess) -> None:
-        """A process whose files are dead is dead."""
+        """Ends the process when its files are killed."""
         await process.files.killed.wait()
         self.kill_master(process)
 
     def kill_master(self, process: MasterProcess) -> None:
         self.network.handlers.pop(process.address, None)
         process.files.kill()
+        self._tasks_of_the_killed |= self._tasks()
         for task in process.tasks:
             task.cancel()
         leader = process.master.leader
         if leader is not None:
-            for task in asyncio.all_tasks():
-                if task in leader._tasks:
-                    task.cancel()
+            for task in leader._tasks._tasks:
+                task.cancel()
         if process in self.masters:
             self.masters.remove(process)
 
@@ -335,8 +219,10 @@ class ModelCluster:
                     continue
                 for process in self.masters:
                     try:
-                        process.master.registered(announced)
-                    except NotReady:
+                        # A dead master's look at its directory never returns.
+                        async with asyncio.timeout(_REGISTER_SECONDS):
+                            await process.master.registered(announced, 0)
+                    except (NotReady, TimeoutError):
                         continue
             await asyncio.sleep(0.2)
 
@@ -344,6 +230,15 @@ class ModelCluster:
         self._registering.cancel()
         for process in list(self.masters):
             self.kill_master(process)
+        # Clean-up code may wait for dead files again.
+        for _ in range(_CANCELLATIONS_MAX):
+            for task in self._tasks():
+                task.cancel()
+            await asyncio.sleep(0)
+        assert not self._tasks()
+
+    def _tasks(self) -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - self._tasks_before
 
     # ------------------------------------------------------------------------- a client
 
@@ -353,7 +248,7 @@ class ModelCluster:
         request: RequestT,
         seconds: float = 5.0,
     ) -> ResponseT:
-        """The first master that does not send us on."""
+        """The answer of the first master that does not refer the call to another one."""
         problem: PercolatorError = Unavailable("no master")
         for process in list(self.masters):
             try:
@@ -377,13 +272,13 @@ class ModelCluster:
     def _at(self, location: TabletLocation) -> ModelServer:
         server = self.servers.get(location.address)
         if server is None:
-            raise Unavailable(f"nobody listens at {location.address!r}")
+            raise Unavailable(f"nothing listens at {location.address!r}")
         return server
 
     async def until(
         self, condition: Callable[[], Any], seconds: float = 30.0, *, every: float = 0.05
     ) -> float:
-        """Virtual seconds that it took. Errors on the way are those of a change in progress."""
+        """Waits; returns the virtual seconds it took. Ignores errors of a change in progress."""
         started = self.clock.monotonic_seconds()
         problem: object = None
         while self.clock.monotonic_seconds() - started < seconds:
@@ -402,7 +297,7 @@ class ModelCluster:
 async def cluster(
     *servers: str, seed: int = 0, times: CollectionTimes | None = None
 ) -> AsyncIterator[ModelCluster]:
-    """With one master, and tablet servers at these addresses."""
+    """A cluster with one master, and with tablet servers at these addresses."""
     started = ModelCluster(seed)
     started.collection_times = times or CollectionTimes()
     started.start_master()
@@ -416,6 +311,7 @@ async def cluster(
 async def _leads(started: ModelCluster) -> bool:
     return any(
         process.master.leader is not None
+        and process.master.leader.oracle_time.newest
         and len(process.master.leader.watch.alive()) == len(started.servers)
         for process in started.masters
     )

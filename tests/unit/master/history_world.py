@@ -1,7 +1,6 @@
-"""The cluster of models, with history: who raises, settles and collects what, and in which order.
+"""The cluster of models, with history: what is raised, resolved and collected, and in which order.
 
-A tablet here remembers what it was told, and the locks that a test puts into it. The oracle's time
-is the virtual clock's.
+A tablet here remembers the orders that it got, and the locks that a test puts into it.
 """
 
 from __future__ import annotations
@@ -12,46 +11,27 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from percolator.errors import CellAddress, Unavailable
-from percolator.protocol.records import LockRecord, RecordKind
-from percolator.timestamps import SEQUENCE_BITS
+from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as wire
-from percolator.v1 import oracle_pb2 as oracle
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
-from services.master.collection import Collection, CollectionTimes
+from services.master.history.collection import Collection, CollectionTimes
 from services.master.leader import Leader
 from tests.unit.master.cluster_world import ModelCluster, cluster
+from tests.unit.master.model_oracle import SECOND
 
-ORACLE = "oracle:1"
 LOCK_SERVICE = "locks:1"
 RETENTION_SECONDS = 100.0
 TIMES = CollectionTimes(1e9, RETENTION_SECONDS, retention_min_seconds=10.0)
 TTL_SECONDS_MAX = 20.0
-"""Of sessions."""
-_SECOND = 1000 << SEQUENCE_BITS
-
-
-class ModelOracle:
-    """Tells the virtual time."""
-
-    def __init__(self, world: ModelCluster) -> None:
-        self._world = world
-
-    def now(self) -> int:
-        # Long after the beginning: nothing in these tests lies before it.
-        return 1_000 * _SECOND + round(self._world.clock.monotonic_seconds() * _SECOND)
-
-    async def get_timestamps(
-        self, request: oracle.GetTimestampsRequest
-    ) -> oracle.GetTimestampsResponse:
-        return oracle.GetTimestampsResponse(first=self.now(), count=request.count)
+"""The longest time to live of a session."""
 
 
 @dataclass
 class ModelLockService:
-    """Lists the sessions that a test says there are."""
+    """Lists the sessions that a test has set."""
 
     log: list[str]
     sessions: list[locks.Session] = field(default_factory=list)
@@ -87,7 +67,7 @@ class ModelLockService:
 
 @dataclass
 class ModelHistory:
-    """The part of all tablet servers that has to do with history."""
+    """The part of all tablet servers that deals with history."""
 
     log: list[str]
     reads: dict[int, int] = field(default_factory=dict)
@@ -95,7 +75,7 @@ class ModelHistory:
     collected: dict[int, int] = field(default_factory=dict)
     locks: dict[int, list[tuple[bytes, LockRecord]]] = field(default_factory=dict)
     failing: set[int] = field(default_factory=set)
-    """Tablets that answer nothing but `Unavailable`."""
+    """Tablets that answer only with `Unavailable`."""
     after_raise: Callable[[], None] = lambda: None
 
     async def raise_safe_points(
@@ -130,7 +110,7 @@ class ModelHistory:
         self, request: tablets.ScanCellsRequest
     ) -> AsyncIterator[tablets.ScanCellsResponse]:
         tablet = request.target.tablet_id
-        self.log.append(f"settle {tablet}")
+        self.log.append(f"resolve {tablet}")
         yield tablets.ScanCellsResponse(
             cells=[
                 cells_pb2.Cell(row=row, column=b"c", value=lock.encode())
@@ -140,7 +120,7 @@ class ModelHistory:
         )
 
     async def mutate(self, request: tablets.MutateRequest) -> tablets.MutateResponse:
-        """Whoever changes a locked cell here rolls its lock back."""
+        """Any change of a locked cell is taken for a roll-back of its lock."""
         answer = tablets.MutateResponse()
         for batch in request.batches:
             rows = {one.row for one in batch.mutations}
@@ -152,12 +132,12 @@ class ModelHistory:
 
 
 class HistoryWorld:
-    """A cluster whose leader collects when a test says so."""
+    """A cluster whose leader collects only when a test says so."""
 
     def __init__(self, models: ModelCluster) -> None:
         self.models = models
         self.log: list[str] = []
-        self.oracle = ModelOracle(models)
+        self.oracle = models.oracle
         self.lock_service = ModelLockService(self.log)
         self.history = ModelHistory(self.log)
 
@@ -165,15 +145,15 @@ class HistoryWorld:
         network = self.models.network
         for address, server in self.models.servers.items():
             network.handlers[address] = (server, self.history)
-        network.handlers[ORACLE] = (self.oracle,)
         network.handlers[LOCK_SERVICE] = (self.lock_service,)
-        for address, kind in (
-            (ORACLE, cluster_pb2.SERVICE_KIND_ORACLE),
-            (LOCK_SERVICE, cluster_pb2.SERVICE_KIND_LOCK_SERVICE),
-        ):
-            self.models.parts.append(
-                cluster_pb2.Server(kind=kind, server_id=address, address=address, version="0.1.0")
+        self.models.parts.append(
+            cluster_pb2.Server(
+                kind=cluster_pb2.SERVICE_KIND_LOCK_SERVICE,
+                server_id=LOCK_SERVICE,
+                address=LOCK_SERVICE,
+                version="0.1.0",
             )
+        )
 
     @property
     def leader(self) -> Leader:
@@ -192,7 +172,7 @@ class HistoryWorld:
     async def create(
         self, name: str, splits: list[bytes] | None = None, retention_seconds: float = 0
     ) -> list[int]:
-        """Its tablets."""
+        """Creates a table; returns the ids of its tablets."""
         options = wire.TableOptions(retention_milliseconds=round(retention_seconds * 1000))
         request = wire.CreateTableRequest(name=name, splits=splits or [], options=options)
         table = (await self.models.ask(methods.CREATE_TABLE, request)).table
@@ -203,12 +183,12 @@ class HistoryWorld:
         return await self.models.ask(methods.DESCRIBE_COLLECTION, request)
 
     def ago(self, seconds: float) -> int:
-        return self.oracle.now() - round(seconds * _SECOND)
+        return self.oracle.now() - round(seconds * SECOND)
 
     def lock(
         self, tablet: int, table_id: int, start: int, session: bytes, ttl_milliseconds: int = 1_000
     ) -> None:
-        """Of a transaction that has its primary here."""
+        """Adds a lock of a transaction that has its primary here."""
         primary = CellAddress(table_id, b"row", b"c")
         record = LockRecord(start, 0, ttl_milliseconds, RecordKind.PUT, session, primary)
         self.history.locks.setdefault(tablet, []).append((b"row", record))
@@ -216,16 +196,16 @@ class HistoryWorld:
 
 @asynccontextmanager
 async def history_cluster(*servers: str) -> AsyncIterator[HistoryWorld]:
-    """One master, which begins no round by itself, and tablet servers at these addresses."""
+    """One master, which starts no round by itself, and tablet servers at these addresses."""
     async with cluster(*(servers or ("a:1", "b:1")), times=TIMES) as models:
         world = HistoryWorld(models)
         world.attach()
 
         async def heard_of_all() -> bool:
             known = {one.address for one in models.masters[0].master.registry.servers()}
-            return known >= {ORACLE, LOCK_SERVICE}
+            return LOCK_SERVICE in known
 
         await models.until(heard_of_all)
-        # Now it knows of all sessions that it might have missed before it led.
+        # From now on it may collect: sessions of lost lock services have had time to report.
         await asyncio.sleep(TTL_SECONDS_MAX)
         yield world

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, StoreUnusable
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
-from services.master import locations, map_record
-from services.master.balance import BalanceLimits, next_move
-from services.master.cluster_map import ClusterMap, Observer, Table, Tablet
+from services.master.map import locations, map_record
+from services.master.map.cluster_map import ClusterMap, Observer, Table, Tablet
+from services.master.tablets.balance import BalanceLimits, next_move
 
 rows = st.binary(min_size=1, max_size=3)
 
@@ -64,7 +64,7 @@ def test_pages_of_locations_are_the_tablets_of_the_range(
     assert found == [tablet.tablet_id for tablet in expected]
 
 
-def test_a_parent_is_needed_until_both_halves_were_served() -> None:
+def test_a_parent_is_kept_until_both_halves_have_been_served() -> None:
     current, table = with_table()
     (parent,) = current.tablets.values()
     current, lower, upper = split(current, parent, b"m")
@@ -76,7 +76,7 @@ def test_a_parent_is_needed_until_both_halves_were_served() -> None:
     assert current.retired == ((table, parent.tablet_id),)
 
 
-def test_a_dropped_table_leaves_its_directories_to_be_removed_also_those_of_parents() -> None:
+def test_the_directories_of_a_dropped_table_and_of_parents_are_left_to_be_removed() -> None:
     current, table = with_table()
     (parent,) = current.tablets.values()
     current, lower, upper = split(current, parent, b"m")
@@ -90,7 +90,7 @@ def test_a_dropped_table_leaves_its_directories_to_be_removed_also_those_of_pare
     assert not current.tablets
 
 
-def test_what_is_stored_is_read_with_everything_in_it() -> None:
+def test_a_stored_map_is_read_back_in_full() -> None:
     observers = (
         Observer("index", (b"a", b"\xff"), paused=True),
         Observer("weak", (b"b",), weak=True),
@@ -117,7 +117,7 @@ def test_a_damaged_map_is_refused() -> None:
         [(b"", b""), (b"", b"")],
     ],
 )
-def test_a_map_with_gaps_or_overlaps_is_a_broken_invariant(
+def test_a_map_with_gaps_or_overlaps_violates_the_invariant(
     tablets: list[tuple[bytes, bytes]],
 ) -> None:
     made = {number: Tablet(number, 1, start, end) for number, (start, end) in enumerate(tablets, 2)}
@@ -171,7 +171,7 @@ def loads(**counts: int) -> list[Tablet]:
         (loads(a=1), "", None),
     ],
 )
-def test_tablets_are_moved_only_for_differences_that_are_worth_it(
+def test_tablets_are_moved_only_for_differences_that_are_worth_a_move(
     tablets: list[Tablet], usable: str, expected: str | None
 ) -> None:
     move = next_move(tablets, list(usable), BalanceLimits())

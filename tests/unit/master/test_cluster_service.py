@@ -1,4 +1,4 @@
-"""Registering with a master, and asking it who is there."""
+"""Registering with a master, and asking it to describe the cluster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.errors import InvalidArgument, Overloaded, WrongCluster
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as wire
-from services.chassis.cluster_identity import ClusterIdentity
 from services.chassis.lived_time import LivedTime
-from services.master.handler import ClusterHandler
+from services.chassis.store.cluster_identity import ClusterIdentity
+from services.master.cluster_handler import ClusterHandler
 from services.master.registry import Registry
 
+HOUR = 3_600_000
 CLUSTER = "c0ffee"
 
 
@@ -40,19 +41,22 @@ class Alone:
 
     def __init__(self, registry: Registry) -> None:
         self.masters: list[wire.Server] = []
+        self.timestamp_lead_milliseconds: int | None = None
         self.registry = registry
 
     async def servers(self) -> list[wire.Server]:
         return self.registry.servers()
 
-    def registered(self, server: wire.Server) -> None:
-        self.registry.report(server)
+    async def registered(self, server: wire.Server, wall_milliseconds: int) -> None:
+        self.registry.report(server, wall_milliseconds=wall_milliseconds)
 
 
 @asynccontextmanager
 async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
     clock = VirtualClock(asyncio.get_running_loop())
-    registry = Registry(LivedTime(clock), silence_milliseconds=5_000, servers_max=servers_max)
+    registry = Registry(
+        clock, LivedTime(clock), silence_milliseconds=5_000, servers_max=servers_max
+    )
     handler = ClusterHandler(
         clock,
         ClusterIdentity(CLUSTER, 1),
@@ -68,9 +72,15 @@ async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
 
 
 async def register(
-    handler: ClusterHandler, announced: wire.Server, cluster_id: str = CLUSTER
+    handler: ClusterHandler,
+    announced: wire.Server,
+    cluster_id: str = CLUSTER,
+    wall_milliseconds: int = 0,
 ) -> wire.RegisterResponse:
-    return await handler.register(wire.RegisterRequest(cluster_id=cluster_id, server=announced))
+    request = wire.RegisterRequest(
+        cluster_id=cluster_id, server=announced, wall_milliseconds=wall_milliseconds
+    )
+    return await handler.register(request)
 
 
 async def listed(handler: ClusterHandler) -> list[str]:
@@ -78,7 +88,7 @@ async def listed(handler: ClusterHandler) -> list[str]:
     return [server.server_id for server in described.servers]
 
 
-async def test_a_master_describes_itself_and_whoever_registered() -> None:
+async def test_a_master_describes_itself_and_all_registered_servers() -> None:
     async with master() as handler:
         await asyncio.sleep(7)
         answer = await register(handler, server(metrics_address="host:8101"), cluster_id="")
@@ -107,7 +117,7 @@ async def test_servers_are_ordered_by_kind_and_address() -> None:
         assert await listed(handler) == ["m1", "z:1", "a:1", "b:1"]
 
 
-async def test_whoever_falls_silent_is_forgotten_and_whoever_reports_stays() -> None:
+async def test_servers_that_fall_silent_are_forgotten_and_those_that_report_stay() -> None:
     async with master() as handler:
         await register(handler, server(address="silent:1", server_id="silent"))
         for _ in range(10):
@@ -116,7 +126,7 @@ async def test_whoever_falls_silent_is_forgotten_and_whoever_reports_stays() -> 
         assert await listed(handler) == ["m1", "well"]
 
 
-async def test_a_server_that_was_started_again_replaces_its_former_self() -> None:
+async def test_a_restarted_server_replaces_its_former_entry() -> None:
     async with master() as handler:
         await register(handler, server(server_id="before"))
         announced = server(server_id="after")
@@ -125,7 +135,7 @@ async def test_a_server_that_was_started_again_replaces_its_former_self() -> Non
         assert await listed(handler) == ["m1", "after"]
 
 
-async def test_nobody_is_forgotten_because_the_master_slept() -> None:
+async def test_no_server_is_forgotten_because_the_master_was_paused() -> None:
     async with master() as handler:
         await register(handler, server())
     await asyncio.sleep(3_600)
@@ -151,7 +161,7 @@ async def test_more_servers_than_allowed_are_refused_until_one_is_forgotten() ->
         (server(version="2.4.2"), "", r"2\.4\.2"),
     ],
 )
-async def test_what_does_not_belong_here_is_refused_by_name(
+async def test_processes_of_other_clusters_and_releases_are_refused_by_name(
     announced: wire.Server, cluster_id: str, named: str
 ) -> None:
     async with master() as handler:
@@ -182,7 +192,7 @@ async def test_a_minor_version_older_or_newer_works(version: str) -> None:
         (server(metrics_address="x" * 257), "server.metrics_address"),
     ],
 )
-async def test_a_server_that_cannot_be_is_refused_by_the_name_of_the_field(
+async def test_an_invalid_server_is_refused_by_the_name_of_the_field(
     announced: wire.Server, field: str
 ) -> None:
     async with master() as handler:
@@ -199,7 +209,7 @@ async def test_a_kind_of_a_newer_release_is_refused() -> None:
             await register(handler, wire.Server.FromString(raw))
 
 
-async def test_the_server_must_be_there() -> None:
+async def test_the_server_is_required() -> None:
     async with master() as handler:
         with pytest.raises(InvalidArgument, match="server: is missing"):
             await handler.register(wire.RegisterRequest())
@@ -215,10 +225,68 @@ async def test_what_is_remembered_of_a_server_is_bounded(field: str) -> None:
     }[field]
     announced = server()
     async with master() as handler:
-        if field != "version":  # nothing so long belongs to this version
+        if field != "version":  # a version this long cannot be compatible
             setattr(announced, field, longest)
             await register(handler, announced)
         setattr(announced, field, longest + "0")
         with pytest.raises(InvalidArgument) as caught:
             await register(handler, announced)
         assert caught.value.field == f"server.{field}"
+
+
+async def test_the_clock_of_each_server_is_compared_with_the_masters() -> None:
+    async with master() as handler:
+        now = (await handler.describe(wire.DescribeRequest())).wall_milliseconds
+        fast = server(address="fast:1", server_id="fast")
+        silent = server(address="silent:1", server_id="silent")
+        await register(handler, fast, wall_milliseconds=now + HOUR)
+        await register(handler, silent)
+        await asyncio.sleep(1)
+        described = await handler.describe(wire.DescribeRequest())
+        assert described.wall_milliseconds == pytest.approx(now + 1000, abs=2)
+        own, of_fast, of_silent = described.servers
+        assert (own.server_id, own.clock_lead_milliseconds) == ("m1", 0)
+        assert of_fast.clock_lead_milliseconds == pytest.approx(HOUR, abs=2)
+        assert not of_silent.HasField("clock_lead_milliseconds")
+
+
+async def test_a_clock_that_no_description_can_hold_is_refused() -> None:
+    """It was noted, and from then on every Describe failed, for every client of the cluster."""
+    async with master() as handler:
+        with pytest.raises(InvalidArgument) as caught:
+            await register(handler, server(), wall_milliseconds=2**64 - 1)
+        assert caught.value.field == "wall_milliseconds"
+        (own,) = (await handler.describe(wire.DescribeRequest())).servers
+        assert own.server_id == "m1"
+
+
+async def test_a_servers_clock_stays_what_it_was_while_the_masters_own_is_set() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    registry = Registry(clock, LivedTime(clock), silence_milliseconds=5_000, servers_max=9)
+    registry.report(server(), wall_milliseconds=clock.wall_milliseconds())
+    clock.set_wall_back(2 * HOUR)
+    [found] = registry.servers()
+    assert found.clock_lead_milliseconds == 2 * HOUR
+
+
+async def test_a_clock_is_unknown_once_its_server_has_not_reported_for_a_while() -> None:
+    """It may have been set right since. Time in which the master was stopped counts, though it
+    does not count as the server's silence."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    registry = Registry(clock, LivedTime(clock), silence_milliseconds=5_000, servers_max=9)
+    registry.report(server(), wall_milliseconds=clock.wall_milliseconds())
+    await asyncio.sleep(2.9)
+    [found] = registry.servers()
+    assert found.HasField("clock_lead_milliseconds")
+    await asyncio.sleep(60)
+    [found] = registry.servers()
+    assert not found.HasField("clock_lead_milliseconds")
+
+
+async def test_what_a_server_says_of_its_own_clocks_lead_does_not_count() -> None:
+    async with master() as handler:
+        boasting = server()
+        boasting.clock_lead_milliseconds = 7
+        await register(handler, boasting)
+        _, found = (await handler.describe(wire.DescribeRequest())).servers
+        assert not found.HasField("clock_lead_milliseconds")

@@ -1,4 +1,4 @@
-"""A round of collection, as the master sees to it: in this order, by everybody, or not at all."""
+"""A round of collection: in the right order, with every tablet and session, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from percolator.v1 import cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
-from services.master.collection import Collection
+from services.master.history.collection import Collection
+from services.master.oracle_time import OracleTime
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.history_world import (
     LOCK_SERVICE,
@@ -24,34 +25,32 @@ from tests.unit.master.history_world import (
 
 
 def order_of(log: list[str]) -> list[str]:
-    """The kinds of what happened, each run of equal ones once."""
+    """The kinds of events in order, with repetitions in a row merged."""
     kinds = [entry.split()[0] for entry in log]
     return [kind for at, kind in enumerate(kinds) if not at or kinds[at - 1] != kind]
 
 
 async def failed_round(world: HistoryWorld, error: type[Exception], match: str) -> None:
-    """One that raises nothing."""
+    """Runs a round that fails before it raises any safe point."""
     with pytest.raises(error, match=match):
         await world.collect()
     assert order_of(world.log) in ([], ["sessions"])
 
 
-async def test_sessions_are_looked_at_twice_all_tablets_raised_all_settled_then_all_collected() -> (
-    None
-):
+async def test_sessions_are_read_twice_then_all_tablets_raised_settled_and_collected() -> None:
     async with history_cluster() as world:
         tablets = await world.create("t", [b"m"]) + await world.create("u")
         await world.collect()
-        assert order_of(world.log) == ["sessions", "raise", "settle", "collect"]
+        assert order_of(world.log) == ["sessions", "raise", "resolve", "collect"]
         assert world.log.count("sessions") == 2
-        for step in ("raise", "settle", "collect"):
+        for step in ("raise", "resolve", "collect"):
             assert {f"{step} {tablet}" for tablet in tablets} <= set(world.log)
         collected = {world.history.collected[tablet] for tablet in tablets}
         assert len(collected) == 1
         assert abs(collected.pop() - world.ago(RETENTION_SECONDS)) < world.ago(0) - world.ago(1)
 
 
-async def test_each_table_keeps_as_much_as_it_says_and_no_transaction_below_any_goes_on() -> None:
+async def test_each_table_keeps_its_retention_and_no_transaction_below_any_continues() -> None:
     async with history_cluster() as world:
         (short,) = await world.create("short", retention_seconds=20)
         (long,) = await world.create("long", retention_seconds=500)
@@ -60,7 +59,7 @@ async def test_each_table_keeps_as_much_as_it_says_and_no_transaction_below_any_
         assert world.history.transactions[long] == world.history.reads[short]
 
 
-async def test_what_a_session_needs_stays_and_it_is_said_who_holds_history_back() -> None:
+async def test_history_that_a_session_needs_stays_and_the_session_is_named() -> None:
     async with history_cluster() as world:
         (tablet,) = await world.create("t")
         needed = world.ago(RETENTION_SECONDS + 50)
@@ -78,7 +77,7 @@ async def test_what_a_session_needs_stays_and_it_is_said_who_holds_history_back(
         assert world.history.collected[tablet] > needed
 
 
-async def test_a_session_that_needs_only_what_is_kept_anyway_holds_nothing_back() -> None:
+async def test_a_session_that_needs_only_retained_history_holds_nothing_back() -> None:
     async with history_cluster() as world:
         await world.create("t")
         world.lock_service.need(world.ago(RETENTION_SECONDS - 10), "recent")
@@ -100,7 +99,7 @@ async def test_a_pin_that_comes_after_the_decision_wins() -> None:
         assert tablet not in world.history.reads
         told = await world.describe()
         assert told.held_by == "a pin"
-        # Nor in any later round, although the decision stands.
+        # The pin also wins in later rounds, although the decision stands.
         await failed_round(world, NotReady, "a pin needs history")
         world.lock_service.sessions.clear()
         world.lock_service.before_answer = lambda: None
@@ -108,7 +107,7 @@ async def test_a_pin_that_comes_after_the_decision_wins() -> None:
         assert world.history.collected[tablet] > pinned
 
 
-async def test_where_a_pin_came_too_late_collection_stands_still_and_elsewhere_it_goes_on() -> None:
+async def test_collection_stops_where_a_pin_came_too_late_and_continues_elsewhere() -> None:
     async with history_cluster() as world:
         (short,) = await world.create("short", retention_seconds=20)
         (long,) = await world.create("long", retention_seconds=500)
@@ -119,15 +118,15 @@ async def test_where_a_pin_came_too_late_collection_stands_still_and_elsewhere_i
         await world.collect()
         assert world.history.reads[short] == world.history.collected[short] == before
         assert world.history.collected[long] == pinned
-        # Transactions since the pin go on everywhere.
+        # Transactions that began after the pin can continue in all tables.
         assert world.history.transactions[long] <= max(before, pinned)
 
 
-async def test_without_all_sessions_nothing_is_raised() -> None:
+async def test_nothing_is_raised_unless_all_sessions_are_known() -> None:
     async with history_cluster() as world:
         await world.create("t")
         world.lock_service.settling = True
-        await failed_round(world, NotReady, "just begun to hear")
+        await failed_round(world, NotReady, "sessions may still report")
         world.lock_service.settling = False
         world.models.network.silent.add(LOCK_SERVICE)
         with pytest.raises(Exception, match="does not answer"):
@@ -136,7 +135,7 @@ async def test_without_all_sessions_nothing_is_raised() -> None:
 
 
 async def replace_lock_service(world: HistoryWorld) -> None:
-    """The one that was there is gone; another one, with the same sessions, has come."""
+    """The lock service is replaced by another one, to which the same sessions report."""
     other = cluster_pb2.Server(
         kind=cluster_pb2.SERVICE_KIND_LOCK_SERVICE,
         server_id="other",
@@ -155,11 +154,11 @@ async def replace_lock_service(world: HistoryWorld) -> None:
     await world.models.until(noticed)
 
 
-async def test_when_a_lock_service_is_gone_its_sessions_get_time_to_report_elsewhere() -> None:
+async def test_sessions_of_a_lost_lock_service_get_time_to_report_elsewhere() -> None:
     async with history_cluster() as world:
         await world.create("t")
         await world.collect()
-        # Long after the last round, in which it was there.
+        # Long after the last round, in which it was still registered.
         await asyncio.sleep(10 * TTL_SECONDS_MAX)
         await replace_lock_service(world)
         await failed_round(world, NotReady, "locks:1 is gone")
@@ -169,7 +168,7 @@ async def test_when_a_lock_service_is_gone_its_sessions_get_time_to_report_elsew
         await world.collect()
 
 
-async def test_a_new_leader_gives_time_to_sessions_of_a_lock_service_that_it_never_knew() -> None:
+async def test_a_new_leader_gives_sessions_of_an_unknown_lost_lock_service_time_to_report() -> None:
     async with history_cluster() as world:
         await world.create("t")
         world.models.kill_master(world.models.masters[0])
@@ -192,15 +191,13 @@ async def test_a_tablet_that_has_not_acknowledged_stops_the_round_before_any_loc
         world.history.failing.add(second)
         with pytest.raises(Unavailable):
             await world.collect()
-        assert not {"settle", "collect"} & set(order_of(world.log))
+        assert not {"resolve", "collect"} & set(order_of(world.log))
         world.history.failing.clear()
         await world.collect()
         assert second in world.history.collected
 
 
-async def test_a_tablet_that_comes_to_be_by_a_split_in_the_middle_is_raised_and_settled_too() -> (
-    None
-):
+async def test_a_tablet_made_by_a_split_during_the_round_is_raised_and_settled_too() -> None:
     async with history_cluster("a:1") as world:
         (whole,) = await world.create("t")
         # The model splits in the middle of its rows.
@@ -219,12 +216,12 @@ async def test_a_tablet_that_comes_to_be_by_a_split_in_the_middle_is_raised_and_
         try:
             await world.collect()
         except (NotReady, Unavailable):
-            # Its tablets were just not served: the next round is a whole one.
+            # Its tablets were not served yet: the next round succeeds.
             assert "collect" not in order_of(world.log)
         done = await splitting[0]
         await world.collect()
         for tablet in (done.lower.tablet_id, done.upper.tablet_id):
-            at = [world.log.index(f"{step} {tablet}") for step in ("raise", "settle", "collect")]
+            at = [world.log.index(f"{step} {tablet}") for step in ("raise", "resolve", "collect")]
             assert at == sorted(at)
 
 
@@ -234,15 +231,15 @@ async def test_an_old_lock_of_a_dead_owner_is_rolled_back_before_anything_is_col
         world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"gone")
         await world.collect()
         assert not world.history.locks[tablet]
-        assert world.collection.old_locks_settled == 1
+        assert world.collection.old_locks_resolved == 1
 
 
-async def test_an_old_lock_whose_owner_lives_keeps_everything() -> None:
+async def test_an_old_lock_whose_owner_is_alive_stops_collection() -> None:
     async with history_cluster() as world:
         (tablet,) = await world.create("t")
         start = world.ago(RETENTION_SECONDS + 5)
         world.lock(tablet, 1, start, b"alive", ttl_milliseconds=10**9)
-        # It lives, and does not say how far back it needs history: nothing says that it is done.
+        # It is alive and does not say which history it needs, so it may not be finished.
         info = locks.SessionInfo(description="x", ttl_milliseconds=3_000)
         world.lock_service.sessions.append(locks.Session(session_id=b"alive", info=info))
         with pytest.raises(NotReady, match="still held"):
@@ -251,7 +248,7 @@ async def test_an_old_lock_whose_owner_lives_keeps_everything() -> None:
         assert not world.history.collected
 
 
-async def test_a_transaction_that_began_at_the_safe_point_itself_is_let_alone() -> None:
+async def test_a_transaction_that_began_at_the_safe_point_itself_is_left_alone() -> None:
     async with history_cluster() as world:
         (tablet,) = await world.create("t")
         start = world.ago(RETENTION_SECONDS + 5)
@@ -275,7 +272,7 @@ async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them() -> Non
             return [one.safe_point for one in told.tables] == list(before.reads.values())
 
         await world.models.until(told_again)
-        # An older need than what has gone changes nothing: what has gone is gone.
+        # A need for history that is gone already changes nothing.
         world.lock_service.need(world.ago(RETENTION_SECONDS + 500), "too late")
         await asyncio.sleep(TTL_SECONDS_MAX)
         await failed_round(world, NotReady, "too late needs history")
@@ -283,16 +280,18 @@ async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them() -> Non
         assert world.history.reads[tablet] == before.reads[1]
 
 
-async def test_a_leader_that_has_not_read_the_safe_points_yet_says_nothing_of_them() -> None:
+async def test_a_leader_that_has_not_read_the_safe_points_yet_does_not_report_them() -> None:
     async with cluster("a:1", times=TIMES) as models:
         leader = models.masters[0].master.leader
         assert leader is not None
-        begun = Collection(models.world, leader.store, models.masters[0].master.registry, TIMES)
+        registry = models.masters[0].master.registry
+        oracle_time = OracleTime(models.world, registry)
+        begun = Collection(models.world, leader.store, registry, oracle_time, TIMES)
         with pytest.raises(NotReady, match="just begun"):
             begun.safe_points.transactions  # noqa: B018
 
 
-async def test_a_retention_below_the_least_is_refused_and_no_table_is_made() -> None:
+async def test_a_retention_below_the_minimum_is_refused_and_no_table_is_created() -> None:
     async with history_cluster() as world:
         with pytest.raises(InvalidArgument, match="below 10000"):
             await world.create("t", retention_seconds=9.9)

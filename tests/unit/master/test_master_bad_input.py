@@ -1,4 +1,4 @@
-"""Requests that cannot be: each is an error that names the field, and nothing is done."""
+"""Invalid requests: each gets an error that names the field, and changes nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 from percolator.world import UnaryMethod
-from services.master import map_record
+from services.master.map import map_record
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
 Options = wire.TableOptions
@@ -85,7 +85,7 @@ async def test_a_bad_request_names_the_field_and_changes_nothing(
         assert state(world) == before
 
 
-async def test_a_table_that_there_is_not_is_a_schema_error() -> None:
+async def test_a_missing_table_is_a_schema_error() -> None:
     async with cluster("a:1") as world:
         with pytest.raises(SchemaError):
             await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest(table="u"))
@@ -93,10 +93,56 @@ async def test_a_table_that_there_is_not_is_a_schema_error() -> None:
             await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
 
 
-async def test_a_table_that_may_be_there_is_left_as_it_is() -> None:
+async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:
     async with cluster("a:1") as world:
         first = await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
         again = Create(name="t", splits=[b"x", b"y"], exist_ok=True)
         second = await world.ask(methods.CREATE_TABLE, again)
         assert (first.created, second.created) == (True, False)
         assert second.table == first.table
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "field"),
+    [
+        (
+            wire.TableOptions(retention_milliseconds=600_000),
+            wire.TableOptions(retention_milliseconds=700_000),
+            "options.retention_milliseconds",
+        ),
+        (
+            wire.TableOptions(split_bytes=600_000),
+            wire.TableOptions(split_bytes=700_000),
+            "options.split_bytes",
+        ),
+    ],
+    ids=["retention", "split_bytes"],
+)
+async def test_an_existing_table_with_other_options_is_not_what_was_asked_for(
+    options: wire.TableOptions, others: wire.TableOptions, field: str
+) -> None:
+    async with cluster("a:1") as world:
+        first = await world.ask(methods.CREATE_TABLE, Create(name="t", options=options))
+        await world.ask(methods.CREATE_TABLE, Create(name="u"))
+        for same in (options, wire.TableOptions()):
+            again = Create(name="t", exist_ok=True, options=same)
+            assert (await world.ask(methods.CREATE_TABLE, again)).table == first.table
+        for name, found in (("t", "600000"), ("u", "the cluster's default")):
+            wanted = Create(name=name, exist_ok=True, options=others)
+            why = f"table '{name}' exists with {found}.*, not 700000 "
+            with pytest.raises(InvalidArgument, match=why) as refused:
+                await world.ask(methods.CREATE_TABLE, wanted)
+            assert refused.value.field == field
+
+
+async def test_an_existing_table_without_a_feed_is_no_table_with_one() -> None:
+    async with cluster("a:1") as world:
+        await world.ask(methods.CREATE_TABLE, Create(name="t"))
+        wanted = Create(name="t", exist_ok=True, options=wire.TableOptions(change_feed=True))
+        with pytest.raises(InvalidArgument, match="exists without a change feed") as refused:
+            await world.ask(methods.CREATE_TABLE, wanted)
+        assert refused.value.field == "options.change_feed"
+        await world.ask(
+            methods.SET_CHANGE_FEED, wire.SetChangeFeedRequest(table="t", change_feed=True)
+        )
+        assert not (await world.ask(methods.CREATE_TABLE, wanted)).created

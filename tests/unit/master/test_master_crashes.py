@@ -1,4 +1,4 @@
-"""A leading master that dies at any of its system calls, paused ones, and disks that fail."""
+"""A leading master that dies at any of its system calls, pauses, and disks that fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.unit.master.cluster_world import ModelCluster, cluster
 
 SERVERS = ("a:1", "b:1", "c:1")
 STRIDE = 6
-"""Every sixth system call: with all of them the test takes a minute, and finds the same."""
+"""Every sixth system call: trying all of them takes a minute, and finds the same."""
 
 
 class Acknowledged:
-    """What a client was told, and therefore must find for ever."""
+    """What was acknowledged to a client, and must therefore never be lost."""
 
     def __init__(self) -> None:
         self.tables: dict[str, int] = {}
@@ -39,7 +39,7 @@ class Acknowledged:
             self.rows[table, row] = b"1"
 
     async def delete(self, world: ModelCluster, name: str) -> None:
-        # Whether or not it is answered: from here on nothing is known of the table.
+        # With or without an answer, nothing is known about the table from here on.
         table = self.tables.pop(name)
         self.rows = {key: value for key, value in self.rows.items() if key[0] != table}
         await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name), 2)
@@ -59,7 +59,7 @@ class Acknowledged:
 
 
 async def history(world: ModelCluster, known: Acknowledged) -> None:
-    """Everything that a master does. Ends where it dies."""
+    """Makes the master do everything that it can do. Ends when it dies."""
     await known.create(world, "t", [b"e"])
     await known.write(world, "t")
     await known.create(world, "gone", [])
@@ -86,7 +86,7 @@ async def calls_of_a_history() -> int:
 
 
 async def run_with_crash(call: int, power: str) -> bool:
-    """Whether the crash struck. Everything that was acknowledged is there afterwards."""
+    """Checks that nothing acknowledged is lost. Returns whether the crash struck."""
     async with cluster(*SERVERS, seed=call) as world:
         known = Acknowledged()
         (process,) = world.masters
@@ -102,23 +102,23 @@ async def run_with_crash(call: int, power: str) -> bool:
         if power != "stays":
             world.disk.cut_power(Random(call) if power == "fails and some survives" else None)
         world.start_master()
-        # Seldom: until the killed server is given up, it is most of what a run costs.
+        # Rarely: waiting until the killed server is given up is most of the cost of a run.
         await world.until(lambda: known.check(world), every=0.5)
         return struck
 
 
 @pytest.mark.parametrize("power", ["stays", "fails", "fails and some survives"])
-async def test_a_master_that_died_anywhere_has_lost_nothing_that_it_acknowledged(
+async def test_wherever_a_master_dies_nothing_that_it_acknowledged_is_lost(
     power: str,
 ) -> None:
-    """The model of the tablet servers checks besides that no epoch is told to two of them."""
+    """The model of the tablet servers also checks that no epoch is given to two of them."""
     calls = await calls_of_a_history()
     offset = ["stays", "fails", "fails and some survives"].index(power)
     struck = [await run_with_crash(call, power) for call in range(offset, calls, STRIDE)]
     assert sum(struck) > len(struck) / 3
 
 
-async def test_a_paused_master_that_wakes_tells_nobody_anything(
+async def test_a_paused_master_that_wakes_gives_no_answers_and_no_orders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with cluster(*SERVERS) as world:
@@ -126,7 +126,7 @@ async def test_a_paused_master_that_wakes_tells_nobody_anything(
         await known.create(world, "t", [b"e"])
         await known.write(world, "t")
         (paused,) = world.masters
-        # Its system calls stop, its beat with them: for the others it is silent.
+        # Its system calls stop, and so does its beat: to the others it is silent.
         running = asyncio.Event()
         step = paused.files.step
 
@@ -156,7 +156,7 @@ async def test_a_paused_master_that_wakes_tells_nobody_anything(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-async def test_while_the_disk_fails_nothing_changes_and_afterwards_everything_goes_on(
+async def test_while_the_disk_fails_nothing_changes_and_afterwards_work_continues(
     number: int,
 ) -> None:
     async with cluster(*SERVERS) as world:
@@ -171,3 +171,27 @@ async def test_while_the_disk_fails_nothing_changes_and_afterwards_everything_go
         await asyncio.sleep(5)
         await known.create(world, "u", [])
         assert await known.check(world)
+
+
+@pytest.mark.parametrize("operation", ["append", "create", "rename", "fsync", "list"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+async def test_a_disk_that_fails_while_a_master_starts_ends_none_of_its_work(
+    operation: str, nth: int
+) -> None:
+    """A master that was restarted on a full disk ended by itself, instead of leading later."""
+    async with cluster(*SERVERS) as world:
+        known = Acknowledged()
+        await known.create(world, "t", [b"e"])
+        (first,) = world.masters
+        world.kill_master(first)
+        second = world.start_master()
+        faults = second.files.faults
+        faults.fail(operation, nth=nth, times=2, number=errno.ENOSPC)
+        await asyncio.sleep(10)
+        assert faults.struck, "nothing failed"
+        faults.heal()
+        for task in second.tasks:
+            assert not task.done(), task
+        await known.create(world, "u", [])
+        assert await known.check(world)
+        assert second.address in {one.address for one in second.master.masters}

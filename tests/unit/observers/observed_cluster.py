@@ -1,4 +1,4 @@
-"""A small cluster in memory, on virtual time, whose columns are observed."""
+"""A small cluster in memory, in virtual time, whose columns are observed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from contextlib import asynccontextmanager
 from percolator import Column, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.limits import Limits
-from percolator.observers.dead_letter import DeadLetter, DeadLetters
-from percolator.observers.dead_letter_box import DeadLetterBox
 from percolator.observers.definition import Observer
-from percolator.observers.registration import register
-from percolator.observers.run import ObserverRun
+from percolator.observers.finding.notifications import Waiting, WorkRequest, find_work
+from percolator.observers.registry.registration import register
+from percolator.observers.running.dead_letter import DeadLetter, DeadLetters
+from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.running.run import ObserverRun
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
-from percolator.wire.notifications import Waiting, WorkQuestion, find_work
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
 
 docs = Table("docs")
@@ -32,16 +32,16 @@ copy = docs.column("copy", codecs.integer)
 total = docs.column("total", codecs.integer)
 
 WAIT_SECONDS = 60.0
-"""Virtual ones."""
+"""Seconds of virtual time."""
 
 
 class Observed:
-    """A database, and what tests ask of it."""
+    """A database, with the operations that tests need."""
 
     def __init__(self, db: Database, cluster: ClusterInMemory) -> None:
         self.db = db
         self.cluster = cluster
-        self.client = observers_client(db.engine)
+        self.context = worker_context(db.internal.engine)
 
     async def put(self, row: str, value: int) -> int:
         """Changes the source; returns the commit timestamp."""
@@ -60,17 +60,17 @@ class Observed:
             return await snapshot.get(row, column)
 
     async def waiting(self) -> list[Waiting]:
-        """All notifications that are stored, once every cell is committed."""
-        await self.db.engine.around.background.drain(1.0)
-        deadline = self.client.deadline()
-        table_id = (await self.db.engine.table(docs, deadline)).table_id
-        question = WorkQuestion(table_id)
-        found = await find_work(self.client.world, self.client.tablets, [question], deadline)
+        """All stored notifications, once every cell is committed."""
+        await self.db.internal.engine.env.background.drain(1.0)
+        deadline = self.context.deadline()
+        table_id = (await self.db.internal.engine.table(docs, deadline)).table_id
+        request = WorkRequest(table_id)
+        found = await find_work(self.context.world, self.context.tablets, [request], deadline)
         return [one for answer in found for one in answer.waiting]
 
     async def work_for(self, observer: Observer) -> Work:
-        """The only work that is found for it, registered before."""
-        (watched,) = await register(self.client, [observer])
+        """The only work that is found for an observer, which it registers first."""
+        (watched,) = await register(self.context, [observer])
         (waiting,) = [one for one in await self.waiting() if one.observer == watched.id]
         return self.work_of(watched, waiting)
 
@@ -85,17 +85,17 @@ class Observed:
         return Work(watched, row.encode(), source.name, 0.0)
 
     def run_of(self, work: Work) -> ObserverRun:
-        """A run that was not begun yet. Nothing is put aside."""
-        return ObserverRun(self.client, DeadLetters(self.client, 0), work)
+        """A run that has not begun yet, and that cannot put anything aside."""
+        return ObserverRun(self.context, DeadLetters(self.context, 0), work)
 
     async def dead_letters(self) -> list[DeadLetter]:
-        return [letter async for letter in DeadLetterBox(self.client).look_through()]
+        return [letter async for letter in DeadLetterBox(self.context).look_through()]
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Waits for what observers will have done."""
+        """Waits until observers have made the condition true."""
         async with asyncio.timeout(WAIT_SECONDS):
             while not await condition():
-                await self.client.world.clock.sleep(0.01)
+                await self.context.world.clock.sleep(0.01)
 
     async def until_copied(self, row: str, value: int | None) -> None:
         async def is_copied() -> bool:

@@ -1,12 +1,12 @@
-"""A deletion that was put aside can be tried again, however long ago it was."""
+"""A deletion that was put aside can be retried, however long ago it was."""
 
 from __future__ import annotations
 
 from percolator import observes
 from percolator.aio import Transaction
 from percolator.cli.stored import stored_cells
-from percolator.observers.dead_letter_box import DeadLetterBox
-from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.formats.records import RecordKind, WriteRecord
+from percolator.observers.running.dead_letter_box import DeadLetterBox
 from percolator.tablet.tablet import SafePoints
 from percolator.v1.cells_pb2 import Space
 
@@ -14,7 +14,7 @@ from .observed_cluster import Observed, copy, docs, observed, source
 
 
 async def collect(world: Observed) -> None:
-    """All that is there by now is beyond the retention."""
+    """Collects as if everything stored by now were older than the retention."""
     below = await world.db.timestamp()
     for tablet in world.cluster.tablets.values():
         await tablet.raise_safe_points(SafePoints(below, below))
@@ -22,14 +22,14 @@ async def collect(world: Observed) -> None:
 
 
 async def newest_kind(world: Observed, row: bytes) -> RecordKind | None:
-    """Of the records of the source that are stored."""
-    info = await world.db.engine.table(docs, world.client.deadline())
+    """The kind of the newest stored record of the source; None if there is none."""
+    info = await world.db.internal.engine.table(docs, world.context.deadline())
     cells = stored_cells(world.db, info, [Space.SPACE_WRITE], row, row + b"\0")
     found = [cell async for cell in cells if cell.column == source.name]
     return WriteRecord.decode(found[0].value).kind if found else None
 
 
-async def test_a_deletion_that_was_put_aside_is_still_seen_after_collection() -> None:
+async def test_a_deletion_that_was_put_aside_can_be_retried_after_collection() -> None:
     broken = True
 
     @observes(source, name="careful", attempts=1)
@@ -55,7 +55,7 @@ async def test_a_deletion_that_was_put_aside_is_still_seen_after_collection() ->
         assert await world.get("a") == 1
         assert await newest_kind(world, b"a") is RecordKind.DELETE
         broken = False
-        await DeadLetterBox(world.client).retry(await world.dead_letters())
+        await DeadLetterBox(world.context).retry(await world.dead_letters())
         await world.until_copied("a", None)
         assert await world.dead_letters() == []
         await collect(world)

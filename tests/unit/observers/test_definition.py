@@ -1,4 +1,4 @@
-"""What can be an observer, and how those are refused that cannot."""
+"""What can be an observer, and how everything else is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from percolator import InvalidArgument, Table, UsageError, codecs, observes
-from percolator.observers import load
 from percolator.observers.definition import Observer, checked
+from percolator.observers.registry.loading import load
 
 docs = Table("docs")
 text = docs.column("text", codecs.text)
@@ -23,7 +23,7 @@ async def index(tx: Any, row: str) -> str:
     return f"indexed {row}"
 
 
-def test_an_observer_has_the_name_of_its_function_and_can_be_called_as_one() -> None:
+def test_an_observer_has_its_functions_name_and_can_be_called_like_it() -> None:
     @observes(text, name="other")
     def named(tx: Any, row: str) -> str:
         return row
@@ -33,6 +33,11 @@ def test_an_observer_has_the_name_of_its_function_and_can_be_called_as_one() -> 
     assert named.name == "other"
     assert not named.is_async
     assert named(None, "a") == "a"
+
+
+def test_a_name_that_is_not_utf8_is_refused_and_shown() -> None:
+    with pytest.raises(InvalidArgument, match=r"^name: 'a\\udcffb' cannot be encoded as UTF-8"):
+        observes(text, name="a\udcffb")(lambda tx, row: None)
 
 
 def test_a_third_parameter_asks_for_the_column() -> None:
@@ -56,11 +61,11 @@ def test_a_third_parameter_asks_for_the_column() -> None:
     [
         ((), "at least one column"),
         (("text",), "watches columns, not 'text'"),
-        ((text, elsewhere), r"columns of one table, not of \['docs', 'others'\]"),
+        ((text, elsewhere), r"columns of one table, not of several: \['docs', 'others'\]"),
         ((text, text), "each column once"),
     ],
 )
-def test_what_is_watched_is_checked(columns: tuple[Any, ...], reason: str) -> None:
+def test_watched_columns_are_checked(columns: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         observes(*columns)
 
@@ -87,15 +92,15 @@ def test_options_are_checked(options: dict[str, Any], field: str) -> None:
     assert refused.value.field == field
 
 
-def test_a_function_that_takes_something_else_is_refused() -> None:
+def test_a_function_with_other_parameters_is_refused() -> None:
     with pytest.raises(UsageError, match=r"take \(tx, row\) or \(tx, row, column\)"):
 
         @observes(text)
         def wrong(tx: Any) -> None: ...
 
 
-def test_a_function_that_only_makes_a_coroutine_has_not_run() -> None:
-    """As behind a decorator that knows nothing of async functions: its change would be lost."""
+def test_a_function_that_only_creates_a_coroutine_has_not_run() -> None:
+    """A decorator that does not support async functions makes one: the change would be lost."""
 
     async def real(tx: Any, row: str) -> None: ...
 
@@ -103,12 +108,12 @@ def test_a_function_that_only_makes_a_coroutine_has_not_run() -> None:
     def wrapped(tx: Any, row: str) -> Any:
         return real(tx, row)
 
-    with pytest.raises(UsageError, match="returned a coroutine and run nothing"):
+    with pytest.raises(UsageError, match="returned a coroutine and ran nothing"):
         wrapped.call_blocking(None, "a")
 
 
 def test_an_observer_of_an_observer_is_refused() -> None:
-    with pytest.raises(UsageError, match="an observer already"):
+    with pytest.raises(UsageError, match="already an observer"):
         observes(title)(index)
 
 
@@ -121,7 +126,7 @@ def test_a_list_is_checked_before_anything_runs() -> None:
         (index, "expected a list"),
         ([], "nothing to run"),
         ([index, len], r"observers\[1\].*decorate it"),
-        ([index, namesake], r"observers\[1\]: table 'docs' has an observer 'index' already"),
+        ([index, namesake], r"observers\[1\]: table 'docs' already has an observer 'index'"),
         ([index, index], "the same observer twice"),
     ):
         with pytest.raises(InvalidArgument, match=reason):
@@ -130,7 +135,7 @@ def test_a_list_is_checked_before_anything_runs() -> None:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module in the working directory, which is not on the path."""
+    """The path of a module in the working directory, which is not in `sys.path`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "some_observers", raising=False)
@@ -144,6 +149,13 @@ from percolator import Table, codecs, observes
 def index(tx, row): ...
 
 observers = [index]
+"""
+MUTE = """
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+raise Mute
 """
 
 
@@ -165,9 +177,13 @@ def test_observers_are_loaded_from_the_working_directory(module: Path) -> None:
         ("import nothing_like_it", "some_observers:x", "No module named 'nothing_like_it'"),
         ("1 +", "some_observers:x", "does not import: SyntaxError"),
         ("1 / 0", "some_observers:x", r"ZeroDivisionError: .*some_observers.py, line 1\)"),
+        ("import sys; sys.exit(0)", "some_observers:x", "does not import: SystemExit: 0"),
+        ("raise BaseException('all')", "some_observers:x", "does not import: BaseException: all"),
+        (MUTE, "some_observers:x", "does not import: Mute: its text cannot be read"),
+        ("def __getattr__(name): raise KeyError(name)", "some_observers:x", "KeyError: 'x'"),
     ],
 )
-def test_what_is_wrong_with_a_reference_is_said(
+def test_an_error_says_what_is_wrong_with_a_reference(
     module: Path, content: str, reference: str, reason: str
 ) -> None:
     module.write_text(content)

@@ -1,19 +1,20 @@
-"""One run: what it acknowledges, what it deletes, and that no change is answered twice."""
+"""One run: what it acknowledges, what it deletes, and that it never handles a change twice."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from percolator import ConflictError, UsageError, observes
 from percolator.errors import CellAddress
-from percolator.observers.acknowledgement import Acknowledgement
-from percolator.observers.deletions import Deletions
-from percolator.observers.registration import register
+from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.observers.registry.registration import register
+from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.running.deletions import Deletions
 from percolator.protocol import steps
-from percolator.protocol.hidden_cells import acknowledgement_column
-from percolator.wire.questions import Step
+from percolator.routing.cells import CellMutation
 
 from .observed_cluster import Observed, copy, observed, source
 
@@ -28,20 +29,22 @@ async def second(tx: Any, row: str) -> None: ...
 
 
 async def answer(world: Observed, observer: Any = first) -> None:
-    """Runs it once, to the end."""
+    """Runs an observer once, including the deletion of its notifications."""
     work = await world.work_for(observer)
     run = world.run_of(work)
     assert await run.begin()
     await observer(run.transaction, work.row.decode())
     await run.commit()
-    deletions = Deletions(world.client.around)
+    deletions = Deletions(world.context.env)
     deletions.add(work, [one for one in work.timestamps if one <= run.start])
     await deletions.done()
 
 
-async def test_of_two_runs_for_one_change_one_commits_and_the_other_finds_it_answered() -> None:
+async def test_only_one_of_two_runs_for_a_change_commits_and_a_later_one_has_nothing_to_do() -> (
+    None
+):
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 1)
         work = await world.work_for(first)
         one, other, later = world.run_of(work), world.run_of(work), world.run_of(work)
@@ -55,7 +58,7 @@ async def test_of_two_runs_for_one_change_one_commits_and_the_other_finds_it_ans
 
 async def test_the_acknowledgement_commits_together_with_the_writes() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 1)
         work = await world.work_for(first)
         run = world.run_of(work)
@@ -64,17 +67,18 @@ async def test_the_acknowledgement_commits_together_with_the_writes() -> None:
         hidden = CellAddress(
             work.watched.table_id, b"a", acknowledgement_column(b"first", b"source")
         )
-        assert set(run.transaction.writes.cells) == {
+        assert set(run.transaction.internal.writes.cells) == {
             hidden,
             CellAddress(work.watched.table_id, b"a", b"copy"),
         }
-        _, stored = run.transaction.writes.cells[hidden]
+        _, stored = run.transaction.internal.writes.cells[hidden]
         assert Acknowledgement.decode(stored) == Acknowledgement(run.start)
+        run.transaction.rollback()
 
 
 async def test_many_changes_collapse_into_one_run() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         for value in range(5):
             await world.put("a", value)
         await answer(world)
@@ -84,7 +88,7 @@ async def test_many_changes_collapse_into_one_run() -> None:
 
 async def test_a_change_above_the_snapshot_keeps_its_notification() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 1)
         work = await world.work_for(first)
         run = world.run_of(work)
@@ -93,7 +97,7 @@ async def test_a_change_above_the_snapshot_keeps_its_notification() -> None:
         work.timestamps.add(later)
         await first(run.transaction, "a")
         await run.commit()
-        deletions = Deletions(world.client.around)
+        deletions = Deletions(world.context.env)
         deletions.add(work, [one for one in work.timestamps if one <= run.start])
         await deletions.done()
         (left,) = await world.waiting()
@@ -104,7 +108,7 @@ async def test_a_change_above_the_snapshot_keeps_its_notification() -> None:
 
 async def test_a_deletion_is_a_change() -> None:
     async with observed() as world:
-        await register(world.client, [second])
+        await register(world.context, [second])
         await world.put("a", 1)
         await answer(world, second)
         await world.delete("a")
@@ -112,17 +116,17 @@ async def test_a_deletion_is_a_change() -> None:
         assert await world.waiting() == []
 
 
-async def test_a_lock_alone_is_no_change() -> None:
+async def test_a_lock_alone_is_not_a_change() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         async with world.db.transaction() as tx:
             await tx.lock("a", source)
         assert await world.waiting() == []
 
 
-async def test_two_observers_of_a_column_each_have_notifications_of_their_own() -> None:
+async def test_two_observers_of_a_column_each_have_their_own_notifications() -> None:
     async with observed() as world:
-        await register(world.client, [first, second])
+        await register(world.context, [first, second])
         await world.put("a", 1)
         await answer(world, first)
         assert [one.observer for one in await world.waiting()] == [b"second"]
@@ -135,7 +139,7 @@ async def test_a_run_for_one_column_says_nothing_about_another() -> None:
     async def both(tx: Any, row: str, column: Any) -> None: ...
 
     async with observed() as world:
-        (watched,) = await register(world.client, [both])
+        (watched,) = await register(world.context, [both])
         async with world.db.transaction() as tx:
             await tx.set("a", source, 1)
             await tx.set("a", copy, 1)
@@ -166,7 +170,7 @@ async def test_an_observer_may_write_its_own_trigger() -> None:
 
 async def test_an_observer_that_rolls_its_own_transaction_back_has_failed() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 1)
         run = world.run_of(await world.work_for(first))
         await run.begin()
@@ -175,20 +179,21 @@ async def test_an_observer_that_rolls_its_own_transaction_back_has_failed() -> N
             await run.commit()
 
 
-async def test_the_trigger_is_read_once_for_all() -> None:
+async def test_reading_the_trigger_in_the_function_needs_no_round_trip() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 7)
         run = world.run_of(await world.work_for(first))
         await run.begin()
         before = run.transaction.statistics.round_trips
         await first(run.transaction, "a")
         assert run.transaction.statistics.round_trips == before
+        run.transaction.rollback()
 
 
-async def test_notes_beside_a_cell_are_seen_by_nobody() -> None:
+async def test_acknowledgements_are_hidden_from_readers() -> None:
     async with observed() as world:
-        await register(world.client, [first])
+        await register(world.context, [first])
         await world.put("a", 1)
         await answer(world)
         async with world.db.snapshot() as snapshot:
@@ -204,7 +209,7 @@ async def test_a_weak_observer_runs_whenever_it_is_notified() -> None:
         seen.append(row)
 
     async with observed() as world:
-        await register(world.client, [weak])
+        await register(world.context, [weak])
         async with world.db.transaction() as tx:
             await tx.set("a", copy, 1)
         assert await world.waiting() == []
@@ -216,16 +221,61 @@ async def test_a_weak_observer_runs_whenever_it_is_notified() -> None:
         assert await world.waiting() == []
 
 
-async def test_a_deletion_that_was_put_aside_is_answered_also_after_it_was_collected() -> None:
+async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collected() -> None:
     async with observed() as world, world.db.run_observers([second]) as worker:
-        (watched,) = await register(world.client, [second])
+        (watched,) = await register(world.context, [second])
         async with world.db.transaction() as tx:
             noted = Acknowledgement(0, has_dead_letter=True)
-            tx.writes.put(watched.acknowledgement(b"a", b"source"), noted.encode())
+            tx.internal.writes.put(watched.acknowledgement(b"a", b"source"), noted.encode())
         for _ in range(2):
             now = await world.db.timestamp()
-            step = Step(watched.table_id, steps.notify(b"a", b"source", now, (b"second",)))
-            await world.client.around.cells.mutate([step], world.client.deadline())
+            step = CellMutation(watched.table_id, steps.notify(b"a", b"source", now, (b"second",)))
+            await world.context.env.cells.mutate([step], world.context.deadline())
             await world.until_nothing_waits()
         counters = worker.counters["docs", "second"]
         assert (counters.commits, counters.acknowledged) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda tx: tx.set("a", copy, 2), "set"),
+        (lambda tx: tx.set("a", {copy: 2}), "set"),
+        (lambda tx: tx.increment("a", copy), "increment"),
+        (lambda tx: tx.delete("a", copy), "delete"),
+        (lambda tx: tx.delete_row(source.table, "a"), "delete_row"),
+        (lambda tx: tx.lock("a", copy), "lock"),
+        (lambda tx: tx.notify("a", copy), "notify"),
+        (lambda tx: tx.get("a", source), "get"),
+        (lambda tx: tx.get_many(source.table, ["a"]), "get_many"),
+    ],
+)
+async def test_a_call_that_an_observer_does_not_await_fails_the_run(call: Any, name: str) -> None:
+    async with observed() as world:
+        await register(world.context, [first])
+        await world.put("a", 1)
+        run = world.run_of(await world.work_for(first))
+        assert await run.begin()
+        await run.transaction.set("b", copy, 3)  # type: ignore[attr-defined]  # the observer's
+        call(run.transaction)
+        with pytest.raises(UsageError, match=rf"has called tx\.{name} without await"):
+            await run.commit()
+        again = world.run_of(await world.work_for(first))
+        assert await again.begin()  # the change does not count as handled
+        again.transaction.rollback()
+        assert await world.get("b") is None
+
+
+async def test_calls_that_are_awaited_later_are_no_failure() -> None:
+    async with observed() as world:
+        await register(world.context, [first])
+        await world.put("a", 1)
+        run = world.run_of(await world.work_for(first))
+        assert await run.begin()
+        transaction: Any = run.transaction
+        await asyncio.gather(*[transaction.set(row, copy, 1) for row in "abc"])
+        later = transaction.increment("b", copy)
+        await transaction.get("a", source)
+        assert await later == 2
+        await run.commit()
+        assert await world.get("b") == 2

@@ -1,4 +1,4 @@
-"""Finding work by scanning: what others hold is theirs, and every place is looked at."""
+"""Finding work by scanning: rows that others have locked are skipped, and no place is missed."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import observes
 from percolator.errors import DeadlineExceeded, TabletLocation
-from percolator.observers import WorkerLimits
-from percolator.observers.registration import register
-from percolator.observers.row_locks import RowLocks, lock_name
-from percolator.observers.scanner import Scanner, _Pass
+from percolator.observers.finding.row_locks import RowLocks, lock_name
+from percolator.observers.finding.scanner import Scanner, _Pass
+from percolator.observers.registry.registration import register
 from percolator.observers.watched import Watched
 from percolator.observers.work import WorkQueue
-from percolator.observers.worker import Worker
+from percolator.observers.worker import Worker, WorkerLimits
 
 from .observed_cluster import Observed, copy, observed, source, total
 
 
 class Locks:
-    """Of one of several workers: a name is held by at most one."""
+    """The locks of one of several workers. Each name is held by at most one of them."""
 
     def __init__(self, holders: dict[bytes, object]) -> None:
         self._holders = holders
@@ -55,26 +54,27 @@ ROWS = [f"{letter}{number}" for letter in "aghmtz" for number in range(10)]
 
 
 async def backlog(world: Observed) -> Watched:
-    """Of two tablets; returns the observer that it is for."""
-    (watched,) = await register(world.client, [copying])
+    """Creates a backlog in two tablets. Returns the observer that it is for."""
+    (watched,) = await register(world.context, [copying])
     for row in ROWS:
         await world.put(row, 1)
-    await world.db.engine.around.background.drain(1.0)
+    await world.db.internal.engine.env.background.drain(1.0)
     return watched
 
 
 async def one_pass(world: Observed, watched: Watched, locks: Locks, **changes: Any) -> set[bytes]:
-    """The rows that a worker takes which begins to look now."""
-    client = replace(world.client, locks=locks, **changes)
+    """The rows that a worker takes in one pass that begins now."""
+    context = replace(world.context, locks=locks, **changes)
     queue = WorkQueue(
         rows_max=1_000,
         bytes_max=1 << 20,
-        now=client.now,
+        now=context.now,
+        hot_cells=context.env.hot_cells,
         on_ready=lambda: None,
         on_finished_before=Mock(),
         on_room=Mock(),
     )
-    await _Pass(client, queue, RowLocks(client, queue), [watched]).run(everything=True)
+    await _Pass(context, queue, RowLocks(context, queue), [watched]).run(everything=True)
     return {work.row for work in queue.all()}
 
 
@@ -86,31 +86,32 @@ async def test_a_pass_finds_everything_wherever_it_begins() -> None:
             assert taken == {row.encode() for row in ROWS}
 
 
-async def test_locks_that_cannot_be_settled_hold_up_a_pass_once_and_nothing_is_missed() -> None:
+async def test_locks_that_cannot_be_resolved_hold_up_a_pass_once_and_nothing_is_missed() -> None:
     async with observed() as world:
         watched = await backlog(world)
-        background = world.db.engine.around.background
-        started = background.start
-        background.start = lambda work: work.close()  # type: ignore[assignment, method-assign, return-value]
-        for row in ("a-locked", "z-locked"):
-            tx = world.db.transaction()
-            await tx.set("0", total, 1)
-            await tx.set(row, source, 7)
-            await tx.commit()
-        background.start = started  # type: ignore[method-assign]
+        background = world.db.internal.engine.env.background
+        with patch.object(background, "start", lambda work: work.close()):
+            for row in ("a-locked", "z-locked"):
+                tx = world.db.transaction()
+                tx._two_phases = True  # only they leave locks
+                await tx.set("0", total, 1)
+                await tx.set(row, source, 7)
+                await tx.commit()
         await asyncio.sleep(2.0)
         cleanup = Mock()
-        cleanup.clear.side_effect = DeadlineExceeded("nobody serves the primary")
+        cleanup.resolve.side_effect = DeadlineExceeded("no server has the primary")
         taken = await one_pass(world, watched, Locks({}), cleanup=cleanup)
         assert taken == {row.encode() for row in ROWS}
-        assert cleanup.clear.call_count == 1
+        assert cleanup.resolve.call_count == 1
 
 
-async def test_what_another_worker_holds_is_left_to_it_and_no_row_is_taken_twice() -> None:
+async def test_rows_that_another_worker_has_locked_are_left_to_it_and_no_row_is_taken_twice() -> (
+    None
+):
     for seed in range(10):
         async with observed(seed=seed) as world:
             watched = await backlog(world)
-            holders: dict[bytes, object] = {lock_name(watched, b"h5"): "somebody else"}
+            holders: dict[bytes, object] = {lock_name(watched, b"h5"): "another worker"}
             first = await one_pass(world, watched, Locks(holders))
             second = await one_pass(world, watched, Locks(holders))
             assert first
@@ -118,26 +119,26 @@ async def test_what_another_worker_holds_is_left_to_it_and_no_row_is_taken_twice
             assert not first & second
 
 
-async def test_locks_are_let_go_of_when_the_work_is_done() -> None:
+async def test_locks_are_released_when_the_work_is_done() -> None:
     holders: dict[bytes, object] = {}
     async with observed() as world:
         await backlog(world)
         locks = Locks(holders)
-        worker = Worker(replace(world.client, locks=locks), [copying])
+        worker = Worker(replace(world.context, locks=locks), [copying])
         async with worker:
             await world.until_nothing_waits()
-        await world.db.engine.around.background.drain(1.0)
+        await world.db.internal.engine.env.background.drain(1.0)
         assert locks.asked
         assert holders == {}
 
 
-async def test_what_a_dead_worker_held_is_found_once_its_locks_are_gone() -> None:
+async def test_work_that_a_dead_worker_had_locked_is_found_once_its_locks_are_gone() -> None:
     holders: dict[bytes, object] = {}
     async with observed() as world:
         watched = await backlog(world)
         holders |= {lock_name(watched, row.encode()): "dead" for row in ROWS}
         worker = Worker(
-            replace(world.client, locks=Locks(holders)),
+            replace(world.context, locks=Locks(holders)),
             [copying],
             WorkerLimits(scan_pause_seconds_max=2.0),
         )
@@ -149,29 +150,30 @@ async def test_what_a_dead_worker_held_is_found_once_its_locks_are_gone() -> Non
             assert worker.counters["docs", "copying"].commits == len(ROWS)
 
 
-async def test_young_notifications_are_left_to_whoever_was_told_of_them() -> None:
+async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them() -> None:
     async with observed() as world:
         watched = await backlog(world)
         queue = WorkQueue(
             rows_max=1_000,
             bytes_max=1 << 20,
-            now=world.client.now,
+            now=world.context.now,
+            hot_cells=world.context.env.hot_cells,
             on_ready=lambda: None,
             on_finished_before=Mock(),
             on_room=Mock(),
         )
-        look = _Pass(world.client, queue, RowLocks(world.client, queue), [watched])
+        look = _Pass(world.context, queue, RowLocks(world.context, queue), [watched])
         assert await look.run(everything=False) == 0
         await asyncio.sleep(3.0)
-        look = _Pass(world.client, queue, RowLocks(world.client, queue), [watched])
+        look = _Pass(world.context, queue, RowLocks(world.context, queue), [watched])
         assert await look.run(everything=False) == len(ROWS)
 
 
-async def test_a_scanner_with_nothing_to_do_looks_ever_more_seldom() -> None:
+async def test_a_scanner_with_nothing_to_do_scans_less_and_less_often() -> None:
     async with observed() as world:
-        (watched,) = await register(world.client, [copying])
+        (watched,) = await register(world.context, [copying])
         queue = Mock()
-        scanner = Scanner(world.client, queue, Mock(), lambda: [watched], pause_seconds_max=5.0)
+        scanner = Scanner(world.context, queue, Mock(), lambda: [watched], pause_seconds_max=5.0)
         async with _running(scanner.scan_forever):
             await asyncio.sleep(100.0)
             before = scanner.passes
@@ -192,14 +194,14 @@ async def _running(work: Callable[[], Any]) -> Any:
 
 
 @given(st.binary(max_size=12), st.binary(max_size=12), st.integers())
-def test_a_random_row_lies_inside_of_its_tablet(one: bytes, other: bytes, seed: int) -> None:
+def test_a_random_row_is_inside_its_tablet(one: bytes, other: bytes, seed: int) -> None:
     start, end = min(one, other), max(one, other)
     if end and start == end:
         return
     tablet = TabletLocation(1, 1, 1, start, end, "somewhere")
-    client = Mock()
-    client.world.random = Random(seed)
-    row = _Pass(client, Mock(), Mock(), [])._random_row(tablet)
+    context = Mock()
+    context.world.random = Random(seed)
+    row = _Pass(context, Mock(), Mock(), [])._random_row(tablet)
     if row is not None:
         assert start < row
         assert not end or row < end

@@ -1,4 +1,4 @@
-"""Observers that do their worst: nothing else waits for them, and the worker goes on."""
+"""Observers that do their worst: nothing else waits for them, and the worker keeps running."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from percolator import observes
-from percolator.observers import WorkerLimits
-from percolator.observers.deletions import Deletions
-from percolator.observers.registration import register
+from percolator.observers.registry.registration import register
+from percolator.observers.running.deletions import Deletions
+from percolator.observers.worker import WorkerLimits
 
 from .observed_cluster import copy, observed, source
 
@@ -28,9 +28,9 @@ async def hanging(tx: Any, row: str) -> None:
     await asyncio.Event().wait()
 
 
-async def test_more_work_than_a_worker_has_room_for_holds_up_no_other_observer() -> None:
+async def test_an_observer_with_more_work_than_there_is_room_for_holds_up_no_other() -> None:
     async with observed() as world:
-        await register(world.client, [hanging, copying])
+        await register(world.context, [hanging, copying])
         for number in range(30):
             await world.put(f"{number}", number)
         limits = WorkerLimits(queue_rows_max=10)
@@ -55,12 +55,12 @@ def silent() -> None:
 @pytest.mark.parametrize(
     ("fail", "said"),
     [
-        (sys.exit, "RuntimeError: the observer has called for an exit: "),
-        (cancelled, "RuntimeError: what the observer waited for was cancelled"),
-        (silent, "Silent: (it does not say what)"),
+        (sys.exit, "RuntimeError: the observer tried to exit the process: "),
+        (cancelled, "RuntimeError: something that the observer awaited was cancelled"),
+        (silent, "Silent: (it has no message)"),
     ],
 )
-async def test_whatever_ends_an_observer_is_its_failure_and_the_worker_goes_on(
+async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_continues(
     fail: Callable[[], None], said: str
 ) -> None:
     @observes(source, name="failing", attempts=2, concurrency=1)
@@ -78,7 +78,7 @@ async def test_whatever_ends_an_observer_is_its_failure_and_the_worker_goes_on(
         assert (letter.row, letter.error) == (b"bad", said)
 
 
-async def test_a_worker_stops_although_an_observer_takes_no_notice() -> None:
+async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None:
     may_end = asyncio.Event()
 
     @observes(source, name="deaf")
@@ -100,20 +100,20 @@ async def test_a_worker_stops_although_an_observer_takes_no_notice() -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_deletions_that_nobody_answers_do_not_hold_up_the_end() -> None:
+async def test_deletions_that_are_not_answered_do_not_hold_up_stopping() -> None:
     async with observed() as world:
-        await register(world.client, [copying])
+        await register(world.context, [copying])
         await world.put("a", 1)
         work = await world.work_for(copying)
-        background = world.client.around.background
+        background = world.context.env.background
 
-        class NobodyAnswers:
+        class NoAnswer:
             async def mutate(self, steps: Any, deadline: float) -> list[Any]:
                 await asyncio.sleep(10.0)
                 return []
 
-        cells: Any = NobodyAnswers()
-        deletions = Deletions(replace(world.client.around, cells=cells))
+        cells: Any = NoAnswer()
+        deletions = Deletions(replace(world.context.env, cells=cells))
         for _ in range(5_000):
             deletions.add(work, sorted(work.timestamps))
         async with asyncio.timeout(2.0):

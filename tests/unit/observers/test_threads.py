@@ -1,4 +1,4 @@
-"""The threads of blocking observers: bounded, and none is lost for good to one that hangs."""
+"""The threads of blocking observers: bounded, and a hanging observer never costs one for good."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import percolator.testing
-from percolator import Table, UsageError, WorkerLimits, codecs, observes
+from percolator import Limits, Table, UsageError, WorkerLimits, codecs, observes
 from percolator.aio import Database
-from percolator.observers.threads import Threads, TookTooLong
+from percolator.observers.running.threads import Threads, TookTooLong
 from percolator.world import MachineClock
 
 pytestmark = pytest.mark.real_time
@@ -27,7 +27,7 @@ WAIT_SECONDS = 20.0
 
 @contextmanager
 def gate() -> Iterator[threading.Event]:
-    """Opened at the end in any case: a thread that waits at it must not outlive the test."""
+    """An event that is set in the end, so that no thread that waits for it outlives the test."""
     event = threading.Event()
     try:
         yield event
@@ -38,7 +38,7 @@ def gate() -> Iterator[threading.Event]:
 def nothing() -> None: ...
 
 
-async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_comes_back() -> None:
+async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns() -> None:
     threads = Threads(1)
     came_back = asyncio.Event()
     with gate() as hangs:
@@ -52,9 +52,9 @@ async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_comes_back
     threads.close()
 
 
-async def test_a_job_that_comes_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
+async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
     class Late(threading.Condition):
-        """Its waits end by time, and what came meanwhile is there when they return."""
+        """Every wait reports a time-out, even if a job arrived in the meantime."""
 
         def wait(self, timeout: float | None = None) -> bool:
             super().wait(timeout)
@@ -63,7 +63,7 @@ async def test_a_job_that_comes_when_an_idle_thread_is_about_to_end_is_done_by_i
     threads = Threads(1)
     threads._changed = Late()
     await threads.call(nothing, WAIT_SECONDS, nothing)
-    while threads._idle == 0:  # noqa: ASYNC110 - no event tells it
+    while threads._idle == 0:  # noqa: ASYNC110 - no event signals it
         await asyncio.sleep(0.001)
     await threads.call(nothing, 1.0, nothing)
     threads.close()
@@ -89,7 +89,7 @@ async def test_no_more_threads_run_than_are_allowed() -> None:
     threads.close()
 
 
-async def test_waiting_for_a_thread_is_nobodys_failure() -> None:
+async def test_waiting_for_a_thread_is_not_a_failure() -> None:
     threads = Threads(1)
     with gate() as hangs:
         first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
@@ -101,7 +101,7 @@ async def test_waiting_for_a_thread_is_nobodys_failure() -> None:
     threads.close()
 
 
-async def test_whoever_gives_up_waiting_takes_no_thread_from_others() -> None:
+async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_others() -> None:
     threads = Threads(1)
     with gate() as hangs:
         first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
@@ -116,7 +116,7 @@ async def test_whoever_gives_up_waiting_takes_no_thread_from_others() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("raised"), SystemExit(3), StopIteration()])
-async def test_whatever_a_function_raises_comes_out(error: BaseException) -> None:
+async def test_whatever_a_function_raises_propagates(error: BaseException) -> None:
     threads = Threads(1)
 
     def fail() -> None:
@@ -138,7 +138,7 @@ async def until_copied(db: Database, row: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_blocking_observer_that_hangs_is_given_up_and_the_others_go_on() -> None:
+async def test_a_hanging_blocking_observer_is_given_up_and_the_others_continue() -> None:
     used_late: list[BaseException] = []
     with gate() as hangs:
 
@@ -168,6 +168,51 @@ async def test_a_blocking_observer_that_hangs_is_given_up_and_the_others_go_on()
                 async with asyncio.timeout(WAIT_SECONDS):
                     while counters.hung or counters.runs < 2:
                         await MachineClock().sleep(0.01)
-                assert "begin another one" in str(used_late[0])
+                assert "begin a new one" in str(used_late[0])
                 async with db.snapshot() as snapshot:
                     assert await snapshot.get("a", copy) == 1
+
+
+async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up() -> None:
+    threads = Threads(1)
+    waited = 0.0
+    with gate() as hangs:
+        call = threads.call(hangs.wait, 0.05, nothing, lambda: waited)
+        waited = WAIT_SECONDS
+        running = asyncio.ensure_future(call)
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        hangs.set()
+        await running
+    threads.close()
+
+
+async def test_a_blocking_observer_is_not_given_up_while_the_cluster_is_silent() -> None:
+    is_silent = threading.Event()
+    limits = Limits(silence_seconds=0.1)
+    async with percolator.testing.connect_async(limits=limits) as db:
+        await db.create_table(docs)
+        network: Any = db.internal.engine.world.network
+        (cluster,) = network.handlers.values()
+        read = cluster.read
+
+        async def read_late(request: Any) -> Any:
+            if is_silent.is_set():
+                is_silent.clear()
+                await asyncio.sleep(1.0)
+            return await read(request)
+
+        cluster.read = read_late
+
+        @observes(source, deadline=0.4, attempts=1)
+        def reading(tx: Any, row: str) -> None:
+            is_silent.set()
+            assert tx.get("another row", source) is None
+            tx.set(row, copy, 1)
+
+        async with db.run_observers([reading]) as worker:
+            async with db.transaction() as tx:
+                await tx.set("a", source, 1)
+            await until_copied(db, "a")
+            (counters,) = worker.counters.values()
+            assert (counters.failures, counters.commits) == (0, 1)

@@ -1,4 +1,4 @@
-"""Waiting is exact: work that is always somewhere else than where one looks is waited for, too."""
+"""Waiting is exact: even work that is never in the tablet just asked is waited for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from percolator import DeadlineExceeded, InvalidArgument, Limits, RetryPolicy, Table
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
-from percolator.aio.observing import observers_client
+from percolator.aio.observing import worker_context
 from percolator.errors import NotReady
 from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, master_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.status import to_detail
@@ -26,12 +26,12 @@ from percolator.world import World
 
 pages = Table("pages")
 ROWS = (b"a", b"z")
-"""One in each tablet."""
+"""A row in each tablet."""
 AT = 1 << 60
 
 
 class Restless(ClusterInMemory):
-    """One notification, which goes to the other tablet as soon as this one has answered."""
+    """Has one notification, which moves to the other tablet as soon as its tablet has answered."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -56,14 +56,14 @@ class Restless(ClusterInMemory):
                 self.moves_left -= 1
                 tablet = self.tablets[scan.target.tablet_id]
                 here = tablet.identity.start != b""
-                # In this order, as an observer's run does it: its writes, then what it was run for.
+                # In the order of an observer's run: its writes first, then it deletes its trigger.
                 await self.change(ROWS[here], self._at + 1, put=True)
                 await self.change(ROWS[not here], self._at, put=False)
                 self._at += 1
         return response
 
     async def settle(self) -> None:
-        """The work is done."""
+        """Removes the notification: the work is done."""
         for row in ROWS:
             for at in range(AT, self._at + 1):
                 await self.change(row, at, put=False)
@@ -101,8 +101,8 @@ async def observed() -> AsyncIterator[tuple[Restless, Database]]:
 
 async def wait(db: Database, seconds: float | None = None) -> tuple[Quiet, list[Remaining]]:
     seen: list[Remaining] = []
-    client = observers_client(db.engine)
-    return await wait_until_quiet(client, seconds, on_pass=seen.append), seen
+    context = worker_context(db.internal.engine)
+    return await wait_until_quiet(context, seconds, on_pass=seen.append), seen
 
 
 async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
@@ -113,7 +113,7 @@ async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
         assert not quiet.dead_letters
 
 
-async def test_work_that_is_never_where_one_looks_is_waited_for() -> None:
+async def test_work_that_keeps_moving_between_tablets_is_waited_for() -> None:
     async with observed() as (cluster, db):
         await cluster.change(ROWS[1], AT, put=True)
         cluster.moves_left = 40
@@ -126,7 +126,7 @@ async def test_work_that_is_never_where_one_looks_is_waited_for() -> None:
         await cluster.settle()
         _, seen = await waiting
         unseen = [one for one in seen if not one]
-        assert len(unseen) >= 18, "the work was found: this test is about work that is not"
+        assert len(unseen) >= 18, "the work was found, but this test is about work that is not"
 
 
 async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
@@ -144,16 +144,16 @@ async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-async def test_a_time_that_never_comes_is_refused(seconds: float) -> None:
+async def test_a_timeout_that_is_not_positive_and_finite_is_refused(seconds: float) -> None:
     async with observed() as (_, db):
         with pytest.raises(InvalidArgument, match="timeout"):
             await wait(db, seconds)
 
 
-async def test_a_deadline_is_kept_whatever_does_not_answer() -> None:
+async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
     async with observed() as (cluster, db):
         cluster.refusing = True
-        started = db.engine.now()
+        started = db.internal.engine.now()
         with pytest.raises(DeadlineExceeded):
             await wait(db, 1)
-        assert db.engine.now() - started < 1.5
+        assert db.internal.engine.now() - started < 1.5

@@ -1,4 +1,4 @@
-"""What waits in a worker: once each, the oldest first, and never more than there is room for."""
+"""The queue of a worker: each cell once, the oldest first, and never more than has room."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from percolator import Table, codecs, observes
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work, WorkQueue
+from percolator.protocol.hot_cells import HotCells
 
 docs = Table("docs")
 source = docs.column("source", codecs.integer)
@@ -18,15 +19,16 @@ def watched(name: str = "some", concurrency: int = 10) -> Watched:
 
 
 class Queue(WorkQueue):
-    """Notes what it tells."""
+    """A queue that records its callbacks."""
 
     def __init__(self, *, rows_max: int = 100, bytes_max: int = 1 << 20) -> None:
         self.ready = self.told_of_room = 0
-        self.answered_before: list[tuple[bytes, Sequence[int]]] = []
+        self.handled_before: list[tuple[bytes, Sequence[int]]] = []
         super().__init__(
             rows_max=rows_max,
             bytes_max=bytes_max,
             now=lambda: 0.0,
+            hot_cells=HotCells(),
             on_ready=self._count,
             on_finished_before=self._note,
             on_room=self._count_room,
@@ -39,7 +41,7 @@ class Queue(WorkQueue):
         self.told_of_room += 1
 
     def _note(self, work: Work, timestamps: Sequence[int]) -> None:
-        self.answered_before.append((work.row, timestamps))
+        self.handled_before.append((work.row, timestamps))
 
 
 def rows(queue: WorkQueue) -> list[bytes]:
@@ -49,7 +51,7 @@ def rows(queue: WorkQueue) -> list[bytes]:
     return found
 
 
-async def test_the_oldest_change_goes_first_whoever_observes_it() -> None:
+async def test_the_oldest_change_of_all_observers_goes_first() -> None:
     queue, one, other = Queue(), watched("one"), watched("other")
     queue.offer(one, b"c", b"source", [30])
     queue.offer(other, b"b", b"source", [20])
@@ -57,7 +59,7 @@ async def test_the_oldest_change_goes_first_whoever_observes_it() -> None:
     assert rows(queue) == [b"a", b"b", b"c"]
 
 
-async def test_a_cell_that_is_known_is_not_queued_again() -> None:
+async def test_a_known_cell_is_not_queued_again() -> None:
     queue, some = Queue(), watched()
     first = queue.offer(some, b"a", b"source", [10])
     assert queue.offer(some, b"a", b"source", [20]) is first
@@ -65,7 +67,7 @@ async def test_a_cell_that_is_known_is_not_queued_again() -> None:
     assert len(queue) == 1
 
 
-async def test_what_came_during_a_run_begins_anew_and_what_it_has_seen_does_not() -> None:
+async def test_notifications_after_the_snapshot_are_queued_again_and_earlier_ones_are_not() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [10])
     work = queue.take()
@@ -80,18 +82,18 @@ async def test_what_came_during_a_run_begins_anew_and_what_it_has_seen_does_not(
     assert queue.take() is None
 
 
-async def test_what_is_found_after_its_run_is_only_deleted() -> None:
+async def test_a_notification_found_after_its_run_is_only_deleted() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [10])
     work = queue.take()
     assert work is not None
     queue.finished(work, 15)
     assert queue.offer(some, b"a", b"source", [12]) is None
-    assert queue.answered_before == [(b"a", [12])]
+    assert queue.handled_before == [(b"a", [12])]
     assert queue.offer(some, b"a", b"source", [12, 16]) is not None
 
 
-async def test_an_observer_runs_at_most_as_often_at_once_as_it_says_and_holds_up_no_other() -> None:
+async def test_an_observer_at_its_concurrency_limit_holds_up_no_other() -> None:
     queue, narrow, wide = Queue(), watched("narrow", concurrency=1), watched("wide")
     for number in range(3):
         queue.offer(narrow, b"n%d" % number, b"source", [number + 1])
@@ -99,7 +101,7 @@ async def test_an_observer_runs_at_most_as_often_at_once_as_it_says_and_holds_up
     assert rows(queue) == [b"n0", b"w0", b"w1", b"w2"]
 
 
-async def test_threads_that_hang_count_against_their_observer() -> None:
+async def test_hanging_threads_count_against_their_observer() -> None:
     queue, some = Queue(), watched(concurrency=2)
     some.counters.hung = 2
     queue.offer(some, b"a", b"source", [1])
@@ -108,7 +110,7 @@ async def test_threads_that_hang_count_against_their_observer() -> None:
     assert rows(queue) == [b"a"]
 
 
-async def test_a_full_queue_takes_nothing_and_tells_when_there_is_room() -> None:
+async def test_a_full_queue_accepts_nothing_and_reports_when_there_is_room() -> None:
     queue, some = Queue(rows_max=4), watched()
     for number in range(4):
         assert queue.offer(some, b"%d" % number, b"source", [1]) is not None
@@ -120,7 +122,7 @@ async def test_a_full_queue_takes_nothing_and_tells_when_there_is_room() -> None
         assert queue.told_of_room == told
 
 
-async def test_an_observer_whose_work_does_not_go_away_leaves_room_for_the_others() -> None:
+async def test_an_observer_whose_work_is_stuck_leaves_room_for_the_others() -> None:
     queue = Queue(rows_max=1_000)
     stuck = [watched(f"stuck{number}") for number in range(3)]
     for number in range(2_000):
@@ -132,7 +134,7 @@ async def test_an_observer_whose_work_does_not_go_away_leaves_room_for_the_other
     assert len(queue) <= 1_000
 
 
-async def test_rows_so_long_that_they_fill_the_queue_leave_room_for_others_too() -> None:
+async def test_rows_long_enough_to_fill_the_queue_leave_room_for_others_too() -> None:
     queue, stuck, other = Queue(bytes_max=100_000), watched("stuck"), watched("other")
     for number in range(100):
         queue.offer(stuck, b"%04d" % number * 1_000, b"source", [1])
@@ -145,7 +147,7 @@ async def test_a_queue_is_bounded_in_bytes_as_well() -> None:
     assert queue.offer(some, b"y", b"source", [1]) is None
 
 
-async def test_what_is_to_be_run_again_waits_for_its_pause() -> None:
+async def test_work_to_be_retried_waits_for_its_pause() -> None:
     queue, some = Queue(), watched()
     queue.offer(some, b"a", b"source", [1])
     work = queue.take()
@@ -157,7 +159,7 @@ async def test_what_is_to_be_run_again_waits_for_its_pause() -> None:
     assert queue.take() is work
 
 
-async def test_what_waits_for_a_paused_observer_is_forgotten_here_and_stays_stored() -> None:
+async def test_work_of_a_paused_observer_is_dropped_from_the_queue() -> None:
     queue, some, other = Queue(), watched("some"), watched("other")
     queue.offer(some, b"a", b"source", [1])
     queue.offer(other, b"b", b"source", [2])
@@ -169,12 +171,12 @@ async def test_what_waits_for_a_paused_observer_is_forgotten_here_and_stays_stor
     assert queue.backlog(other) == 1
 
 
-async def test_a_column_that_an_observer_does_not_watch_is_none_of_its_work() -> None:
+async def test_a_column_that_an_observer_does_not_watch_is_refused() -> None:
     queue = Queue()
     assert queue.offer(watched(), b"a", b"another", [1]) is None
 
 
-async def test_of_very_many_notifications_of_a_cell_the_newest_is_never_forgotten() -> None:
+async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() -> None:
     queue, some = Queue(), watched()
     for timestamp in range(1, 1_000):
         queue.offer(some, b"a", b"source", [timestamp])

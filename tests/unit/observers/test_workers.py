@@ -1,19 +1,19 @@
-"""A worker and observers that misbehave: each does what is documented, and holds up nobody else."""
+"""A worker and observers that misbehave: each does what is documented, and holds up no other."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from percolator import ConflictError, InvalidArgument, Limits, SchemaError, Table, codecs, observes
-from percolator.observers import WorkerLimits
 from percolator.observers.counters import Counters
-from percolator.observers.dead_letter import DEAD_LETTERS
-from percolator.observers.dead_letter_box import DeadLetterBox
-from percolator.observers.registration import Registrations, register
-from percolator.observers.worker import Worker
+from percolator.observers.registry.registration import Registrations, register
+from percolator.observers.running.dead_letter import DEAD_LETTERS
+from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.worker import Worker, WorkerLimits
 from percolator.v1.master_pb2 import ChangeObserversRequest
 
 from .observed_cluster import copy, observed, source, total
@@ -28,7 +28,7 @@ def counted(worker: Worker, name: str) -> Counters:
     return worker.counters["docs", name]
 
 
-async def test_changes_are_answered_within_milliseconds_when_tablets_tell_of_them() -> None:
+async def test_changes_are_handled_within_milliseconds_when_tablets_announce_them() -> None:
     async with observed() as world, world.db.run_observers([copying]) as worker:
         await world.until_copied("none", None)
         await world.put("a", 1)
@@ -40,9 +40,9 @@ async def test_changes_are_answered_within_milliseconds_when_tablets_tell_of_the
         assert worker.backlog == {("docs", "copying"): 0}
 
 
-async def test_what_was_notified_while_no_worker_ran_is_found_by_scanning() -> None:
+async def test_notifications_written_while_no_worker_ran_are_found_by_scanning() -> None:
     async with observed() as world:
-        await register(world.client, [copying])
+        await register(world.context, [copying])
         for number in range(40):
             await world.put(f"{number}", number)
         async with world.db.run_observers([copying]) as worker:
@@ -50,7 +50,7 @@ async def test_what_was_notified_while_no_worker_ran_is_found_by_scanning() -> N
             assert counted(worker, "copying").commits == 40
 
 
-async def test_two_workers_share_a_backlog_and_answer_each_change_once() -> None:
+async def test_two_workers_share_a_backlog_and_handle_each_change_once() -> None:
     runs: list[str] = []
 
     @observes(source, name="once")
@@ -60,7 +60,7 @@ async def test_two_workers_share_a_backlog_and_answer_each_change_once() -> None
         runs.append(row)
 
     async with observed() as world:
-        await register(world.client, [once])
+        await register(world.context, [once])
         rows = [f"{number}" for number in range(30)]
         for row in rows:
             await world.put(row, 1)
@@ -73,7 +73,7 @@ async def test_two_workers_share_a_backlog_and_answer_each_change_once() -> None
             assert counted(one, "once").commits + counted(other, "once").commits == len(rows)
 
 
-async def test_an_observer_that_raises_is_put_aside_and_the_other_rows_go_on() -> None:
+async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue() -> None:
     @observes(source, name="picky", attempts=3)
     async def picky(tx: Any, row: str) -> None:
         if await tx.get(row, source) == 13:
@@ -95,7 +95,7 @@ async def test_an_observer_that_raises_is_put_aside_and_the_other_rows_go_on() -
         assert await world.dead_letters() == []
 
 
-async def test_a_dead_letter_is_tried_again_on_request_and_goes_when_that_succeeds() -> None:
+async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeeds() -> None:
     broken = True
 
     @observes(source, name="fixed", attempts=1)
@@ -107,7 +107,7 @@ async def test_a_dead_letter_is_tried_again_on_request_and_goes_when_that_succee
     async with observed() as world, world.db.run_observers([fixed]):
         await world.put("a", 1)
         await world.until_nothing_waits()
-        box = DeadLetterBox(world.client)
+        box = DeadLetterBox(world.context)
         letters = await world.dead_letters()
         assert len(letters) == 1
         broken = False
@@ -116,7 +116,7 @@ async def test_a_dead_letter_is_tried_again_on_request_and_goes_when_that_succee
         assert await world.dead_letters() == []
 
 
-async def test_a_dead_letter_that_is_thrown_away_is_answered_only_when_it_changes_again() -> None:
+async def test_after_a_dead_letter_is_cleared_only_a_new_change_is_handled() -> None:
     broken = True
 
     @observes(source, name="later", attempts=1)
@@ -129,16 +129,16 @@ async def test_a_dead_letter_that_is_thrown_away_is_answered_only_when_it_change
         await world.put("a", 1)
         await world.until_nothing_waits()
         letters = await world.dead_letters()
-        assert await DeadLetterBox(world.client).clear(letters) == 1
-        assert await DeadLetterBox(world.client).clear(letters) == 0
+        assert await DeadLetterBox(world.context).clear(letters) == 1
+        assert await DeadLetterBox(world.context).clear(letters) == 0
         broken = False
-        await world.client.world.clock.sleep(20.0)
+        await world.context.world.clock.sleep(20.0)
         assert await world.get("a") is None
         await world.put("a", 2)
         await world.until_copied("a", 1)
 
 
-async def test_what_writes_too_much_is_put_aside() -> None:
+async def test_a_change_whose_observer_writes_too_much_is_put_aside() -> None:
     @observes(source, name="greedy", attempts=2)
     async def greedy(tx: Any, row: str) -> None:
         for number in range(100):
@@ -156,7 +156,7 @@ async def test_what_writes_too_much_is_put_aside() -> None:
         assert counted(worker, "greedy").commits == 0
 
 
-async def test_an_asynchronous_observer_that_hangs_is_given_up_and_holds_up_no_other() -> None:
+async def test_a_hanging_asynchronous_observer_is_given_up_and_holds_up_no_other() -> None:
     @observes(source, name="hanging", deadline=1.0, attempts=2, concurrency=1)
     async def hanging(tx: Any, row: str) -> None:
         await tx.set(row, total, 1)
@@ -167,12 +167,12 @@ async def test_an_asynchronous_observer_that_hangs_is_given_up_and_holds_up_no_o
         await world.until_copied("a", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
-        assert letter.error == "TookTooLong: it has not returned after 1 s"
+        assert letter.error == "TookTooLong: it did not return within 1 s"
         assert counted(worker, "hanging").abandoned == 2
         assert await world.get("a", total) is None
 
 
-async def test_conflicts_are_no_failures_and_are_repeated_until_they_are_over() -> None:
+async def test_conflicts_are_not_failures_and_are_retried_until_they_end() -> None:
     conflicts = 20
 
     @observes(source, name="unlucky", attempts=2)
@@ -190,54 +190,54 @@ async def test_conflicts_are_no_failures_and_are_repeated_until_they_are_over() 
         assert await world.dead_letters() == []
 
 
-async def test_an_observer_that_is_paused_is_run_when_it_is_resumed() -> None:
+async def test_a_paused_observer_runs_when_it_is_resumed() -> None:
     async with observed() as world, world.db.run_observers([copying]) as worker:
-        change = world.client.catalog.change_observers
-        deadline = world.client.deadline() + 100
+        change = world.context.catalog.change_observers
+        deadline = world.context.deadline() + 100
         await change(ChangeObserversRequest(table="docs", pause=["copying"]), deadline)
-        await world.client.world.clock.sleep(5.0)
+        await world.context.world.clock.sleep(5.0)
         await world.put("a", 1)
-        await world.client.world.clock.sleep(20.0)
+        await world.context.world.clock.sleep(20.0)
         assert counted(worker, "copying").runs == 0
         assert len(await world.waiting()) == 1
         await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
         await world.until_copied("a", 1)
 
 
-async def test_a_worker_does_not_bring_back_an_observer_that_was_removed() -> None:
+async def test_a_running_worker_does_not_register_a_removed_observer_again() -> None:
     async with observed() as world, world.db.run_observers([copying]) as worker:
-        await world.client.catalog.change_observers(
-            ChangeObserversRequest(table="docs", remove=["copying"]), world.client.deadline()
+        await world.context.catalog.change_observers(
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
         )
-        await world.client.world.clock.sleep(5.0)
+        await world.context.world.clock.sleep(5.0)
         await world.put("a", 1)
-        await world.client.world.clock.sleep(20.0)
+        await world.context.world.clock.sleep(20.0)
         assert counted(worker, "copying").runs == 0
-        assert not (await world.client.describe("docs")).observers
+        assert not (await world.context.describe("docs")).observers
 
 
-async def test_another_table_of_the_same_name_is_no_business_of_a_worker_that_runs() -> None:
+async def test_a_running_worker_ignores_a_new_table_of_the_same_name() -> None:
     async with observed() as world:
-        watched = await register(world.client, [copying])
-        deadline = world.client.deadline()
-        await world.client.catalog.delete("docs", missing_ok=False, deadline=deadline)
+        watched = await register(world.context, [copying])
+        deadline = world.context.deadline()
+        await world.context.catalog.delete("docs", missing_ok=False, deadline=deadline)
         await world.db.create_table(copying.table)
-        await register(world.client, [copying])
-        registrations = Registrations(world.client, watched)
+        await register(world.context, [copying])
+        registrations = Registrations(world.context, watched)
         await registrations.refresh()
         assert registrations.active == []
 
 
-async def test_a_worker_leaves_alone_what_it_has_no_code_for() -> None:
+async def test_a_worker_leaves_notifications_of_unknown_observers_alone() -> None:
     @observes(source, name="elsewhere")
     async def elsewhere(tx: Any, row: str) -> None: ...
 
     async with observed() as world:
-        await register(world.client, [elsewhere])
+        await register(world.context, [elsewhere])
         async with world.db.run_observers([copying]):
             await world.put("a", 1)
             await world.until_copied("a", 1)
-            await world.client.world.clock.sleep(20.0)
+            await world.context.world.clock.sleep(20.0)
             assert [one.observer for one in await world.waiting()] == [b"elsewhere"]
 
 
@@ -249,14 +249,14 @@ async def test_another_definition_under_the_same_name_is_refused() -> None:
     async def weak_namesake(tx: Any, row: str) -> None: ...
 
     async with observed() as world:
-        await register(world.client, [copying])
+        await register(world.context, [copying])
         for other, means in ((namesake, "copy"), (weak_namesake, r"source \(weak\)")):
-            text = f"'copying': it is registered for source, and this program means {means}"
+            text = f"'copying': it is registered for source, but this program's is for {means}"
             with pytest.raises(InvalidArgument, match=text):
                 await world.db.run_observers([other]).start()
 
 
-async def test_a_table_that_is_not_there_is_named() -> None:
+async def test_a_missing_table_is_named() -> None:
     @observes(Table("nowhere").column("text", codecs.text), name="lost")
     async def lost(tx: Any, row: str) -> None: ...
 
@@ -265,7 +265,7 @@ async def test_a_table_that_is_not_there_is_named() -> None:
             await world.db.run_observers([lost]).start()
 
 
-async def test_a_worker_that_is_stopped_finishes_what_runs_and_begins_nothing() -> None:
+async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
     @observes(source, name="slow", concurrency=1)
@@ -289,7 +289,7 @@ async def test_a_worker_that_is_stopped_finishes_what_runs_and_begins_nothing() 
         assert len(await world.waiting()) == 1
 
 
-async def test_what_does_not_end_in_time_is_given_up_and_left_to_the_next_worker() -> None:
+async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_worker() -> None:
     hangs = True
 
     @observes(source, name="once-hanging")
@@ -311,14 +311,14 @@ async def test_what_does_not_end_in_time_is_given_up_and_left_to_the_next_worker
 
 async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notification() -> None:
     async with observed() as world:
-        await register(world.client, [copying])
+        await register(world.context, [copying])
         tx = world.db.transaction()
+        tx._two_phases = True  # only they leave locks
         await tx.set("a", total, 1)
         await tx.set("z", source, 7)
-        background = world.db.engine.around.background
-        start, background.start = background.start, lambda work: work.close()  # type: ignore[assignment, method-assign, return-value]
-        await tx.commit()
-        background.start = start  # type: ignore[method-assign]
+        background = world.db.internal.engine.env.background
+        with patch.object(background, "start", lambda work: work.close()):
+            await tx.commit()
         async with world.db.run_observers([copying]):
             await world.until_copied("z", 7)
 
@@ -353,14 +353,12 @@ async def test_closing_a_database_ends_its_workers() -> None:
         await worker.wait()
 
 
-async def test_what_a_worker_is_given_is_checked() -> None:
+async def test_options_of_a_worker_are_checked() -> None:
     async with observed() as world:
-        for options, field in (
-            ({"limits": 7}, "limits"),
-            ({"drain_seconds": 0}, "drain_seconds"),
-        ):
+        wrong: dict[str, Any] = {"limits": 7, "drain_seconds": 0}
+        for field, value in wrong.items():
             with pytest.raises(InvalidArgument) as refused:
-                world.db.run_observers([copying], **options)  # type: ignore[arg-type]
+                world.db.run_observers([copying], **{field: value})
             assert refused.value.field == field
     with pytest.raises(InvalidArgument, match="threads_max: expected at least 1, got 0"):
         WorkerLimits(threads_max=0)

@@ -1,10 +1,10 @@
-"""A clock that stands until it is moved by hand."""
+"""A clock that stands still until a test moves it."""
 
 from __future__ import annotations
 
 
 class HandClock:
-    """Both hands are set separately: the wall clock may jump, the monotonic one only goes on."""
+    """The wall clock may jump; the monotonic clock only advances."""
 
     def __init__(self, wall_milliseconds: int = 1_800_000_000_000) -> None:
         self.wall = wall_milliseconds
@@ -20,6 +20,6 @@ class HandClock:
         self.go_on(seconds)
 
     def go_on(self, seconds: float) -> None:
-        """Both clocks run."""
+        """Advances both clocks."""
         self.monotonic += seconds
         self.wall += round(seconds * 1000)

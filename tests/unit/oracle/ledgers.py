@@ -1,16 +1,16 @@
-"""Ledgers as an oracle that leads has them, on files in memory."""
+"""Ledgers as a leading oracle has them, on files in memory."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock
 from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.files import make_durable_directory
-from services.chassis.memory_files import MemoryFiles
+from services.chassis.store.files import make_durable_directory
 from services.oracle.ledger import ROLE, Ledger
+from tests.doubles.memory_files import MemoryFiles
 
 STORE = Path("/store")
 
@@ -18,12 +18,12 @@ STORE = Path("/store")
 async def open_ledger(
     files: MemoryFiles, clock: Clock | None = None, *, cluster_id: str = ""
 ) -> Ledger:
-    """Waits for its turn to lead."""
+    """Waits until it leads."""
     clock = clock or VirtualClock(asyncio.get_running_loop())
     await make_durable_directory(files, STORE)
     leadership = await DirectoryCoordinator(files, clock, STORE).campaign(ROLE, "me:1")
     try:
-        return await Ledger.open(leadership, files, STORE, cluster_id=cluster_id)
+        return await Ledger.open(leadership, cluster_id=cluster_id)
     except Exception:
         await leadership.resign()
         raise

@@ -1,4 +1,4 @@
-"""The allocator: blocks of numbers, whatever is asked for and whatever the time is."""
+"""The allocator: blocks of numbers, for any requests and any time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_when_the_sequence_overflows_the_physical_part_advances() -> None:
 
 
 def test_a_greedy_client_cannot_push_time_ahead_of_the_clock() -> None:
-    """Else it would make everybody's locks expire."""
+    """Otherwise it would make all locks expire."""
     allocator = Allocator(START, lead_milliseconds_max=LEAD)
     allocator.extend(START + 10_000)
     assert allocator.allocate(LEAD * SEQUENCES_PER_MILLISECOND, START) is not None

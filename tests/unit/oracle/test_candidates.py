@@ -6,19 +6,20 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, UsageError
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Network, UnaryMethod, World
 from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
 from services.oracle.candidate import Candidate, Site
 from services.oracle.oracle import OracleLimits
 from services.oracle.probe import Probe
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import STORE
 from tests.unit.unary_network import UnaryNetwork
 
@@ -27,16 +28,16 @@ MASTER = "master:1"
 
 
 class SlowingFiles(MemoryFiles):
-    """Of a process that can be paused: its next system call waits for `running`."""
+    """The files of a process that can be paused: its next system call waits for `running`."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         super().__init__(disk)
         self.running = asyncio.Event()
         self.running.set()
 
-    async def step(self, operation: str, path: object) -> None:
+    async def step(self, operation: str, path: Path) -> None:
         await self.running.wait()
-        await super().step(operation, path)  # type: ignore[arg-type]
+        await super().step(operation, path)
 
 
 class Roads:
@@ -45,7 +46,7 @@ class Roads:
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
         self.cut: set[tuple[str, str]] = set()
-        """(who calls, who is called)"""
+        """Pairs of (caller, callee)."""
 
     def seen_from(self, caller: str) -> Network:
         return _Seen(self, caller)
@@ -68,7 +69,7 @@ class _Seen(UnaryNetwork):
 
 
 class Process:
-    """One oracle, and what it told."""
+    """One oracle and its parts."""
 
     def __init__(
         self, disk: MemoryDisk, name: str, *, clock_back: int = 0, roads: Roads | None = None
@@ -79,7 +80,7 @@ class Process:
         clock = VirtualClock(asyncio.get_running_loop())
         clock.set_wall_back(clock_back)
         self.coordinator = DirectoryCoordinator(self.files, clock, STORE)
-        site = Site(clock, self.files, STORE, f"{name}:1", "", OracleLimits())
+        site = Site(clock, STORE, f"{name}:1", "", OracleLimits())
         world = World(clock, roads.seen_from(f"{name}:1"), random.Random(name))
         probe = Probe(world, [MASTER], grace_seconds=3.0)
         self.candidate = Candidate(site, self.coordinator, probe)
@@ -89,7 +90,7 @@ class Process:
         self.running = asyncio.create_task(self.candidate.run())
 
     async def ask(self) -> int:
-        return await self.candidate.serving().get_timestamps(1)
+        return await self.candidate.candidacy.serving().get_timestamps(1)
 
     async def until_it_leads(self) -> float:
         loop = asyncio.get_running_loop()
@@ -109,7 +110,7 @@ class Process:
 
 @asynccontextmanager
 async def two(roads: Roads | None = None) -> AsyncIterator[tuple[Process, Process]]:
-    """The first one leads. The other one's clock is an hour back: only the mark can help."""
+    """The first one leads. The clock of the second is an hour slow, so only the mark can help."""
     disk = MemoryDisk()
     disk.make_durable_directory(STORE)
     roads = roads or Roads()
@@ -131,7 +132,7 @@ async def test_a_standby_says_who_leads_and_answers_nothing_else() -> None:
             await second.ask()
 
 
-async def test_the_place_of_a_killed_oracle_is_taken_at_once_and_time_goes_on_above_it() -> None:
+async def test_a_killed_oracle_is_replaced_at_once_and_time_goes_on_above_it() -> None:
     async with two() as (first, second):
         before = await first.ask()
         first.files.kill()
@@ -139,14 +140,14 @@ async def test_the_place_of_a_killed_oracle_is_taken_at_once_and_time_goes_on_ab
         assert await second.ask() > before
 
 
-async def test_a_paused_oracle_is_replaced_after_its_silence_and_answers_nobody_on_waking() -> None:
+async def test_a_paused_oracle_is_replaced_after_its_silence_and_refuses_when_it_wakes() -> None:
     async with two() as (first, second):
         before = await first.ask()
         first.files.running.clear()
         assert 2.5 < await second.until_it_leads() < 4
         after = await second.ask()
         assert after > before
-        # Not even from the window that it had made durable.
+        # Not even from the window that it had made durable before.
         with pytest.raises(PercolatorError):
             await first.ask()
         first.files.running.set()
@@ -156,7 +157,7 @@ async def test_a_paused_oracle_is_replaced_after_its_silence_and_answers_nobody_
         assert await second.ask() > after
 
 
-async def test_places_change_as_often_as_you_like_and_no_timestamp_comes_twice() -> None:
+async def test_however_often_leaders_change_no_timestamp_is_handed_out_twice() -> None:
     async with two() as (first, second):
         given = [await first.ask()]
         for leader, other in [(first, second), (second, first)] * 4:
@@ -168,7 +169,7 @@ async def test_places_change_as_often_as_you_like_and_no_timestamp_comes_twice()
         assert given == sorted(set(given))
 
 
-async def test_a_leader_that_nobody_reaches_is_replaced_though_it_writes_to_the_store() -> None:
+async def test_a_leader_that_cannot_be_reached_is_replaced_though_it_writes_to_the_store() -> None:
     roads = Roads()
     async with two(roads) as (first, second):
         before = await first.ask()
@@ -179,7 +180,7 @@ async def test_a_leader_that_nobody_reaches_is_replaced_though_it_writes_to_the_
             await first.ask()
 
 
-async def test_a_standby_that_is_cut_off_itself_deposes_nobody() -> None:
+async def test_a_standby_that_is_cut_off_itself_does_not_depose_the_leader() -> None:
     roads = Roads()
     async with two(roads) as (first, second):
         roads.cut |= {("b:1", "a:1"), ("b:1", MASTER)}
@@ -189,8 +190,8 @@ async def test_a_standby_that_is_cut_off_itself_deposes_nobody() -> None:
             await second.ask()
 
 
-async def test_two_that_cannot_reach_each_other_take_turns_more_and_more_seldom() -> None:
-    """Each change makes time jump, and somebody wait."""
+async def test_two_that_cannot_reach_each_other_take_turns_less_and_less_often() -> None:
+    """Each change makes time jump, and makes clients wait."""
     roads = Roads()
     async with two(roads) as (first, _):
         roads.cut |= {("b:1", "a:1"), ("a:1", "b:1")}
@@ -200,11 +201,11 @@ async def test_two_that_cannot_reach_each_other_take_turns_more_and_more_seldom(
             found = await first.coordinator.leader("oracle")
             if found is not None and found.holder != leader:
                 changes, leader = changes + 1, found.holder
-        # Without any peace it would be one every three seconds: 40.
+        # Without the growing pauses there would be one every three seconds, 40 in all.
         assert 1 <= changes <= 16
 
 
-async def test_an_oracle_that_is_not_to_stand_by_refuses_when_another_one_leads() -> None:
+async def test_an_oracle_without_standby_refuses_to_start_when_another_one_leads() -> None:
     async with two() as (first, _):
         third = Process(first.files.disk, "c")
         with pytest.raises(UsageError, match=r"another oracle, the one at a:1; with --standby"):
@@ -213,15 +214,15 @@ async def test_an_oracle_that_is_not_to_stand_by_refuses_when_another_one_leads(
         await third.end()
 
 
-async def test_one_whose_store_was_emptied_goes_on_above_what_it_had_handed_out() -> None:
-    """What the store has lost, the process still knows."""
+async def test_an_oracle_whose_store_was_emptied_goes_on_above_what_it_handed_out() -> None:
+    """The process still knows what the store has lost."""
     disk = MemoryDisk()
     disk.make_durable_directory(STORE)
     oracle = Process(disk, "a")
     oracle.start()
     await oracle.until_it_leads()
     await asyncio.sleep(3)
-    mark = oracle.candidate.serving().mark_milliseconds
+    mark = oracle.candidate.candidacy.serving().mark_milliseconds
     await oracle.files.rename(STORE / "coordinator", STORE / "elsewhere")
     with pytest.raises(NotReady):
         await oracle.ask()

@@ -32,7 +32,7 @@ def test_the_format_is_the_documented_one() -> None:
 
 
 def test_no_damaged_mark_is_believed() -> None:
-    """Every bit flipped, every byte lost at the end, and what a torn or empty file holds."""
+    """Every bit flipped, every length cut short, and the contents of torn or empty files."""
     good = MARK.encode()
     damaged = [
         good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
@@ -43,8 +43,8 @@ def test_no_damaged_mark_is_believed() -> None:
     damaged += [b"\0" * len(good), good + b"\n", good * 2, b"\xff" * 4096]
     for data in damaged:
         with pytest.raises((StoreUnusable, WrongCluster)) as refused:
-            Mark.decode(data, "store/oracle/mark")
-        assert "store/oracle/mark" in str(refused.value)
+            Mark.decode(data, "coordinator/oracle/e1/mark")
+        assert "coordinator/oracle/e1/mark" in str(refused.value)
         assert "\n" not in str(refused.value)
 
 

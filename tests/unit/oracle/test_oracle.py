@@ -19,16 +19,20 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
 from services.oracle.ledger import Ledger
 from services.oracle.oracle import Oracle, OracleLimits
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import open_ledger
 
 HOUR = 3_600_000
 LIMITS = OracleLimits()
+
+
+async def always() -> bool:
+    return True
 
 
 class Bench:
@@ -39,8 +43,11 @@ class Bench:
         self.files = files
         self.ledger = ledger
         self.may_answer = True
-        self.oracle = Oracle(clock, ledger, lambda: self.may_answer, LIMITS)
+        self.oracle = Oracle(clock, ledger, self._may_answer, LIMITS)
         self.highest = 0
+
+    async def _may_answer(self) -> bool:
+        return self.may_answer
 
     async def ask(self, count: int = 1) -> int:
         first = await self.oracle.get_timestamps(count)
@@ -79,7 +86,7 @@ async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
     files = MemoryFiles(MemoryDisk())
     clock = VirtualClock(asyncio.get_running_loop())
     ledger = await open_ledger(files, clock)
-    oracle = Oracle(clock, ledger, lambda: True, LIMITS)
+    oracle = Oracle(clock, ledger, always, LIMITS)
     asked = asyncio.ensure_future(oracle.get_timestamps(1))
     await asyncio.sleep(0.1)
     assert not asked.done()
@@ -87,7 +94,7 @@ async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
     assert await asked == clock.wall_milliseconds() << 18
 
 
-async def test_it_waits_for_the_disk_at_most_once_a_second_and_nobody_waits_for_it() -> None:
+async def test_it_waits_for_the_disk_at_most_once_a_second_and_no_request_does() -> None:
     async with bench() as at:
         before = fsyncs(at.files)
         extensions = at.oracle.counts.extensions
@@ -95,7 +102,7 @@ async def test_it_waits_for_the_disk_at_most_once_a_second_and_nobody_waits_for_
         assert 0 < fsyncs(at.files) - before <= 100
         assert at.oracle.counts.waits == 0
         assert at.oracle.counts.timestamps == 10_000
-        # Of the file and of its directory.
+        # One fsync for the file and one for its directory.
         extensions = at.oracle.counts.extensions - extensions
         assert fsyncs(at.files) - before == extensions * 2
 
@@ -108,14 +115,14 @@ async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked() -> None:
         assert at.clock.monotonic_seconds() == started
 
 
-async def test_nobody_waits_for_a_disk_that_takes_most_of_a_second() -> None:
+async def test_no_request_waits_for_a_disk_that_takes_most_of_a_second() -> None:
     async with bench() as at:
         at.files.before_fsync = lambda: asyncio.sleep(0.8)
         await at.ask_for(60)
         assert at.oracle.counts.waits == 0
 
 
-async def test_a_disk_that_is_slower_still_makes_requests_wait_but_not_fail() -> None:
+async def test_an_even_slower_disk_makes_requests_wait_but_not_fail() -> None:
     async with bench() as at:
         at.files.before_fsync = lambda: asyncio.sleep(1.8)
         await at.ask_for(60)
@@ -123,7 +130,7 @@ async def test_a_disk_that_is_slower_still_makes_requests_wait_but_not_fail() ->
         assert not at.oracle.counts.refused
 
 
-async def test_a_disk_that_hangs_gets_requests_refused_in_time() -> None:
+async def test_requests_are_refused_in_time_when_the_disk_hangs() -> None:
     async with bench() as at:
         at.files.before_fsync = lambda: asyncio.sleep(10**6)
         await asyncio.sleep(5)
@@ -135,7 +142,7 @@ async def test_a_disk_that_hangs_gets_requests_refused_in_time() -> None:
 
 
 async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> None:
-    """The rest of the window may be served; then nothing, until a mark is durable again."""
+    """The rest of the window may be served, then nothing until a mark is durable again."""
     async with bench() as at:
         await at.ask_for(3)
         at.fail(errno.ENOSPC)
@@ -163,7 +170,7 @@ async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> N
         (errno.EDQUOT, StoreFault.DISK_FULL),
     ],
 )
-async def test_the_refusal_names_what_is_the_matter(number: int, fault: StoreFault) -> None:
+async def test_the_refusal_names_the_fault(number: int, fault: StoreFault) -> None:
     async with bench() as at:
         at.fail(number)
         await asyncio.sleep(10)
@@ -172,7 +179,7 @@ async def test_the_refusal_names_what_is_the_matter(number: int, fault: StoreFau
         assert refused.value.fault is fault
 
 
-async def test_a_burst_is_bounded_by_the_time_and_delays_nobody_for_long() -> None:
+async def test_a_burst_is_bounded_by_the_time_and_delays_other_requests_only_briefly() -> None:
     async with bench() as at:
         await at.ask_for(1)
         retry_after_seconds = 0.0
@@ -229,8 +236,8 @@ async def test_a_jump_of_an_hour_is_not_followed() -> None:
         assert at.oracle.wall_lead_seconds > 3_500
 
 
-async def test_an_oracle_that_was_deposed_answers_nobody_any_more() -> None:
-    """Not even what it allocated before: it may have been paused since."""
+async def test_a_deposed_oracle_no_longer_answers() -> None:
+    """Not even with timestamps allocated before: it may have been paused since."""
     async with bench() as at:
         await at.ask()
         at.may_answer = False
@@ -249,20 +256,20 @@ async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() 
     files = MemoryFiles(MemoryDisk())
     clock = VirtualClock(asyncio.get_running_loop())
     ledger = await open_ledger(files, clock)
-    await Oracle(clock, ledger, lambda: True, LIMITS).extend()
+    await Oracle(clock, ledger, always, LIMITS).extend()
     clock.set_wall_back(-400 * 24 * HOUR)
     with pytest.raises(UsageError, match=r"400 days above .* --follow-clock-jumps"):
-        Oracle(clock, ledger, lambda: True, LIMITS)
-    await Oracle(clock, ledger, lambda: True, OracleLimits(follow_jumps=True)).extend()
+        Oracle(clock, ledger, always, LIMITS)
+    await Oracle(clock, ledger, always, OracleLimits(follow_jumps=True)).extend()
     assert ledger.mark_milliseconds >= clock.wall_milliseconds()
 
 
 def test_a_crash_makes_no_fresh_lock_expire() -> None:
-    """Time may jump by a window at a crash; a lock lives longer than that."""
+    """A crash may make time jump by a window; a lock lives longer than that."""
     assert LIMITS.window_seconds < Limits().lock_ttl_seconds
 
 
-async def test_a_wall_clock_that_disagrees_is_told_once_with_the_cure_and_when_it_is_over() -> None:
+async def test_a_wall_clock_that_disagrees_is_logged_once_and_once_more_when_it_agrees() -> None:
     async with bench() as at:
         with structlog.testing.capture_logs() as log:
             at.clock.set_wall_back(-HOUR)
@@ -279,7 +286,7 @@ async def test_a_wall_clock_that_disagrees_is_told_once_with_the_cure_and_when_i
     assert log[2]["wall_lead_seconds"] == pytest.approx(-3_600, abs=1)
 
 
-async def test_a_disk_that_fails_for_long_is_told_once_and_its_recovery_once() -> None:
+async def test_a_disk_that_fails_for_long_is_logged_once_and_its_recovery_once() -> None:
     async with bench() as at:
         with structlog.testing.capture_logs() as log:
             at.fail(errno.EIO)

@@ -1,6 +1,6 @@
 """A kill or a power cut at every call to the disk: no timestamp is handed out twice.
 
-The wall clock is an hour back at the restart, so that only the mark can prevent it.
+The wall clock is an hour slow at the restart, so only the mark can prevent it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import PercolatorError
-from percolator.testing.virtual_time import VirtualClock, run_virtually
+from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from services.chassis.coordinator import directory_leadership
-from services.chassis.files import Files
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles, run_until_killed
+from services.chassis.store.files import Files
 from services.oracle.oracle import Oracle, OracleLimits
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles, run_until_killed
 from tests.unit.oracle.ledgers import open_ledger
 
 NOON = 1_800_000_000_000
@@ -33,7 +33,7 @@ Replace = Callable[[Files, Path, bytes], Awaitable[None]]
 
 
 async def live(files: MemoryFiles, wall_milliseconds: int) -> tuple[int, int]:
-    """Serves until the process dies or the time is over: the lowest and highest timestamp."""
+    """Serves until the process dies or its time is up; the lowest and highest timestamp."""
     served: list[int] = []
     await run_until_killed(files, serve(files, wall_milliseconds, served))
     return (served[0], served[-1] + 999) if served else (0, 0)
@@ -55,12 +55,12 @@ async def serve(files: MemoryFiles, wall_milliseconds: int, served: list[int]) -
 
 
 class Crash(NamedTuple):
-    """How a process ends, and what becomes of what it had not made durable."""
+    """How a process ends, and what happens to data that it had not made durable."""
 
     kill_at: int
-    """The number of the system call that it does not live to make."""
+    """The number of the first system call that it does not make."""
     seed: int
-    """KILLED: the machine lives on; ALL_LOST; else by chance, torn anywhere."""
+    """KILLED: the machine goes on; ALL_LOST: nothing survives; otherwise random, torn anywhere."""
 
 
 KILLED, ALL_LOST = -2, -1
@@ -84,23 +84,23 @@ def crash_and_restart(crash: Crash) -> tuple[int, int]:
     return highest, lowest
 
 
-def calls_of_an_undisturbed_life() -> list[str]:
+def calls_of_a_life_without_faults() -> list[str]:
     files = MemoryFiles(MemoryDisk())
     run_virtually(live(files, NOON))
     return files.faults.operations
 
 
-CALLS = calls_of_an_undisturbed_life()
+CALLS = calls_of_a_life_without_faults()
 
 
 def moments_of_change(calls: list[str]) -> list[int]:
-    """Before and after each call that changes something: in between nothing differs."""
+    """Before and after each call that changes something; other moments make no difference."""
     changes = [number for number, call in enumerate(calls) if call not in ("stat", "read", "list")]
     return sorted({*changes, *(number + 1 for number in changes)})
 
 
 def failures_of_every_crash() -> Iterator[str]:
-    for number in moments_of_change(calls_of_an_undisturbed_life()):
+    for number in moments_of_change(calls_of_a_life_without_faults()):
         for seed in SEEDS:
             crash = Crash(number, seed)
             try:
@@ -112,12 +112,12 @@ def failures_of_every_crash() -> Iterator[str]:
                     yield f"{crash}: {lowest} after {highest}"
 
 
-def test_the_undisturbed_life_extends_the_mark_several_times() -> None:
-    """Else the crashes would strike nothing."""
+def test_a_life_without_faults_extends_the_mark_several_times() -> None:
+    """Otherwise the crashes would have nothing to strike."""
     assert CALLS.count("fsync") >= 5
 
 
-def test_no_crash_at_any_call_makes_a_timestamp_come_twice_or_a_start_impossible() -> None:
+def test_no_crash_at_any_call_repeats_a_timestamp_or_prevents_a_start() -> None:
     assert list(failures_of_every_crash()) == []
 
 

@@ -1,4 +1,4 @@
-"""What the oracle can be told, and what it tells."""
+"""The settings and the metrics of the oracle."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
-from services.chassis.settings import load
+from services.chassis.settings.loading import load
 from services.oracle.candidate import Candidate, Site
 from services.oracle.metrics import OracleMetrics
 from services.oracle.oracle import OracleLimits
 from services.oracle.settings import OracleSettings
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import STORE
 
 
@@ -34,6 +34,7 @@ def test_every_limit_can_be_set() -> None:
         "--count-max": "10",
         "--wait-seconds-max": "1",
         "--clock-jump-seconds-max": "5",
+        "--leading-speed": "0.5",
     }
     given = [part for flag in flags.items() for part in flag]
     assert settings(*given, "--follow-clock-jumps").limits() == OracleLimits(
@@ -41,6 +42,7 @@ def test_every_limit_can_be_set() -> None:
         count_max=10,
         wait_seconds_max=1,
         jump_seconds_max=5,
+        leading_speed=0.5,
         follow_jumps=True,
     )
 
@@ -52,8 +54,10 @@ def test_every_limit_can_be_set() -> None:
         ("--window-seconds", "0.1"),
         ("--count-max", "0"),
         ("--wait-seconds-max", "0"),
-        ("--wait-seconds-max", "2"),  # the caller would have given up, and never hear the reason
+        ("--wait-seconds-max", "2"),  # the caller would have given up before it hears the reason
         ("--clock-jump-seconds-max", "-1"),
+        ("--leading-speed", "0"),  # time would stand still, and no lock expire
+        ("--leading-speed", "1"),  # leads would add up over restarts
         ("--store", ""),
     ],
 )
@@ -74,17 +78,17 @@ def test_the_store_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "store" in capsys.readouterr().err
 
 
-async def test_the_metrics_tell_what_happened_under_names_that_stay() -> None:
+async def test_the_metrics_count_what_happened_under_stable_names() -> None:
     files = MemoryFiles(MemoryDisk())
     clock = VirtualClock(asyncio.get_running_loop())
     files.disk.make_durable_directory(STORE)
-    site = Site(clock, files, STORE, "me:1", "", OracleLimits())
+    site = Site(clock, STORE, "me:1", "", OracleLimits())
     candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
     registry = CollectorRegistry()
     registry.register(OracleMetrics(candidate, files))
     assert collected(registry)[("percolator_oracle_leading",)] == 0
     await candidate.lead_within(1)
-    oracle = candidate.serving()
+    oracle = candidate.candidacy.serving()
     await oracle.get_timestamps(1000)
     with pytest.raises(InvalidArgument):
         await oracle.get_timestamps(0)

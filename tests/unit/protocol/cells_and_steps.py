@@ -1,14 +1,14 @@
-"""Cells to write to, the steps that clients send about them, and transactions that stop halfway."""
+"""Cells to write, the steps that clients send for them, and transactions that stop halfway."""
 
 from __future__ import annotations
 
 from percolator.errors import CellAddress
+from percolator.formats.records import KIND_PUT
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
-from percolator.protocol.records import KIND_PUT
 from percolator.protocol.write_steps import Write
+from percolator.routing.cells import CellMutation
 from percolator.v1.tabletserver_pb2 import Change
-from percolator.wire.questions import Step
 
 from .protocol_world import NO_FAULTS, Client, World
 
@@ -23,13 +23,13 @@ def put(value: bytes) -> Write:
     return KIND_PUT, value
 
 
-def puts(step: Step, space: int) -> bool:
+def puts(step: CellMutation, space: int) -> bool:
     return any(
         change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
     )
 
 
-def address(step: Step) -> CellAddress:
+def address(step: CellMutation) -> CellAddress:
     return CellAddress(step.table_id, step.mutation.row, step.mutation.column)
 
 
@@ -38,20 +38,21 @@ def world() -> World:
 
 
 async def settled(client: Client) -> None:
-    await client.around.background.drain(60.0)
+    await client.env.background.drain(60.0)
 
 
 async def locked(client: Client, *cells: CellAddress) -> Commit:
-    """A transaction that has prewritten and goes no further by itself."""
+    """A transaction that has prewritten these cells and does not continue by itself."""
     commit = client.commit(
         await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
     )
-    await commit._prewrite(client.deadline())
+    await commit._prewrite.run(client.deadline())
     return commit
 
 
 async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
-    """A transaction whose client died after, or before, its commit point; its start timestamp."""
+    """Leaves the locks of a client that died before or after its commit point; returns the start
+    timestamp."""
     dead = here.client(PATIENT)
     commit = await locked(dead, *cells)
     if committed:

@@ -1,4 +1,4 @@
-"""What must hold of a store and of the histories of its clients, whatever happened to them."""
+"""What must hold for a store and the histories of its clients, whatever happened to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 from percolator.errors import CellAddress
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
 
 from .naive_cells import NOTIFY, ROLLBACK, NaiveCells
 from .protocol_world import OBSERVED, OBSERVER, WEAK_OBSERVER, Transaction
@@ -17,7 +17,7 @@ Read = tuple[int, CellAddress, bytes | None]
 def violations(
     store: NaiveCells, transactions: Iterable[Transaction], reads: Iterable[Read]
 ) -> list[str]:
-    """Every broken rule, in words. Empty is what is wanted."""
+    """A description of each broken rule; empty if all hold."""
     found: list[str] = []
     by_start = {transaction.start: transaction for transaction in transactions}
     committed = _commits(store, found)
@@ -72,7 +72,7 @@ def _whole(store: NaiveCells, transaction: Transaction, cells: dict[CellAddress,
             found.append(f"{start} wrote {value!r} to {cell}, which shows {shown}")
         notified = (NOTIFY, OBSERVER, cells[cell]) in store.cells[cell]
         if cell.column == OBSERVED and not notified:
-            found.append(f"nobody is notified of {start} on {cell}")
+            found.append(f"no observer is notified of {start} on {cell}")
     found += [
         f"the weak notification of {start} on {cell} is lost"
         for cell in transaction.weak

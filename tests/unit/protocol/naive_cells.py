@@ -1,28 +1,38 @@
 """The meaning of conditions, changes and reads, written down as plainly as possible.
 
-It is slow, forgets nothing, and knows no tablets: what the protocol's tests stand on, and what the
-real tablet could be compared with.
+This store is slow, forgets nothing, and knows no tablets. The tests of the protocol use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from percolator.errors import CellAddress, SchemaChanged, SnapshotTooOld
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
-from percolator.v1 import cells_pb2
-from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
-from percolator.wire.questions import (
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    KIND_PUT_IN_DATA,
+    WRITE_HEADER,
+    LockRecord,
+    RecordKind,
+    WriteRecord,
+)
+from percolator.protocol import steps
+from percolator.routing.cells import (
     APPLIED,
     Answer,
+    CellMutation,
+    CommitAnswer,
     FoundCell,
     RangePage,
-    RangeQuestion,
+    RangeRequest,
     Refused,
-    RowAnswer,
-    RowQuestion,
-    Step,
+    RowRequest,
+    RowResult,
+    WholeCommit,
 )
+from percolator.v1 import cells_pb2
+from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
 
 LOCK, WRITE, DATA = cells_pb2.SPACE_LOCK, cells_pb2.SPACE_WRITE, cells_pb2.SPACE_DATA
 ROLLBACK, NOTIFY = cells_pb2.SPACE_ROLLBACK, cells_pb2.SPACE_NOTIFY
@@ -39,14 +49,14 @@ class NaiveCells:
         self.schema_versions: dict[int, int] = {}
         self.safe_point = 0
         self.collected = 0
-        """Below it, no transaction is rolled back any more."""
+        """Below this timestamp, rollbacks are refused."""
         self.new_tables: set[int] = set()
-        """Made since then: they know of no safe point yet."""
+        """Tables created since then, which have no safe point yet."""
         self.page_rows = 3
 
     # ------------------------------------------------------------------ mutations
 
-    def apply(self, step: Step) -> Answer:
+    def apply(self, step: CellMutation) -> Answer:
         mutation = step.mutation
         if step.schema_version:
             current = self.schema_versions.get(step.table_id, step.schema_version)
@@ -76,18 +86,53 @@ class NaiveCells:
                 versions.pop(key, None)
         return APPLIED
 
+    def commit(self, commit: WholeCommit, next_timestamp: Callable[[], int]) -> CommitAnswer:
+        """Commits in one round. Every table is one tablet."""
+        current = self.schema_versions.get(commit.table_id, commit.schema_version)
+        if current != commit.schema_version:
+            return SchemaChanged("newer", table_id=commit.table_id, schema_version=current)
+        is_old = commit.table_id not in self.new_tables and commit.start < self.safe_point
+        found = []
+        for row, column in zip(commit.rows, commit.columns, strict=True):
+            versions = self.cells.setdefault(CellAddress(commit.table_id, row, column), {})
+            mutation = steps.prewrite(row, column, commit.start, b"", None)
+            for index, condition in enumerate(mutation.conditions):
+                holds, culprit = _judge(condition, versions)
+                if not holds and is_old and index != steps.OWN_COMMIT:
+                    return self._too_old(commit.start)
+                if not holds:
+                    return Refused(index, culprit and _cell(mutation, culprit, versions))
+            found.append(versions)
+        if is_old:
+            return self._too_old(commit.start)
+        timestamp = next_timestamp()
+        observers = dict(commit.observed)
+        for versions, column, kind, value in zip(
+            found, commit.columns, commit.kinds, commit.values, strict=True
+        ):
+            inline = value if kind == KIND_PUT else b""
+            versions[(WRITE, b"", timestamp)] = WRITE_HEADER.pack(commit.start, kind) + inline
+            if kind == KIND_PUT_IN_DATA:
+                versions[(DATA, b"", commit.start)] = value
+            for observer in observers.get(column, ()) if kind != KIND_LOCK_ONLY else ():
+                versions[(NOTIFY, observer, timestamp)] = b""
+        for row, column, names in commit.notifications:
+            versions = self.cells.setdefault(CellAddress(commit.table_id, row, column), {})
+            versions.update({(NOTIFY, name, timestamp): b"" for name in names})
+        return timestamp
+
     def _too_old(self, timestamp: int) -> SnapshotTooOld:
         return SnapshotTooOld("too old", timestamp=timestamp, safe_point=self.safe_point)
 
     # ------------------------------------------------------------------ reads
 
-    def look(self, question: RowQuestion) -> RowAnswer:
-        read = question.read
+    def look(self, request: RowRequest) -> RowResult:
+        read = request.read
         if read.timestamp < self.safe_point:
             raise self._too_old(read.timestamp)
-        answer = RowAnswer()
+        answer = RowResult()
         for address, versions in self.cells.items():
-            if (address.table_id, address.row) != (question.table_id, read.row):
+            if (address.table_id, address.row) != (request.table_id, read.row):
                 continue
             if not read.all_columns and address.column not in read.columns:
                 continue
@@ -138,25 +183,25 @@ class NaiveCells:
                 found = FoundCell(commit, data)
         return found
 
-    def page(self, question: RangeQuestion) -> RangePage:
+    def page(self, request: RangeRequest) -> RangePage:
         """The first page of the range."""
         rows = sorted(
             {
                 address.row
                 for address in self.cells
-                if address.table_id == question.table_id
-                and question.start <= address.row
-                and (not question.end or address.row < question.end)
+                if address.table_id == request.table_id
+                and request.start <= address.row
+                and (not request.end or address.row < request.end)
             },
-            reverse=question.reverse,
+            reverse=request.reverse,
         )
-        start, end = question.start, question.end
+        start, end = request.start, request.end
         if len(rows) > self.page_rows:
             rows = rows[: self.page_rows]
-            start, end = (rows[-1], end) if question.reverse else (start, rows[-1] + b"\x00")
+            start, end = (rows[-1], end) if request.reverse else (start, rows[-1] + b"\x00")
         page = RangePage({}, [], start, end)
         for row in rows:
-            read = RowQuestion(question.table_id, _row_read(question, row))
+            read = RowRequest(request.table_id, _row_read(request, row))
             answer = self.look(read)
             page.locks.extend(answer.locks)
             if answer.found:
@@ -164,34 +209,34 @@ class NaiveCells:
         return page
 
 
-def pages(naive: NaiveCells, question: RangeQuestion) -> list[RangePage]:
-    """All pages of a range, one after the other."""
+def pages(naive: NaiveCells, request: RangeRequest) -> list[RangePage]:
+    """All pages of a range, one after another."""
     found = []
     while True:
-        page = naive.page(question)
+        page = naive.page(request)
         found.append(page)
-        if question.reverse:
-            if page.start == question.start:
+        if request.reverse:
+            if page.start == request.start:
                 return found
-            question = question._replace(end=page.start)
+            request = request._replace(end=page.start)
         else:
-            if page.end == question.end:
+            if page.end == request.end:
                 return found
-            question = question._replace(start=page.end)
+            request = request._replace(start=page.end)
 
 
-def _row_read(question: RangeQuestion, row: bytes) -> RowRead:
+def _row_read(request: RangeRequest, row: bytes) -> RowRead:
     return RowRead(
         row=row,
-        columns=question.columns or (),
-        all_columns=question.columns is None,
-        timestamp=question.timestamp,
-        report_deletes=question.report_deletes,
+        columns=request.columns or (),
+        all_columns=request.columns is None,
+        timestamp=request.timestamp,
+        report_deletes=request.report_deletes,
     )
 
 
 def _judge(condition: Condition, versions: Versions) -> tuple[bool, tuple[int, bytes, int] | None]:
-    """Whether it holds, and the cell that says no."""
+    """Whether the condition holds, and the cell that fails it."""
     in_range = sorted(
         (
             key
@@ -220,7 +265,7 @@ def _judge(condition: Condition, versions: Versions) -> tuple[bool, tuple[int, b
 def _cell(mutation: Mutation, key: tuple[int, bytes, int], versions: Versions) -> cells_pb2.Cell:
     space, qualifier, timestamp = key
     return cells_pb2.Cell(
-        space=space,  # type: ignore[arg-type]
+        space=space,  # type: ignore[arg-type]  # the number of an enum
         row=mutation.row,
         column=mutation.column,
         qualifier=qualifier,

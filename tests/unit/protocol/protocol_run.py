@@ -1,4 +1,4 @@
-"""One random run: writers, readers and second committers, then a calm in which all is settled."""
+"""One random run: writers, readers and second committers, then a quiet phase that settles all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from percolator.errors import CellAddress
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.write_steps import Write
-from percolator.testing.virtual_time import run_virtually
+from percolator.testing.simulator.virtual_time import run_virtually
 
 from .invariants import Read, violations
 from .protocol_world import NO_FAULTS, OBSERVED, Client, Faults, Transaction, World
@@ -24,7 +24,7 @@ CELLS = [
 
 @dataclass
 class Run:
-    """What happened in one seed."""
+    """What happened in the run of one seed."""
 
     violations: list[str] = field(default_factory=list)
     committed: int = 0
@@ -32,12 +32,18 @@ class Run:
     buried_alive: int = 0
 
 
-def run(seed: int, faults: Faults | None = None, *, second_committers: int = 2) -> Run:
-    return run_virtually(_run(seed, faults or Faults(), second_committers))
+def run(
+    seed: int,
+    faults: Faults | None = None,
+    *,
+    second_committers: int = 2,
+    one_round_share: float = 0.0,
+) -> Run:
+    return run_virtually(_run(seed, faults or Faults(), second_committers, one_round_share))
 
 
-async def _run(seed: int, faults: Faults, second_committers: int) -> Run:
-    world = World(seed, faults)
+async def _run(seed: int, faults: Faults, second_committers: int, one_round_share: float) -> Run:
+    world = World(seed, faults, one_round_share)
     transactions: list[Transaction] = []
     reads: list[Read] = []
     work = [_write(world, transactions) for _ in range(8)]
@@ -47,12 +53,12 @@ async def _run(seed: int, faults: Faults, second_committers: int) -> Run:
     await asyncio.wait(tasks, timeout=15.0)
     left = [task for task in tasks if not task.done()]
     for task in left:
-        task.cancel()  # of clients that died: they wait for ever
+        task.cancel()  # its client has died, so it would wait forever
     await asyncio.gather(*left, return_exceptions=True)
     buried_alive = world.buried_alive
     errors = [task.exception() for task in tasks if task not in left]
     world.faults = NO_FAULTS
-    await asyncio.sleep(1.0)  # late messages arrive, background work ends, times to live run out
+    await asyncio.sleep(1.0)  # late messages arrive, background work ends, locks expire
     witness = world.client()
     for cell in CELLS:
         await witness.write_stubbornly({cell: (KIND_LOCK_ONLY, b"")})
@@ -60,13 +66,13 @@ async def _run(seed: int, faults: Faults, second_committers: int) -> Run:
     found += [repr(error) for error in errors if error is not None]
     for client in world.clients:
         client.heartbeats.close()
-        await client.around.background.drain(0.0)
+        await client.env.background.drain(0.0)
     outcomes = [outcome for transaction in transactions for outcome in transaction.outcomes]
     return Run(found, sum(map(bool, outcomes)), outcomes.count(0), buried_alive)
 
 
 def _unlisted(world: World, transactions: list[Transaction]) -> list[Transaction]:
-    """The witness's own: lock-only, each on one cell."""
+    """The witness's own transactions: lock-only, one for each cell."""
     known = {transaction.start for transaction in transactions}
     found = []
     for cell in CELLS:
@@ -112,7 +118,7 @@ async def _read(world: World, reads: list[Read]) -> None:
 
 
 async def _commit_again(world: World, transactions: list[Transaction]) -> None:
-    """As a gateway does whose client came to it after another one had not answered."""
+    """Commits again, like a gateway whose caller got no answer from another one."""
     await asyncio.sleep(world.random.uniform(0.005, 0.06))
     open_ones = [transaction for transaction in transactions if not transaction.outcomes]
     if open_ones:

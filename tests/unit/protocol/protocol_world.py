@@ -1,9 +1,9 @@
 """Clients of the real protocol around one store, over a network that does its worst.
 
-Everything happens on virtual time and by one seed. Requests are lost, delayed past their time-out,
-duplicated; answers are lost; clients die at any await; living owners are declared dead; one
-transaction may be committed by two clients at once; callers leave in the middle of a commit, and
-then ask twice what became of it.
+Everything happens in virtual time and is determined by one seed. Requests are lost, duplicated, and
+delayed past their timeout; answers are lost; clients die at any await; live owners are declared
+dead; two clients may commit one transaction at once; callers are cancelled in the middle of a
+commit, and then ask twice for its outcome.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
-from percolator.protocol.background import Background
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
-from percolator.protocol.surroundings import Statistics, Surroundings
 from percolator.protocol.verdicts import Verdicts
 from percolator.protocol.write_steps import Write, WriteSteps
-from percolator.testing.virtual_time import VirtualClock
-from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
-from percolator.wire.catalog import TableSchema
-from percolator.wire.liveness import Liveness
-from percolator.wire.questions import (
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import (
     APPLIED,
     Answer,
+    CellMutation,
+    CommitAnswer,
     RangePage,
-    RangeQuestion,
-    RowAnswer,
-    RowQuestion,
-    Step,
+    RangeRequest,
+    RowRequest,
+    RowResult,
+    WholeCommit,
 )
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.timestamps import SEQUENCE_BITS
+from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
+from percolator.wire.liveness import Liveness
 
 from .naive_cells import LOCK, WRITE, NaiveCells, pages
 
@@ -64,7 +65,7 @@ WEAK_OBSERVER = b"weak"
 
 @dataclass
 class Faults:
-    """How often, out of one."""
+    """The probability of each fault."""
 
     lost: float = 0.04
     late: float = 0.06
@@ -73,23 +74,23 @@ class Faults:
     wrongly_dead: float = 0.1
     crash: float = 0.15
     given_up: float = 0.2
-    """Commits whose callers leave in the middle."""
+    """Commits whose callers are cancelled in the middle."""
     prewrite_answer_lost: float = 0.0
     """Answers to prewrites that were applied."""
     slow_commit: float = 0.2
-    """Commits of primaries that are on their way for long, so that heartbeats are needed."""
+    """Commits of primaries that take long to arrive, so that heartbeats are needed."""
     slow_commit_seconds: float = 0.05
 
 
 NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
 SLOW = Faults(0, 0, 0, 0, 0, 0, 0, 0.4, 1.0, slow_commit_seconds=0.2)
-"""Nobody fails; but every commit takes longer than a time to live, and answers are lost."""
+"""No client fails, but every commit takes longer than a time to live, and answers are lost."""
 IMPATIENT = Faults(0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.8, slow_commit_seconds=0.01)
-"""Nobody fails; but every caller leaves in the middle, and then asks twice what became of it."""
+"""No client fails, but every caller is cancelled midway, and then asks twice for the outcome."""
 
 
 class Oracle:
-    """Strictly increasing timestamps, whose physical part is the virtual clock's."""
+    """Strictly increasing timestamps with the physical part from the virtual clock."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -116,10 +117,13 @@ class Schemas:
 class World:
     """The store, the oracle, and the clients around them."""
 
-    def __init__(self, seed: int, faults: Faults) -> None:
+    def __init__(self, seed: int, faults: Faults, one_round_share: float = 0.0) -> None:
+        """`one_round_share` of the commits are tried in one round."""
         loop = asyncio.get_running_loop()
         self.random = random.Random(seed)
         self.faults = faults
+        self._phases = random.Random(f"phases {seed}")
+        self._one_round_share = one_round_share
         self.clock = VirtualClock(loop)
         self.store = NaiveCells()
         self.oracle = Oracle(self.clock)
@@ -127,12 +131,15 @@ class World:
         self.clients: list[Client] = []
         self.in_flight: set[asyncio.Task[None]] = set()
         self.buried_alive = 0
-        """Transactions that were rolled back because their time to live was over."""
+        """How many transactions were rolled back because their time to live had passed."""
 
     def client(self, limits: Limits = LIMITS) -> Client:
         client = Client(self, len(self.clients) + 1, limits)
         self.clients.append(client)
         return client
+
+    def takes_two_phases(self) -> bool:
+        return self._phases.random() >= self._one_round_share
 
     def later(self, action: Callable[[], object], seconds: float) -> None:
         async def act() -> None:
@@ -145,21 +152,26 @@ class World:
 
 
 class Network:
-    """One client's way to the store, and its `Cells`, `Timestamps` and `Owners`."""
+    """One client's connection to the store, and its `Cells`, `Timestamps` and `Owners`."""
 
     def __init__(self, world: World, session: bytes) -> None:
         self._world = world
         self._random = world.random
         self.session_id: bytes | None = session
         self.dead = False
-        self.steps: list[Step] = []
-        self.before_send: Callable[[Step], Awaitable[None]] | None = None
-        self.loses_answer: Callable[[Step], bool] = lambda step: False
+        self.steps: list[CellMutation] = []
+        self.before_send: Callable[[CellMutation], Awaitable[None]] | None = None
+        self.commits: list[WholeCommit] = []
+        self.before_commit: Callable[[], Awaitable[None]] | None = None
+        self.loses_answer_of_commit = False
+        self.loses_answer: Callable[[CellMutation], bool] = lambda step: False
+        self.refuses: Callable[[CellMutation], PercolatorError | None] = lambda step: None
+        """The answer to a step that does not reach the store."""
 
-    async def mutate(self, steps: Sequence[Step], deadline: float) -> list[Answer]:
+    async def mutate(self, steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
         return list(await asyncio.gather(*(self._mutate(step) for step in steps)))
 
-    async def _mutate(self, step: Step) -> Answer:
+    async def _mutate(self, step: CellMutation) -> Answer:
         world, faults, chance = self._world, self._world.faults, self._random.random
         await self._travel()
         if self.before_send is not None:
@@ -167,6 +179,9 @@ class Network:
         if _commits_primary(step) and chance() < faults.slow_commit:
             await asyncio.sleep(faults.slow_commit_seconds)
         self.steps.append(step)
+        refusal = self.refuses(step)
+        if refusal is not None:
+            return refusal
         luck = chance()
         if luck < faults.lost:
             await self._time_out()
@@ -187,19 +202,45 @@ class Network:
             return Unavailable("answer of a prewrite lost")
         return answer
 
-    async def read(self, questions: Sequence[RowQuestion], deadline: float) -> list[RowAnswer]:
-        return list(await asyncio.gather(*(self._read(question) for question in questions)))
+    async def commit(self, commit: WholeCommit, deadline: float) -> CommitAnswer:
+        world, faults, chance = self._world, self._world.faults, self._random.random
 
-    async def _read(self, question: RowQuestion) -> RowAnswer:
+        def apply() -> CommitAnswer:
+            return world.store.commit(commit, world.oracle.next)
+
         await self._travel()
-        answer = self._world.store.look(question)
+        if self.before_commit is not None:
+            await self.before_commit()
+        self.commits.append(commit)
+        luck = chance()
+        if luck < faults.lost:
+            await self._time_out()
+            return Unavailable("lost")
+        if luck < faults.lost + faults.late:
+            world.later(apply, self._random.expovariate(1 / 0.03))
+            await self._time_out()
+            return Unavailable("late")
+        answer = apply()
+        if chance() < faults.duplicated:
+            world.later(apply, self._random.expovariate(1 / 0.03))
+        await self._travel()
+        if self.loses_answer_of_commit or chance() < faults.answer_lost:
+            return Unavailable("answer lost")
+        return answer
+
+    async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
+        return list(await asyncio.gather(*(self._read(request) for request in requests)))
+
+    async def _read(self, request: RowRequest) -> RowResult:
+        await self._travel()
+        answer = self._world.store.look(request)
         await self._travel()
         return answer
 
     async def scan(
-        self, question: RangeQuestion, timeout_seconds: float
+        self, request: RangeRequest, timeout_seconds: float
     ) -> AsyncGenerator[RangePage, None]:
-        for page in pages(self._world.store, question):
+        for page in pages(self._world.store, request):
             await self._travel()
             yield page
 
@@ -231,7 +272,7 @@ class Network:
 
 @dataclass
 class Transaction:
-    """What one transaction read, wrote and was told."""
+    """What one transaction read and wrote, and the outcomes reported for it."""
 
     start: int
     writes: dict[CellAddress, Write]
@@ -243,13 +284,13 @@ class Transaction:
 
 
 class Client:
-    """One process with the protocol in it."""
+    """One process that runs the protocol."""
 
     def __init__(self, world: World, number: int, limits: Limits) -> None:
         self.world = world
         self.session = number.to_bytes(16, "big")
         self.network = Network(world, self.session)
-        self.around = Surroundings(
+        self.env = Environment(
             cells=self.network,
             timestamps=self.network,
             owners=self.network,
@@ -258,20 +299,19 @@ class Client:
             random=world.random,
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
-            background=Background(limits.background_tasks_max),
         )
-        self.cleanup = Cleanup(self.around)
-        self.heartbeats = Heartbeats(self.around)
+        self.cleanup = Cleanup(self.env)
+        self.heartbeats = Heartbeats(self.env)
 
     async def start_timestamp(self) -> int:
         return await self.network.get()
 
     async def read(self, cell: CellAddress, timestamp: int) -> bytes | None:
-        question = RowQuestion(
+        request = RowRequest(
             cell.table_id, RowRead(row=cell.row, columns=[cell.column], timestamp=timestamp)
         )
         (answer,) = await read_rows(
-            self.around, self.cleanup, [question], timestamp, self.deadline(), Statistics()
+            self.env, self.cleanup, [request], timestamp, self.deadline(), Statistics()
         )
         found = answer.found.get(cell.column)
         return None if found is None else found.value
@@ -285,12 +325,13 @@ class Client:
         started_seconds: float | None = None,
         *,
         alone: bool = False,
+        two_phases: bool | None = None,
     ) -> Commit:
         write = WriteSteps(
-            start, writes, self.network.session_id or b"", self.around.limits.value_inline_bytes_max
+            start, writes, self.network.session_id or b"", self.env.limits.value_inline_bytes_max
         )
         return Commit(
-            self.around,
+            self.env,
             self.cleanup,
             self.heartbeats,
             write,
@@ -300,6 +341,7 @@ class Client:
             ),
             statistics=statistics or Statistics(),
             alone=alone,
+            two_phases=self.world.takes_two_phases() if two_phases is None else two_phases,
         )
 
     async def commit_and_settle(self, transaction: Transaction) -> None:
@@ -319,7 +361,7 @@ class Client:
                 await self._note(transaction, commit.run(self.deadline()))
         except TimeoutError:
             if not commit.may_be_committed:
-                return  # nobody was told anything
+                return  # no outcome was reported
         except OutcomeUnknown:
             pass
         else:
@@ -360,28 +402,28 @@ class Client:
         return self.world.clock.monotonic_seconds() + seconds
 
     def crash(self) -> None:
-        """From now on, nothing that it sends arrives, and nothing that it awaits comes."""
+        """From now on, nothing that the client sends arrives, and nothing that it awaits comes."""
         self.network.dead = True
-        # Nor does its timer ring: nobody would hear of it.
+        # Its timer does not fire either.
         self.heartbeats.close()
 
 
-def _prewrites(step: Step) -> bool:
-    """It puts a lock where none may be."""
+def _prewrites(step: CellMutation) -> bool:
+    """Whether the step puts a lock where there must be none."""
     return _puts(step, LOCK) and len(step.mutation.conditions) > 1
 
 
-def _commits_primary(step: Step) -> bool:
+def _commits_primary(step: CellMutation) -> bool:
     return _puts(step, WRITE) and len(step.mutation.conditions) > 2
 
 
-def _buries(step: Step) -> bool:
-    """It rolls back because a time to live is over; of a lock, and not of the absence of one."""
+def _buries(step: CellMutation) -> bool:
+    """Whether the step rolls back a lock (not the absence of one) whose time to live has passed."""
     expectations = [condition.expectation for condition in step.mutation.conditions]
     return Condition.EXPECTATION_BEGINS_IF_PRESENT in expectations
 
 
-def _puts(step: Step, space: int) -> bool:
+def _puts(step: CellMutation, space: int) -> bool:
     return any(
         change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
     )

@@ -1,4 +1,4 @@
-"""A crowd that meets one lock at the same moment asks and acts as one."""
+"""Many readers that meet one lock at the same moment ask and act as one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.protocol import steps
-from percolator.wire.questions import Step
+from percolator.routing.cells import CellMutation
 
 from .cells_and_steps import PATIENT, A, B, address, put, settled, world
 from .protocol_world import Client, World
@@ -16,17 +16,17 @@ CROWD = 50
 
 
 async def _left_behind(here: World, *, committed: bool) -> int:
-    """Locks on A, the primary, and on B, of a client that has died; its start timestamp."""
+    """Leaves locks on A (the primary) and B by a client that died; returns the start timestamp."""
     dead = here.client(PATIENT)
     commit = dead.commit(await dead.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    await commit._prewrite(dead.deadline())
+    await commit._prewrite.run(dead.deadline())
     if committed:
         await commit._point.reach(dead.deadline())
     dead.crash()
     return commit._write.start
 
 
-def _asked(client: Client) -> list[Step]:
+def _asked(client: Client) -> list[CellMutation]:
     return [step for step in client.network.steps if not step.mutation.changes]
 
 
@@ -40,12 +40,12 @@ async def test_a_crowd_of_readers_asks_once_and_settles_once(committed: bool) ->
     assert found == [b"2" if committed else None] * CROWD
     assert here.store.lock_of(B) is None
     assert all(step.mutation == steps.status(A.row, A.column, start) for step in _asked(client))
-    # Without being shared, there would be as many of each as there are readers.
+    # If they were not shared, there would be as many of each as there are readers.
     assert len(_asked(client)) <= 5
     assert len([step for step in client.network.steps if address(step) == B]) <= 5
 
 
-async def test_who_joined_is_not_held_up_by_the_end_of_who_asked() -> None:
+async def test_callers_that_joined_are_not_held_up_when_the_first_is_cancelled() -> None:
     here = world()
     await _left_behind(here, committed=True)
     client = here.client(PATIENT)
@@ -53,7 +53,7 @@ async def test_who_joined_is_not_held_up_by_the_end_of_who_asked() -> None:
     first = asyncio.ensure_future(client.read(B, timestamp))
     asked = asyncio.Event()
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if not asked.is_set():
             asked.set()
             await asyncio.sleep(1.0)

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from percolator.errors import CellAddress, ConflictError, Retry
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
 from percolator.limits import Limits
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY
-from percolator.protocol.surroundings import Statistics
+from percolator.protocol.environment import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CellMutation
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.wire.catalog import TableSchema
-from percolator.wire.questions import Step
 
 from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled, world
 from .naive_cells import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
@@ -37,12 +37,12 @@ async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest() 
         assert here.store.lock_of(cell) is None
 
 
-async def test_the_commit_timestamp_is_asked_for_after_the_last_prewrite_was_answered() -> None:
+async def test_the_commit_timestamp_is_fetched_after_the_last_prewrite_was_answered() -> None:
     here = world()
     client = here.client()
     start = await client.start_timestamp()
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if address(step) == B and puts(step, LOCK):
             await asyncio.sleep(1.0)
             at_last_prewrite.append(here.oracle.next())
@@ -70,7 +70,7 @@ async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp() -> Non
     assert {change.timestamp for s in attempts for change in s.mutation.changes} == {0, commit}
 
 
-async def test_an_unanswered_prewrite_that_was_applied_is_taken_for_done() -> None:
+async def test_an_unanswered_prewrite_that_was_applied_counts_as_done() -> None:
     here = world()
     client = here.client()
     lost = iter([True])
@@ -83,7 +83,7 @@ async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client()
 
-    async def wait(step: Step) -> None:
+    async def wait(step: CellMutation) -> None:
         if puts(step, WRITE) and not waited.is_set():
             waited.set()
             await asyncio.sleep(0.5)
@@ -93,7 +93,7 @@ async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp() -> None:
     writing = asyncio.ensure_future(writer.write({A: put(b"1")}))
     await waited.wait()
     timestamp = await reader.start_timestamp()
-    assert await reader.read(A, timestamp) is None  # passes the living writer, having pushed it
+    assert await reader.read(A, timestamp) is None  # passes the live writer, having pushed it
     assert not writing.done()
     commit = await writing
     assert commit > timestamp
@@ -107,7 +107,7 @@ async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_dura
     await here.client().write({C: put(b"newer")})
     marked = asyncio.Event()
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if puts(step, ROLLBACK) and address(step) == A:
             await asyncio.sleep(1.0)
             marked.set()
@@ -119,22 +119,22 @@ async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_dura
         await client.commit(start, {A: put(b"1"), B: put(b"2"), C: put(b"3")}).run(
             client.deadline()
         )
-    assert marked.is_set(), "reported aborted before the marker was there"
-    assert client.around.verdicts.get(start) == ROLLED_BACK
+    assert marked.is_set(), "reported as aborted before the marker was durable"
+    assert client.env.verdicts.get(start) == ROLLED_BACK
     await settled(client)
     assert here.store.lock_of(A) is here.store.lock_of(B) is here.store.lock_of(C) is None
 
 
 async def test_a_marker_that_meets_the_commit_record_reports_committed() -> None:
-    """Somebody else has committed the same transaction while this one was giving up."""
+    """Another client committed the same transaction while this one was giving up."""
     here = world()
     slow, quick, stranger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
     start = await slow.start_timestamp()
     writes = {A: put(b"1"), B: put(b"2")}
     in_the_way = stranger.commit(await stranger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way._prewrite(stranger.deadline())
+    await in_the_way._prewrite.run(stranger.deadline())
 
-    async def let_the_other_finish(step: Step) -> None:
+    async def let_the_other_finish(step: CellMutation) -> None:
         if puts(step, ROLLBACK):
             slow.network.before_send = None
             with pytest.raises(ConflictError):
@@ -176,7 +176,7 @@ async def test_the_older_transaction_does_not_wait_for_the_younger() -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
     start = await old.start_timestamp()
     locked = young.commit(await young.start_timestamp(), {A: put(b"young")})
-    await locked._prewrite(young.deadline())
+    await locked._prewrite.run(young.deadline())
     before = here.clock.monotonic_seconds()
     with pytest.raises(ConflictError, match="is locked by"):
         await old.commit(start, {A: put(b"old")}).run(old.deadline())
@@ -187,7 +187,7 @@ async def test_the_younger_waits_for_the_older_to_end() -> None:
     here = world()
     old, young = here.client(PATIENT), here.client(PATIENT)
     locked = old.commit(await old.start_timestamp(), {A: put(b"old")})
-    await locked._prewrite(old.deadline())
+    await locked._prewrite.run(old.deadline())
     statistics = Statistics()
     waiting = asyncio.ensure_future(
         young.commit(await young.start_timestamp(), {A: put(b"young")}, statistics=statistics).run(
@@ -208,12 +208,12 @@ async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing() -> 
     here = world()
     dead = here.client(PATIENT)
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan"), B: put(b"orphan")})
-    await orphan._prewrite(dead.deadline())
+    await orphan._prewrite.run(dead.deadline())
     dead.crash()
     writer = here.client(PATIENT)
     before = here.clock.monotonic_seconds()
     await writer.write({B: put(b"new")})
-    # Its session tells that it is gone: nobody waits for the time to live of three seconds.
+    # Its session says that it is gone, so the time to live of three seconds is not waited for.
     assert here.clock.monotonic_seconds() - before < 0.2
     assert [record.value for _, record in here.store.commits(B)] == [b"new"]
 
@@ -223,7 +223,7 @@ async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_
     dead = here.client(PATIENT)
     dead.network.session_id = None
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan")})
-    await orphan._prewrite(dead.deadline())
+    await orphan._prewrite.run(dead.deadline())
     dead.crash()
     writer = here.client(PATIENT)
     before = here.clock.monotonic_seconds()
@@ -237,7 +237,7 @@ async def test_heartbeats_keep_a_slow_commit_alive() -> None:
     slow, impatient = here.client(limits), here.client(limits)
     slow.network.session_id = None
 
-    async def wait(step: Step) -> None:
+    async def wait(step: CellMutation) -> None:
         if puts(step, WRITE):
             await asyncio.sleep(2.0)
 
@@ -250,14 +250,14 @@ async def test_heartbeats_keep_a_slow_commit_alive() -> None:
     await meeting
 
 
-async def test_heartbeats_go_on_after_a_prewrite_whose_answer_was_lost() -> None:
-    """The lock has the time to live of the first attempt, not that of the one that found it."""
+async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost() -> None:
+    """The lock has the time to live of the first attempt, not of the attempt that found it."""
     here = world()
     client = here.client(Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1))
     lost = iter([True])
     client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
 
-    async def wait(step: Step) -> None:
+    async def wait(step: CellMutation) -> None:
         if puts(step, WRITE):
             await asyncio.sleep(2.0)
 
@@ -271,13 +271,13 @@ async def test_heartbeats_go_on_after_a_prewrite_whose_answer_was_lost() -> None
 
 
 async def test_a_time_to_live_counts_from_the_start_of_the_transaction() -> None:
-    """A program that thought for five seconds must not write locks that have expired already."""
+    """A program that took five seconds before its commit must not write expired locks."""
     here = world()
     client = here.client(PATIENT)
     start = await client.start_timestamp()
     commit = client.commit(start, {A: put(b"1")})
     await asyncio.sleep(5.0)
-    await commit._prewrite(client.deadline())
+    await commit._prewrite.run(client.deadline())
     lock = here.store.lock_of(A)
     assert lock is not None
     age = (here.oracle.next() >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)
@@ -295,7 +295,7 @@ async def test_long_values_are_stored_apart_and_removed_by_a_rollback() -> None:
     assert record.value == b""
     start = await client.start_timestamp()
     commit = client.commit(start, {B: put(long)})
-    await commit._prewrite(client.deadline())
+    await commit._prewrite.run(client.deadline())
     with pytest.raises(ConflictError):
         await commit._give_up(ConflictError("no"), client.deadline())
     assert (DATA, b"", start) not in here.store.cells[B]
@@ -317,12 +317,12 @@ async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notificat
             self.schema = TableSchema(2, {OBSERVED: (OBSERVER,)})
             return self.schema
 
-    object.__setattr__(client.around, "schemas", Stale())
+    object.__setattr__(client.env, "schemas", Stale())
     commit = await client.write({cell: put(b"1")})
     assert (NOTIFY, OBSERVER, commit) in here.store.cells[cell]
 
 
-async def test_a_lock_only_write_notifies_nobody() -> None:
+async def test_a_lock_only_write_notifies_no_observer() -> None:
     here = world()
     cell = CellAddress(1, b"a", OBSERVED)
     commit = await here.client().write({cell: (KIND_LOCK_ONLY, b"")})
@@ -341,11 +341,11 @@ async def test_a_large_transaction_is_sent_in_portions_and_is_still_one() -> Non
     assert statistics.round_trips == 3 + 1 + 1
 
 
-async def test_with_too_much_in_the_background_committers_do_it_themselves() -> None:
+async def test_with_too_much_background_work_committers_wait_for_their_own() -> None:
     here = world()
     client = here.client(Limits(background_tasks_max=1))
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if puts(step, WRITE) and address(step) == B:
             await asyncio.sleep(5.0)
 
@@ -355,5 +355,5 @@ async def test_with_too_much_in_the_background_committers_do_it_themselves() -> 
     c = CellAddress(1, b"c", b"x")
     d = CellAddress(1, b"d", b"x")
     await client.write({c: put(b"1"), d: put(b"2")})
-    assert here.store.lock_of(d) is None, "left to a background that is full"
+    assert here.store.lock_of(d) is None, "left to the background although that is full"
     assert here.clock.monotonic_seconds() - before < 1.0

@@ -1,4 +1,4 @@
-"""Commits that fail before their commit point: when may it be said that they are aborted?"""
+"""Commits that fail before their commit point: when may they be reported as aborted?"""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from percolator.errors import ConflictError, OutcomeUnknown
+from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol.commit import Commit
-from percolator.protocol.records import KIND_LOCK_ONLY
-from percolator.wire.questions import Step
+from percolator.routing.cells import CellMutation
 
 from .cells_and_steps import PATIENT, A, B, put, puts, settled, world
 from .naive_cells import ROLLBACK, WRITE
@@ -19,14 +19,14 @@ WRITES = {A: put(b"1"), B: put(b"2")}
 
 
 async def _in_conflict(here: World, client: Client, *, alone: bool = False) -> Commit:
-    """Its primary can be locked, its other cell cannot; and no mark of it is answered."""
+    """A commit that can lock its primary but not its other cell; its marker gets no answer."""
     start = await client.start_timestamp()
     await here.client().write({B: put(b"newer")})
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     return client.commit(start, WRITES, alone=alone)
 
 
-async def test_without_an_answer_to_the_mark_the_outcome_is_unknown() -> None:
+async def test_without_an_answer_to_the_marker_the_outcome_is_unknown() -> None:
     here = world()
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client)
@@ -36,7 +36,7 @@ async def test_without_an_answer_to_the_mark_the_outcome_is_unknown() -> None:
     assert isinstance(caught.value.__cause__, ConflictError)
 
 
-async def test_what_is_being_given_up_is_settled_by_its_mark_and_never_committed() -> None:
+async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_committed() -> None:
     here = world()
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client)
@@ -51,21 +51,23 @@ async def test_what_is_being_given_up_is_settled_by_its_mark_and_never_committed
     assert not any(puts(step, WRITE) for step in client.network.steps)
 
 
-async def test_what_is_being_given_up_may_turn_out_to_be_committed_by_somebody_else() -> None:
+async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_another_client() -> (
+    None
+):
     here = World(0, replace(NO_FAULTS))
     slow, quick, younger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
 
-    async def loses_marks(step: Step) -> None:
+    async def loses_marks(step: CellMutation) -> None:
         here.faults.lost = float(puts(step, ROLLBACK))
 
-    async def loses_nothing(step: Step) -> None:
+    async def loses_nothing(step: CellMutation) -> None:
         here.faults.lost = 0.0
 
     slow.network.before_send = loses_marks
     quick.network.before_send = younger.network.before_send = loses_nothing
     start = await slow.start_timestamp()
     in_the_way = younger.commit(await younger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way._prewrite(younger.deadline())
+    await in_the_way._prewrite.run(younger.deadline())
     giving_up = slow.commit(start, WRITES)
     with pytest.raises(OutcomeUnknown):
         await giving_up.run(slow.deadline(0.5))
@@ -79,7 +81,7 @@ async def test_what_is_being_given_up_may_turn_out_to_be_committed_by_somebody_e
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_whoever_is_alone_knows_that_nobody_commits_it() -> None:
+async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> None:
     here = world()
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client, alone=True)
@@ -87,12 +89,12 @@ async def test_whoever_is_alone_knows_that_nobody_commits_it() -> None:
         await commit.run(client.deadline(1.0))
 
 
-async def test_nobody_commits_what_has_no_lock_on_its_primary() -> None:
+async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict() -> None:
     here = world()
     client, younger = here.client(PATIENT), here.client(PATIENT)
     start = await client.start_timestamp()
     blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
-    await blocking._prewrite(younger.deadline())
+    await blocking._prewrite.run(younger.deadline())
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     with pytest.raises(ConflictError, match="is locked"):
         await client.commit(start, WRITES).run(client.deadline(1.0))
@@ -102,7 +104,7 @@ async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
     here = world()
     client = here.client()
     commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await commit._prewrite(client.deadline())
+    await commit._prewrite.run(client.deadline())
     with pytest.raises(ConflictError):
         await commit._give_up(ConflictError("no"), client.deadline())
     assert here.store.lock_of(A) is None

@@ -1,4 +1,4 @@
-"""The simulation is worth something only if it finds bugs: here are some, and it must find each."""
+"""A simulation is only worth something if it finds bugs: it must find each of these."""
 
 from __future__ import annotations
 
@@ -7,85 +7,47 @@ from typing import Any
 
 import pytest
 
+from percolator.formats.records import timestamp_bytes
 from percolator.protocol import commit, steps
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.records import timestamp_bytes
 from percolator.protocol.write_steps import WriteSteps
-from percolator.v1.tabletserver_pb2 import Change, Mutation
-from percolator.wire.questions import Refused, RowAnswer, RowQuestion, Step
+from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
+from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation import planted_protocol_bugs as protocol_bugs
+from tests.simulation.planted_protocol_bugs import change_step
 
 from .protocol_run import run
 from .protocol_world import SLOW, Network
 
 SEEDS = [26, 13, 19, 12, *range(300)]
-"""First those that found the bugs which are found by few: a seed takes the same course again."""
+"""The seeds that find the rarest bugs come first: a seed always takes the same course."""
 
 Patch = pytest.MonkeyPatch
-
-
-def _changed(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:
-    """Plants a bug into one of the steps."""
-    correct: Callable[..., Mutation] = getattr(steps, name)
-
-    def wrong(*arguments: Any) -> Mutation:
-        mutation = correct(*arguments)
-        change(mutation)
-        return mutation
-
-    patch.setattr(steps, name, wrong)
-
-
-def _drop_last_change(mutation: Mutation) -> None:
-    mutation.changes.pop()
 
 
 def _drop_first_condition(mutation: Mutation) -> None:
     mutation.conditions.pop(0)
 
 
-def _drop_last_condition(mutation: Mutation) -> None:
-    mutation.conditions.pop()
-
-
-def rollback_deletes_any_lock(patch: Patch) -> None:
-    def change(mutation: Mutation) -> None:
-        mutation.changes[0].kind = Change.KIND_DELETE
-        mutation.changes[0].ClearField("value")
-
-    _changed(patch, "roll_back", change)
-
-
-def rollback_leaves_no_marker(patch: Patch) -> None:
-    _changed(patch, "roll_back", _drop_last_change)
-    _changed(patch, "roll_back_expired", _drop_last_change)
-
-
 def rollback_of_the_committed(patch: Patch) -> None:
-    _changed(patch, "roll_back", _drop_first_condition)
+    change_step(patch, "roll_back", _drop_first_condition)
 
 
 def markers_are_ignored(patch: Patch) -> None:
-    _changed(patch, "prewrite", lambda mutation: mutation.conditions[1].ClearField("space"))
-    _changed(patch, "commit_primary", lambda mutation: mutation.conditions[1].ClearField("space"))
-
-
-def prewrite_ignores_newer_commits(patch: Patch) -> None:
-    _changed(patch, "prewrite", _drop_last_condition)
-
-
-def commit_ignores_pushes(patch: Patch) -> None:
-    def change(mutation: Mutation) -> None:
-        mutation.conditions[2].prefix = mutation.conditions[2].prefix[:8]
-
-    _changed(patch, "commit_primary", change)
+    change_step(patch, "prewrite", lambda mutation: mutation.conditions[1].ClearField("space"))
+    change_step(
+        patch, "commit_primary", lambda mutation: mutation.conditions[1].ClearField("space")
+    )
 
 
 def heartbeat_undoes_pushes(patch: Patch) -> None:
-    def heartbeat(self: WriteSteps, min_commit: int, ttl_seen: int, ttl: int) -> Step:
+    def heartbeat(self: WriteSteps, min_commit: int, ttl_seen: int, ttl: int) -> CellMutation:
         lock = self.prewrite(self.primary, self.start + 1, ttl).mutation.changes[0].value
         table_id, row, column = self.primary
-        return Step(table_id, steps.replace_lock(row, column, timestamp_bytes(self.start), lock))
+        return CellMutation(
+            table_id, steps.replace_lock(row, column, timestamp_bytes(self.start), lock)
+        )
 
     patch.setattr(WriteSteps, "heartbeat", heartbeat)
 
@@ -100,61 +62,18 @@ def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
     patch.setattr(CommitPoint, "reach", wrong)
 
 
-def commit_timestamp_taken_before_prewrite(patch: Patch) -> None:
-    correct = commit.Commit._prewrite
-
-    async def wrong(self: commit.Commit, deadline: float) -> int:
-        await self._point._take_commit_timestamp(deadline)
-        return await correct(self, deadline)
-
-    patch.setattr(commit.Commit, "_prewrite", wrong)
-
-
-def primary_by_chance(patch: Patch) -> None:
-    correct = WriteSteps.__init__
-
-    def wrong(self: WriteSteps, *arguments: Any) -> None:
-        _CHOICES.append(0)
-        start, writes, *rest = arguments
-        cells = sorted(writes)
-        turn = len(_CHOICES) % len(cells)
-        correct(self, start, {cell: writes[cell] for cell in cells[turn : turn + 1]}, *rest)
-        self.writes = writes
-        self.cells = cells[turn:] + cells[:turn]
-
-    patch.setattr(WriteSteps, "__init__", wrong)
-
-
-_CHOICES: list[int] = []
-
-
 def reads_ignore_locks(patch: Patch) -> None:
     correct = Network.read
 
     async def wrong(
-        self: Network, questions: Sequence[RowQuestion], deadline: float
-    ) -> list[RowAnswer]:
-        answers = await correct(self, questions, deadline)
+        self: Network, requests: Sequence[RowRequest], deadline: float
+    ) -> list[RowResult]:
+        answers = await correct(self, requests, deadline)
         for answer in answers:
             answer.locks.clear()
         return answers
 
     patch.setattr(Network, "read", wrong)
-
-
-def secondaries_decided_without_the_primary(patch: Patch) -> None:
-    async def wrong(self: Cleanup, met: Sequence[MetLock], **arguments: Any) -> set[int]:
-        questions = [
-            Step(
-                lock.address.table_id,
-                steps.roll_back(lock.address.row, lock.address.column, lock.lock.start_timestamp),
-            )
-            for lock in met
-        ]
-        await self._around.cells.mutate(questions, arguments["deadline"])
-        return set()
-
-    patch.setattr(Cleanup, "clear", wrong)
 
 
 def pushed_without_looking_at_the_answer(patch: Patch) -> None:
@@ -189,7 +108,7 @@ def resolver_commits_without_notifying(patch: Patch) -> None:
 
 
 def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None:
-    """Of two, the second's commit timestamp replaces the first's, under which it was committed."""
+    """The commit timestamp of a second committer replaces that of the first, which committed."""
     correct, correct_take = CommitPoint.reach, CommitPoint._take_commit_timestamp
     taken: set[int] = set()
 
@@ -202,7 +121,7 @@ def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None
         return self._commit if at in taken else at
 
     def settle(self: commit.Commit, deadline: float) -> Coroutine[None, None, int]:
-        return self._reach_outcome(deadline, prewritten=True)
+        return self._reach_outcome(deadline, settling=True)
 
     patch.setattr(CommitPoint, "_take_commit_timestamp", take)
     patch.setattr(CommitPoint, "reach", wrong)
@@ -210,18 +129,18 @@ def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None
 
 
 BUGS = [
-    rollback_deletes_any_lock,
-    rollback_leaves_no_marker,
+    protocol_bugs.rollback_deletes_a_foreign_lock,
+    protocol_bugs.no_rollback_marker,
     rollback_of_the_committed,
     markers_are_ignored,
-    prewrite_ignores_newer_commits,
-    commit_ignores_pushes,
+    protocol_bugs.prewrite_ignores_newer_commits,
+    protocol_bugs.commit_ignores_min_commit_ts,
     heartbeat_undoes_pushes,
     commit_by_somebody_else_is_not_adopted,
-    commit_timestamp_taken_before_prewrite,
-    primary_by_chance,
+    protocol_bugs.commit_timestamp_before_the_prewrites,
+    protocol_bugs.primary_by_chance,
     reads_ignore_locks,
-    secondaries_decided_without_the_primary,
+    protocol_bugs.secondaries_decided_without_the_primary,
     pushed_without_looking_at_the_answer,
     weak_notifications_written_once,
     each_settling_by_itself_with_a_shared_commit_timestamp,
@@ -236,7 +155,7 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
 
 
 def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypatch: Patch) -> None:
-    """The own lock of a repeated prewrite is not read: no heartbeat ever fits it."""
+    """The lock that a repeated prewrite finds is not read, so no heartbeat ever matches it."""
 
     def learn(self: CommitPoint, answer: Refused) -> None:
         ttl = self.ttl

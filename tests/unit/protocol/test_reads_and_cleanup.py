@@ -1,4 +1,4 @@
-"""Readers meet locks: settled, passed, pushed or waited for, and never ignored."""
+"""Readers meet locks: resolved, passed, pushed or waited for, and never ignored."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 
 from percolator.errors import (
     CellAddress,
-    DeadlineExceeded,
+    ConflictError,
     InvariantViolation,
     Retry,
     SnapshotTooOld,
 )
+from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
+from percolator.protocol.environment import Statistics
 from percolator.protocol.read import PASSING_MAX, read_rows
-from percolator.protocol.records import KIND_LOCK_ONLY
-from percolator.protocol.surroundings import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK, Verdicts
+from percolator.routing.cells import CellMutation, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
-from percolator.wire.questions import RowQuestion, Step
 
 from .cells_and_steps import (
     PATIENT,
@@ -39,7 +39,7 @@ from .protocol_world import OBSERVED, OBSERVER
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
 
 
-async def test_a_commit_is_visible_at_its_timestamp_and_not_below() -> None:
+async def test_a_commit_is_visible_at_its_timestamp_but_not_below() -> None:
     here = world()
     client = here.client()
     commit = await client.write({A: put(b"1")})
@@ -68,12 +68,12 @@ async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first()
     assert await reader.read(B, await reader.start_timestamp()) is None
     assert here.store.lock_of(A) is None
     assert here.store.lock_of(B) is None
-    assert reader.around.verdicts.get(start) == ROLLED_BACK
+    assert reader.env.verdicts.get(start) == ROLLED_BACK
     marked = [address(step) for step in reader.network.steps if step.mutation.changes]
     assert marked == [A, B]
 
 
-async def test_a_locks_on_one_primary_are_settled_together() -> None:
+async def test_locks_with_one_primary_are_settled_together() -> None:
     """Ten locks of one dead transaction cost no more round trips than one."""
     here = world()
     cells = [CellAddress(1, b"row", b"%d" % i) for i in range(10)]
@@ -81,9 +81,9 @@ async def test_a_locks_on_one_primary_are_settled_together() -> None:
     reader = here.client(PATIENT)
     timestamp = await reader.start_timestamp()
     statistics = Statistics()
-    question = RowQuestion(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
+    request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
     (answer,) = await read_rows(
-        reader.around, reader.cleanup, [question], timestamp, reader.deadline(), statistics
+        reader.env, reader.cleanup, [request], timestamp, reader.deadline(), statistics
     )
     assert len(answer.found) == 10
     assert statistics.round_trips == 2
@@ -91,7 +91,7 @@ async def test_a_locks_on_one_primary_are_settled_together() -> None:
     assert len(asked) == 1
 
 
-async def test_a_living_writer_is_waited_for() -> None:
+async def test_a_reader_waits_for_a_live_writer() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
     commit = await locked(writer, A, B)
@@ -104,18 +104,18 @@ async def test_a_living_writer_is_waited_for() -> None:
     assert commit._point._commit > timestamp
 
 
-async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_whose_it_is() -> None:
+async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
     writer.heartbeats.add((await locked(writer, A))._point)
     timestamp = await reader.start_timestamp()
-    question = RowQuestion(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
+    request = RowRequest(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
     statistics = Statistics()
-    with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
+    with pytest.raises(ConflictError, match="is locked by transaction") as caught:
         await read_rows(
-            reader.around,
+            reader.env,
             reader.cleanup,
-            [question],
+            [request],
             timestamp,
             reader.deadline(1.0),
             statistics,
@@ -127,13 +127,13 @@ async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_whose_it_is()
     writer.heartbeats.close()
 
 
-async def test_a_reader_pushes_a_living_writer_instead_of_waiting_for_its_end() -> None:
+async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     await locked(writer, A, B)
     timestamp = await reader.start_timestamp()
     before = here.clock.monotonic_seconds()
-    assert await reader.read(B, timestamp) is None  # the met lock is not the primary's
+    assert await reader.read(B, timestamp) is None  # the lock in the way is not the primary's
     assert PATIENT.push_after_seconds < here.clock.monotonic_seconds() - before < 0.5
     lock = here.store.lock_of(A)
     assert lock is not None
@@ -144,7 +144,7 @@ async def test_a_reader_pushes_a_living_writer_instead_of_waiting_for_its_end() 
 
 
 @pytest.mark.parametrize("fate", ["committed above the reader", "pushed", "rolled back"])
-async def test_more_locks_than_a_read_can_name_stop_no_reader(fate: str) -> None:
+async def test_more_locks_than_a_read_can_name_do_not_block_readers(fate: str) -> None:
     """One row, whose cells are locked by more transactions than fit into a read's list."""
     here = world()
     many = PASSING_MAX + 10
@@ -160,12 +160,12 @@ async def test_more_locks_than_a_read_can_name_stop_no_reader(fate: str) -> None
             await commit._point.reach(owner.deadline())
     elif fate == "rolled back":
         owner.crash()
-    question = RowQuestion(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
+    request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
     (answer,) = await read_rows(
-        reader.around, reader.cleanup, [question], timestamp, reader.deadline(2.0), Statistics()
+        reader.env, reader.cleanup, [request], timestamp, reader.deadline(2.0), Statistics()
     )
     assert (answer.found, answer.locks) == ({}, [])
-    assert len(question.read.passing) <= PASSING_MAX
+    assert len(request.read.passing) <= PASSING_MAX
     for commit in commits:
         if fate == "pushed":
             assert await commit.settle(owner.deadline()) > timestamp
@@ -178,14 +178,12 @@ async def test_each_row_is_read_again_with_the_locks_that_it_had_itself() -> Non
     for row in rows:
         await locked(owner, CellAddress(1, row, b"a"), CellAddress(1, row, b"b"))
     timestamp = await reader.start_timestamp()
-    questions = [
-        RowQuestion(1, RowRead(row=row, columns=[b"b"], timestamp=timestamp)) for row in rows
+    requests = [
+        RowRequest(1, RowRead(row=row, columns=[b"b"], timestamp=timestamp)) for row in rows
     ]
     statistics = Statistics()
-    await read_rows(
-        reader.around, reader.cleanup, questions, timestamp, reader.deadline(), statistics
-    )
-    assert {len(question.read.passing) for question in questions} == {1}
+    await read_rows(reader.env, reader.cleanup, requests, timestamp, reader.deadline(), statistics)
+    assert {len(request.read.passing) for request in requests} == {1}
 
 
 async def test_a_lock_younger_than_the_reader_is_not_seen() -> None:
@@ -196,12 +194,12 @@ async def test_a_lock_younger_than_the_reader_is_not_seen() -> None:
     assert await reader.read(A, timestamp) is None
 
 
-async def test_a_lock_only_lock_stops_no_reader() -> None:
+async def test_a_lock_only_lock_does_not_block_readers() -> None:
     here = world()
     client = here.client(PATIENT)
     await client.write({A: put(b"1")})
     lock = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await lock._prewrite(client.deadline())
+    await lock._prewrite.run(client.deadline())
     reader = here.client(NEVER_PUSHING)
     assert await reader.read(A, await reader.start_timestamp()) == b"1"
 
@@ -211,7 +209,7 @@ async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead() -> Non
     here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if address(step) == A and puts(step, 1):
             await asyncio.sleep(1.0)
 
@@ -230,34 +228,34 @@ async def test_a_late_prewrite_after_the_cleanup_is_refused() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     writer.network.session_id = b"gone" * 4
-    held: list[Step] = []
+    held: list[CellMutation] = []
 
-    async def keep(step: Step) -> None:
+    async def keep(step: CellMutation) -> None:
         if address(step) == A and puts(step, 1):
             held.append(step)
             await asyncio.sleep(3600.0)
 
     writer.network.before_send = keep
     writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
-    await asyncio.sleep(4.0)  # its time to live is over
+    await asyncio.sleep(4.0)  # its time to live has passed
     assert await reader.read(B, await reader.start_timestamp()) is None
     answer = here.store.apply(held[0])
     assert getattr(answer, "condition", None) == 1, "the marker stops it"
     assert here.store.lock_of(A) is None
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    await writer.around.background.drain(0.0)
+    await writer.env.background.drain(0.0)
 
 
-async def test_a_heartbeat_proves_life_until_the_very_last_moment() -> None:
-    """The lock was judged by what was seen of it, and it changed since: nobody is rolled back."""
+async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> None:
+    """The lock has changed since it was judged, so nothing is rolled back."""
     here = world()
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     writer.network.session_id = None
     commit = await locked(writer, A)
     await asyncio.sleep(3.2)
 
-    async def beat_first(step: Step) -> None:
+    async def beat_first(step: CellMutation) -> None:
         if step.mutation.changes:
             reader.network.before_send = None
             beat, ttl = commit._point.heartbeat()
@@ -275,7 +273,7 @@ async def test_own_commits_are_known_at_once() -> None:
     here = world()
     client = here.client(PATIENT)
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if address(step) == B and puts(step, WRITE):
             await asyncio.sleep(1.0)
 
@@ -288,11 +286,11 @@ async def test_own_commits_are_known_at_once() -> None:
     await settled(client)
 
 
-async def test_two_fates_of_one_transaction_stop_everything() -> None:
+async def test_two_outcomes_of_one_transaction_are_an_invariant_violation() -> None:
     verdicts = Verdicts(entries_max=2)
     verdicts.put(5, 9)
     verdicts.put(5, 9)
-    with pytest.raises(InvariantViolation, match="two fates"):
+    with pytest.raises(InvariantViolation, match="two outcomes"):
         verdicts.put(5, ROLLED_BACK)
     verdicts.put(6, 10)
     verdicts.put(7, ROLLED_BACK)

@@ -1,4 +1,4 @@
-"""Scans: rows with locks are read again in their place, own writes lie over what is stored."""
+"""Scans: rows with locks are read again in place, and own writes hide what is stored."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from percolator.errors import CellAddress
 from percolator.limits import Limits
+from percolator.protocol.environment import Statistics
 from percolator.protocol.scan import scan_pages
-from percolator.protocol.surroundings import Statistics
 from percolator.protocol.write_set import WriteSet
-from percolator.wire.questions import RangeQuestion
+from percolator.routing.cells import RangeRequest
 
 from .cells_and_steps import PATIENT, left_behind, put, settled, world
 from .protocol_world import Client, World
@@ -18,9 +18,9 @@ from .protocol_world import Client, World
 async def _scan(
     client: Client, own: WriteSet | None = None, *, reverse: bool = False, start: bytes = b""
 ) -> list[tuple[bytes, dict[bytes, bytes | None]]]:
-    question = RangeQuestion(1, start, b"", None, await client.start_timestamp(), reverse)
+    request = RangeRequest(1, start, b"", None, await client.start_timestamp(), reverse)
     found = []
-    async for page in scan_pages(client.around, client.cleanup, question, own, 20.0, Statistics()):
+    async for page in scan_pages(client.env, client.cleanup, request, own, 20.0, Statistics()):
         for row, cells in page:
             found.append((row, {column: cell.value for column, cell in cells.items()}))
     return found

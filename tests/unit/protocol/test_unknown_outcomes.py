@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from percolator.errors import ConflictError, OutcomeUnknown, Retry, Unavailable
+from percolator.formats.records import lock_prefix
 from percolator.protocol import steps
 from percolator.protocol.commit import Commit
-from percolator.protocol.records import lock_prefix
-from percolator.wire.questions import APPLIED, Step
+from percolator.routing.cells import APPLIED, CellMutation
 
 from .cells_and_steps import A, B, address, put, puts, settled, world
 from .naive_cells import LOCK, WRITE
 from .protocol_world import NO_FAULTS, Client, Faults, World
 
 
-async def test_nobody_answers_until_the_deadline_then_the_outcome_is_unknown() -> None:
+async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown() -> None:
     here = world()
     client = here.client()
     client.network.loses_answer = lambda step: puts(step, WRITE)
@@ -37,7 +37,7 @@ async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back() -> None:
     here = world()
     client = here.client()
 
-    async def cut_off(step: Step) -> None:
+    async def cut_off(step: CellMutation) -> None:
         if puts(step, WRITE):
             await asyncio.sleep(3600.0)
 
@@ -45,17 +45,17 @@ async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back() -> None:
     client.network.before_send = cut_off
     client.network.session_id = None
     waiting = asyncio.ensure_future(commit.run(client.deadline(10.0)))
-    await asyncio.sleep(5.0)  # its time to live is over, and no heartbeat came through
+    await asyncio.sleep(5.0)  # its time to live has passed, and no heartbeat arrived
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     client.network.before_send = None
     client.heartbeats.close()
     here.store.apply(commit._write.roll_back(A))
-    with pytest.raises(ConflictError, match="for dead"):
+    with pytest.raises(ConflictError, match="presumed"):
         await commit.settle(client.deadline())
 
 
-async def test_a_prewrite_that_nobody_answers_fails_as_safe_to_run_again() -> None:
+async def test_an_unanswered_prewrite_fails_as_safe_to_retry() -> None:
     here = World(0, Faults(1.0, 0, 0, 0, 0, 0))
     client = here.client()
     start = await client.start_timestamp()
@@ -65,11 +65,11 @@ async def test_a_prewrite_that_nobody_answers_fails_as_safe_to_run_again() -> No
     await settled(client)
 
 
-async def test_whoever_leaves_during_prewrite_leaves_no_locks_behind() -> None:
+async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind() -> None:
     here = world()
     client = here.client()
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         if address(step) == B and puts(step, LOCK):
             await asyncio.sleep(0.5)
 
@@ -89,12 +89,12 @@ async def test_whoever_leaves_during_prewrite_leaves_no_locks_behind() -> None:
     assert here.store.commits(A) == []
 
 
-async def test_whoever_leaves_after_the_commit_was_sent_is_committed_nevertheless() -> None:
+async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless() -> None:
     here = world()
     client = here.client()
     sent = asyncio.Event()
 
-    async def note(step: Step) -> None:
+    async def note(step: CellMutation) -> None:
         if puts(step, WRITE):
             sent.set()
 
@@ -111,11 +111,11 @@ async def test_whoever_leaves_after_the_commit_was_sent_is_committed_nevertheles
 
 
 async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commit:
-    """A commit that was sent and not answered, and whose lock a reader has pushed since."""
+    """A commit that was sent but not answered, and whose lock a reader has pushed since."""
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
     sent = asyncio.Event()
 
-    async def hang(step: Step) -> None:
+    async def hang(step: CellMutation) -> None:
         if puts(step, WRITE):
             sent.set()
             await asyncio.Event().wait()
@@ -129,7 +129,7 @@ async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commi
     seen = lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
     pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
     push = steps.replace_lock(A.row, A.column, seen, pushed.encode())
-    assert here.store.apply(Step(A.table_id, push)) is APPLIED
+    assert here.store.apply(CellMutation(A.table_id, push)) is APPLIED
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -137,7 +137,7 @@ async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commi
 
 
 async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it() -> None:
-    """Its owner has left, so it is being settled in the background when others ask as well."""
+    """Its caller was cancelled, so it is being settled in the background when others ask too."""
     for seed in range(20):
         here = World(seed, NO_FAULTS)
         client = here.client()
@@ -150,7 +150,7 @@ async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it
         assert len([step for step in attempts if address(step) == A]) == 2
 
 
-async def test_settling_goes_on_when_whoever_asked_for_it_has_left() -> None:
+async def test_settling_continues_when_its_caller_is_cancelled() -> None:
     here = world()
     client = here.client()
     commit = await _left_with_the_commit_on_its_way(here, client)
@@ -161,12 +161,12 @@ async def test_settling_goes_on_when_whoever_asked_for_it_has_left() -> None:
     assert [at for at, _ in here.store.commits(A)] == [at]
 
 
-async def test_settling_ends_with_the_deadline_of_each_who_asks() -> None:
+async def test_settling_ends_for_each_caller_at_its_own_deadline() -> None:
     here = world()
     client = here.client()
     commit = await _left_with_the_commit_on_its_way(here, client)
 
-    async def slow(step: Step) -> None:
+    async def slow(step: CellMutation) -> None:
         await asyncio.sleep(5.0)
 
     client.network.before_send = slow

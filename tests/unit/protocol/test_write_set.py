@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from percolator.errors import TransactionTooLarge
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.limits import Limits
-from percolator.protocol.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.write_set import WriteSet
 
 from .cells_and_steps import A, B, C
@@ -24,3 +27,12 @@ def test_the_last_write_of_a_cell_counts() -> None:
         B: KIND_LOCK_ONLY,
         C: KIND_PUT,
     }
+
+
+def test_writes_without_room_for_all_of_them_change_nothing() -> None:
+    own = WriteSet(Limits(transaction_cells_max=2))
+    own.put(A, b"1")
+    before, size_bytes = dict(own.cells), own.size_bytes
+    with pytest.raises(TransactionTooLarge):
+        own.write_together([(A, None), (B, b"2"), (C, b"3")])
+    assert (own.cells, own.size_bytes) == (before, size_bytes)

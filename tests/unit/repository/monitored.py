@@ -1,4 +1,4 @@
-"""What the dashboards and alerts of deploy/monitoring ask Prometheus for."""
+"""The metrics that the dashboards and alerts of deploy/monitoring query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALERT = re.compile(r"- alert: (\w+)\n +expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|la
 
 
 def panels() -> dict[str, list[str]]:
-    """By title: the queries of each panel."""
+    """The queries of each panel, by title."""
     dashboard = json.loads((MONITORING / "grafana/dashboards/percolator.json").read_text())
     return {
         panel["title"]: [target["expr"] for target in panel["targets"]]
@@ -23,7 +23,7 @@ def panels() -> dict[str, list[str]]:
 
 
 def alerts() -> dict[str, str]:
-    """By name: the expression of each alert."""
+    """The expression of each alert, by name."""
     text = (MONITORING / "alerts.yml").read_text()
     found = {name: " ".join(expression.split()) for name, expression in _ALERT.findall(text)}
     if len(found) != text.count("- alert:"):
@@ -32,7 +32,7 @@ def alerts() -> dict[str, str]:
 
 
 def metrics_in(query: str) -> set[str]:
-    """The metrics that a query asks for; `ValueError` when it is none."""
+    """The metrics that a query uses; `ValueError` if it is not a query."""
     found: set[str] = set()
 
     def note(expression: promql_parser.Expr) -> None:

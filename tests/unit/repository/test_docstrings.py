@@ -1,4 +1,4 @@
-"""What programs may use says what it is: the pages of the API are made from it."""
+"""Everything public has a docstring: the API pages are generated from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import ModuleType
 import pytest
 
 import percolator
-from percolator import aio, codecs, errors, testing
+from percolator import aio, codecs, errors, recipes, testing
 
 
 def _public(module: ModuleType) -> dict[str, object]:
-    """By `__all__`, or what is defined in the module itself."""
+    """The names in `__all__`, or those defined in the module itself."""
     names = getattr(module, "__all__", None)
     if names is not None:
         return {name: getattr(module, name) for name in names}
@@ -36,7 +36,7 @@ def _members(kind: type) -> Iterator[tuple[str, object]]:
                 yield name, function
 
 
-@pytest.mark.parametrize("module", [percolator, aio, codecs, errors, testing])
+@pytest.mark.parametrize("module", [percolator, aio, codecs, errors, recipes, testing])
 def test_every_public_name_and_method_has_a_docstring(module: ModuleType) -> None:
     silent = []
     for name, value in _public(module).items():

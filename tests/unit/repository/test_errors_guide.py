@@ -1,4 +1,4 @@
-"""docs/errors.md tells of every error what it means and what to do."""
+"""docs/errors.md says what every error means and what to do."""
 
 from __future__ import annotations
 

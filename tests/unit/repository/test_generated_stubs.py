@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
-    """Whoever changes a proto runs `make protos`; a stale stub would speak an older protocol."""
+    """After changing a proto, run `make protos`: a stale stub would speak an older protocol."""
     protos = sorted(str(path) for path in (ROOT / "protos/percolator/v1").glob("*.proto"))
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Queries of dashboards and alerts are read by a parser of PromQL, which knows the types, too."""
+"""A parser of PromQL, which also checks types, reads the queries of dashboards and alerts."""
 
 from __future__ import annotations
 

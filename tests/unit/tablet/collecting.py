@@ -1,9 +1,9 @@
-"""What tests of collection write, and how they collect it."""
+"""What the tests of collection write, and how they collect."""
 
 from __future__ import annotations
 
-from percolator.protocol.hidden_cells import acknowledgement_column
-from percolator.protocol.records import RecordKind
+from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import RecordKind
 from percolator.tablet.tablet import SafePoints
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -39,12 +39,12 @@ async def stored(rig: Rig, space: cells_pb2.Space) -> list[tuple[bytes, int]]:
 
 
 async def collected(rig: Rig, below: int) -> int:
-    """How many cells were deleted."""
+    """Collects, and returns how many cells were deleted."""
     await rig.tablet.raise_safe_points(SafePoints(below, below))
     return (await rig.tablet.collect(below)).cells
 
 
 def noted(row: bytes, column: bytes, end: int, value: bytes) -> pb.Mutation:
-    """What an observer has written beside a cell."""
+    """What an observer has written next to a cell."""
     hidden = acknowledgement_column(b"observer", column)
     return mutation(row, put(WRITE, write_record(end - 1, value), end), column=hidden)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -16,7 +17,7 @@ Found = tuple[bytes, bytes, int, bytes | None]
 
 
 class NaiveTablet:
-    """All cells in one dictionary; everything is looked for in all of it."""
+    """All cells in one dictionary, which every request searches completely."""
 
     def __init__(self) -> None:
         self.cells: dict[Address, bytes] = {}
@@ -38,6 +39,8 @@ class NaiveTablet:
                         )
                     )
                 return result
+        if any(self._is_out_of_order(mutation, change) for change in mutation.changes):
+            return pb.MutationResult(outcome=pb.OUTCOME_NOT_EXECUTED)
         for change in mutation.changes:
             address = (
                 mutation.row,
@@ -47,12 +50,52 @@ class NaiveTablet:
                 change.timestamp,
             )
             if change.kind == pb.Change.KIND_PUT:
-                self.cells[address] = change.value
+                self.cells[address] = self._stored(mutation, change)
             elif change.kind == pb.Change.KIND_DELETE or self.cells.get(address, b"").startswith(
                 change.value
             ):
                 self.cells.pop(address, None)
         return pb.MutationResult(outcome=pb.OUTCOME_APPLIED)
+
+    def _is_out_of_order(self, mutation: pb.Mutation, change: pb.Change) -> bool:
+        """Whether a put or deletion is just below a lock-only commit that names an older one."""
+        if change.kind != pb.Change.KIND_PUT or change.space != cells_pb2.SPACE_WRITE:
+            return False
+        above = [
+            (commit, record)
+            for commit, record in self.commits(mutation.row, mutation.column)
+            if commit > change.timestamp
+        ]
+        if not above or WriteRecord.decode(change.value).kind is RecordKind.LOCK_ONLY:
+            return False
+        named = above[0][1].last_change
+        return named is not None and named < change.timestamp
+
+    def _stored(self, mutation: pb.Mutation, change: pb.Change) -> bytes:
+        """A lock-only record names the change below it, if the mutation commits nothing else."""
+        if change.space != cells_pb2.SPACE_WRITE:
+            return change.value
+        record = WriteRecord.decode(change.value)
+        commits = sum(other.space == cells_pb2.SPACE_WRITE for other in mutation.changes)
+        if record.kind is not RecordKind.LOCK_ONLY or commits > 1:
+            return record.encode()
+        changes = [
+            commit
+            for commit, other in self.commits(mutation.row, mutation.column)
+            if commit < change.timestamp and other.kind is not RecordKind.LOCK_ONLY
+        ]
+        return replace(record, last_change=max(changes, default=0)).encode()
+
+    def commits(self, row: bytes, column: bytes) -> list[tuple[int, WriteRecord]]:
+        """The versions of a cell, oldest first."""
+        return sorted(
+            (
+                (address[4], WriteRecord.decode(value))
+                for address, value in self.cells.items()
+                if address[:3] == (row, column, cells_pb2.SPACE_WRITE)
+            ),
+            key=lambda commit: commit[0],
+        )
 
     def _judge(
         self, mutation: pb.Mutation, condition: pb.Condition
@@ -103,7 +146,7 @@ class NaiveTablet:
         passing: Iterable[int] = (),
         report_deletes: bool = False,
     ) -> tuple[list[Found], list[tuple[bytes, bytes, bytes]]]:
-        """What is found, and the locks in the way: row, column, record. In order of the columns."""
+        """The cells found, and the locks in the way (row, column, record), in column order."""
         found: list[Found] = []
         locks: list[tuple[bytes, bytes, bytes]] = []
         columns = sorted({address[1] for address in self.cells if address[0] == row})
@@ -118,12 +161,9 @@ class NaiveTablet:
         return found, locks
 
     def _newest(self, row: bytes, column: bytes, timestamp: int) -> tuple[int, bytes | None] | None:
-        commits = sorted(
-            (address[4], WriteRecord.decode(value))
-            for address, value in self.cells.items()
-            if address[:3] == (row, column, cells_pb2.SPACE_WRITE) and address[4] <= timestamp
-        )
-        for commit, record in reversed(commits):
+        for commit, record in reversed(self.commits(row, column)):
+            if commit > timestamp:
+                continue
             match record.kind:
                 case RecordKind.PUT:
                     return commit, record.value

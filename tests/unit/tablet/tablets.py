@@ -1,4 +1,4 @@
-"""What the tests of tablets are made with."""
+"""What the tests of tablets use to build and drive them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from percolator.errors import CellAddress, PercolatorError
-from percolator.protocol.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.tablet.memory.state import CommitTimestamps
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet, TabletIdentity
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.memory_ownership import MemoryOwnership
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
@@ -32,7 +35,7 @@ TARGET = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=3)
 COLUMN = b"balance"
 
 
-class SlowDisk(MemoryDisk):
+class SlowDisk(DurableMemory):
     """Takes a second of virtual time for every write, and fails when told to."""
 
     def __init__(self) -> None:
@@ -48,16 +51,19 @@ class SlowDisk(MemoryDisk):
 
 
 class Rig:
-    """A tablet, and the hands to push it."""
+    """A tablet, with the means to drive it."""
 
     def __init__(
         self,
         *,
-        disk: MemoryDisk | None = None,
+        disk: DurableMemory | None = None,
         storage: Storage[Any] | None = None,
         clock: Clock | None = None,
         identity: TabletIdentity = IDENTITY,
         schema_version: int = 3,
+        guard: TimestampGuard | None = None,
+        change_feed: bool = False,
+        timestamps: CommitTimestamps | None = None,
         **limits: Any,
     ) -> None:
         self.disk = disk or SlowDisk()
@@ -70,9 +76,12 @@ class Rig:
             schema_version=schema_version,
             storage=storage or MemoryStorage(self.disk),
             clock=self.clock,
-            still_owner=self._still_owner,
+            ownership=MemoryOwnership(self._still_owner),
             on_closed=self.closed.append,
+            guard=guard or TimestampGuard.by_own_clock(self.clock),
             limits=TabletLimits(**limits),
+            change_feed=change_feed,
+            timestamps=timestamps,
         )
 
     def _still_owner(self) -> bool:
@@ -104,7 +113,7 @@ class Rig:
         return await self.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
 
     async def value(self, row: bytes, timestamp: int) -> bytes | None:
-        """The value of a cell that nobody has locked."""
+        """The value of a cell without a lock."""
         result = await self.read(row, timestamp)
         assert not result.locks
         return result.found.values[0] if result.found.values else None
@@ -193,7 +202,7 @@ def mutation(
 
 
 def prewrite(row: bytes, start: int, value: bytes = b"", **fields: Any) -> pb.Mutation:
-    """As the table of the design has it."""
+    """The prewrite of the protocol's table of steps."""
     return mutation(
         row,
         put(LOCK, lock_record(start, value, **fields)),
@@ -210,7 +219,7 @@ def prewrite(row: bytes, start: int, value: bytes = b"", **fields: Any) -> pb.Mu
 def commit(
     row: bytes, start: int, end: int, value: bytes = b"", kind: RecordKind = RecordKind.PUT
 ) -> pb.Mutation:
-    """Of a secondary, or of any other cell."""
+    """The rollback of a secondary, or of any other cell."""
     return mutation(
         row,
         delete(LOCK),
@@ -232,7 +241,7 @@ def roll_back(row: bytes, start: int) -> pb.Mutation:
 
 
 def written(row: bytes, start: int, end: int, value: bytes = b"") -> pb.Mutation:
-    """A committed write out of nowhere."""
+    """A committed write without a prewrite before it."""
     return mutation(row, put(WRITE, write_record(start, value), end))
 
 

@@ -1,4 +1,4 @@
-"""Bulk load: nobody sees a part of it or commits beneath it; it ends whole or not at all."""
+"""Bulk load: no reader sees a part of it, nothing commits beneath it, and it is all or nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged
-from percolator.tablet.memory_storage import MemoryDisk
 from percolator.tablet.tablet import TabletIdentity
+from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import from_detail
@@ -40,7 +40,7 @@ START, COMMIT, LATER = 50, 51, 60
 
 
 def fence(action: Any, run: int = START, **fields: Any) -> pb.FenceRequest:
-    """Of the rows from b to before m."""
+    """A fence over the rows from b up to, but not including, m."""
     given = {"name": "load", "range": RowRange(start=b"b", end=b"m"), **fields}
     return pb.FenceRequest(target=TARGET, action=action, fence=pb.LoadFence(run=run, **given))
 
@@ -62,7 +62,7 @@ async def finish(rig: Rig, run: int = START) -> None:
     assert not response.HasField("fence")
 
 
-async def test_a_caller_that_leaves_in_the_middle_leaves_nothing_half_done() -> None:
+async def test_a_cancelled_caller_leaves_nothing_half_done() -> None:
     rig = await Rig().open()
     leaving = asyncio.ensure_future(rig.tablet.fence(fence(RAISE)))
     await asyncio.sleep(0.5)
@@ -77,7 +77,7 @@ async def test_a_caller_that_leaves_in_the_middle_leaves_nothing_half_done() -> 
     assert await rig.value(b"b", COMMIT) == b"v"
 
 
-async def test_what_was_loaded_is_there_at_its_commit_and_not_below() -> None:
+async def test_loaded_cells_are_visible_at_their_commit_and_not_below() -> None:
     rig = await Rig().open()
     assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
     await rig.tablet.load(load([b"b", b"c"]))
@@ -110,7 +110,7 @@ async def test_cells_around_the_range_and_markers_in_it_are_not_in_the_way() -> 
     assert len(await rig.cells(ROLLBACK)) == 1
 
 
-async def test_behind_the_fence_nothing_is_read_or_judged_and_around_it_everything() -> None:
+async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everything_is() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6, b"1"), written(b"m", 5, 6, b"2"))
     await rig.tablet.fence(fence(RAISE))
@@ -135,7 +135,7 @@ async def test_behind_the_fence_nothing_is_read_or_judged_and_around_it_everythi
     await rig.apply(prewrite(b"a", 60), prewrite(b"m", 60))
 
 
-async def test_whoever_began_before_the_load_cannot_write_over_it() -> None:
+async def test_a_transaction_that_began_before_the_load_cannot_overwrite_it() -> None:
     rig = await Rig().open()
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
@@ -146,7 +146,7 @@ async def test_whoever_began_before_the_load_cannot_write_over_it() -> None:
 
 
 async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load() -> None:
-    """The cell was written and collected before: the judge still knows when."""
+    """The cell was written and collected before, and the judge still knows when."""
     rig = await Rig().open()
     await rig.apply(prewrite(b"c", 5), written(b"e", 5, 6))
     await rig.apply(commit(b"c", 5, 6))
@@ -160,8 +160,8 @@ async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load() -> No
     assert answer.outcome == REFUSED
 
 
-async def test_a_fence_goes_with_the_tablet_and_so_does_what_the_judge_has_to_know() -> None:
-    disk = MemoryDisk()
+async def test_a_fence_moves_with_the_tablet_and_so_does_what_the_judge_has_to_know() -> None:
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
@@ -178,7 +178,7 @@ async def test_a_fence_goes_with_the_tablet_and_so_does_what_the_judge_has_to_kn
 
 
 async def test_both_halves_of_a_split_tablet_have_the_fence() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c", b"f"]))
@@ -238,7 +238,7 @@ async def test_another_run_takes_over_and_the_former_one_is_locked_out() -> None
     assert await rig.value(b"d", 99) == b"v"
 
 
-async def test_a_complete_load_is_only_ever_opened_by_whomever() -> None:
+async def test_a_complete_load_can_only_be_opened() -> None:
     rig = await Rig().open()
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
@@ -254,8 +254,8 @@ async def test_a_complete_load_is_only_ever_opened_by_whomever() -> None:
     assert await rig.value(b"c", 99) == b"v"
 
 
-async def test_requests_that_come_late_neither_delete_rows_nor_close_them() -> None:
-    disk = MemoryDisk()
+async def test_late_requests_neither_delete_rows_nor_close_them() -> None:
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.fence(fence(RAISE, START - 1))
     await rig.tablet.fence(fence(RAISE))
@@ -299,7 +299,7 @@ async def test_notifications_of_a_load_are_found_once_it_is_open() -> None:
     ]
 
 
-async def test_a_load_that_notifies_is_judged_under_the_schema_that_it_knew() -> None:
+async def test_a_load_with_notifications_is_judged_under_the_schema_that_it_was_built_for() -> None:
     rig = await Rig().open()
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.set_schema_version(4)
@@ -311,7 +311,7 @@ async def test_a_load_that_notifies_is_judged_under_the_schema_that_it_knew() ->
 
 
 async def test_a_load_of_many_rows_is_cleared_in_several_steps() -> None:
-    rig = await Rig(disk=MemoryDisk()).open()
+    rig = await Rig(disk=DurableMemory()).open()
     await rig.tablet.fence(fence(RAISE))
     for first in range(0, 10_000, 1_000):
         rows = [b"c%07d" % number for number in range(first, first + 1_000)]
@@ -354,17 +354,19 @@ async def test_bad_input_is_refused_by_name_and_nothing_is_stored(
     assert await rig.cells(WRITE) == []
 
 
-async def test_mutations_that_wait_when_the_fence_is_raised_are_in_its_way_or_refused() -> None:
-    """Whatever the group commit has judged before is there when the range is looked at."""
+async def test_mutations_that_wait_when_the_fence_is_raised_are_obstacles_or_refused() -> None:
+    """All that the group commit judged before is stored when the range is looked at."""
     rig = await Rig().open()
     early = asyncio.create_task(rig.mutate(prewrite(b"c", 40)))
-    await asyncio.sleep(0.5)  # its write is under way
+    await asyncio.sleep(0.5)  # its write is in progress
     response = await rig.tablet.fence(fence(RAISE))
     assert [answer.outcome for answer in await early] == [APPLIED]
     assert response.obstacle.space == LOCK
 
 
-async def test_looking_changes_nothing_and_is_answered_only_to_the_run_that_has_the_fence() -> None:
+async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_gets_an_answer() -> (
+    None
+):
     rig = await Rig().open()
     with pytest.raises(InvalidArgument, match="no fence of run 50"):
         await rig.tablet.fence(fence(LOOK))

@@ -1,4 +1,4 @@
-"""An acknowledgement is collected once nothing is left that it has answered."""
+"""An acknowledgement is collected once nothing is left that it acknowledges."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from percolator.observers.acknowledgement import Acknowledgement
-from percolator.protocol.hidden_cells import acknowledgement_column, observed_column
+from percolator.formats.hidden_cells import acknowledgement_column, observed_column
+from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.tablet.tablet import SafePoints
 from tests.unit.tablet.collecting import (
     DELETE,
@@ -40,7 +40,7 @@ async def acknowledgements(rig: Rig) -> list[tuple[bytes, int]]:
     ]
 
 
-async def test_an_acknowledgement_goes_with_the_deletion_that_it_is_about() -> None:
+async def test_an_acknowledgement_is_collected_with_the_deletion_that_it_is_about() -> None:
     rig = await Rig().open()
     seen = Acknowledgement(13).encode()
     await rig.apply(
@@ -55,14 +55,14 @@ async def test_an_acknowledgement_goes_with_the_deletion_that_it_is_about() -> N
         noted(b"c", COLUMN, 30, seen),
     )
     await collected(rig, 20)
-    # Of what is still there, and of what was answered lately; "c" is left for the next pass.
+    # Those of what still exists, or was acknowledged recently; "c" is left for the next pass.
     assert await acknowledgements(rig) == [(b"b", 12), (b"c", 30), (b"c", 12)]
     assert await stored(rig, WRITE) == [(b"b", 12), (b"b", 11), (b"c", 30), (b"c", 12)]
     await collected(rig, 40)
     assert await acknowledgements(rig) == [(b"b", 12)]
 
 
-async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_has_answered() -> None:
+async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_acknowledges() -> None:
     rig = await Rig().open()
     await rig.apply(
         record(b"a", 12, 13, DELETE),
@@ -76,11 +76,11 @@ async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_has_a
     assert await stored(rig, WRITE) == []
 
 
-async def test_what_is_written_over_a_cell_while_its_acknowledgement_waits_is_not_harmed(
+async def test_a_cell_rewritten_while_its_acknowledgement_waits_is_not_harmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The walk takes a breath behind every entry, and the cell comes to be just then."""
-    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    """The walk yields after every entry, and just then the cell is written."""
+    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
     rig = await Rig(sweep_share=0.001).open()
     await rig.apply(noted(b"a", COLUMN, 12, Acknowledgement(11).encode()), written(b"b", 10, 11))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
@@ -93,7 +93,7 @@ async def test_what_is_written_over_a_cell_while_its_acknowledgement_waits_is_no
 
 
 @pytest.mark.parametrize("inline", [True, False])
-async def test_the_acknowledgement_that_tells_of_a_dead_letter_stays_wherever_it_is_stored(
+async def test_the_acknowledgement_of_a_dead_letter_stays_wherever_it_is_stored(
     inline: bool,
 ) -> None:
     rig = await Rig().open()

@@ -1,4 +1,4 @@
-"""Collection: nobody who may still ask can tell that anything is gone."""
+"""Collection: no request that is still allowed can tell that anything is gone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import random
 import pytest
 
 from percolator.errors import InvariantViolation, NotReady, StoreUnusable, TabletMoved
-from percolator.observers.acknowledgement import Acknowledgement
-from percolator.protocol.hidden_cells import acknowledgement_column
-from percolator.protocol.records import RecordKind
-from percolator.tablet.memory_storage import MemoryDisk
-from percolator.tablet.sweep import Sweep
+from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import RecordKind
+from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.collecting import (
@@ -49,9 +49,7 @@ from tests.unit.tablet.tablets import (
 )
 
 
-async def test_of_each_cell_stays_what_a_read_at_the_safe_point_sees_and_all_that_is_newer() -> (
-    None
-):
+async def test_each_cell_keeps_what_a_read_at_the_safe_point_sees_and_all_that_is_newer() -> None:
     rig = await Rig().open()
     await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17)))
     await rig.apply(written(b"b", 10, 11, b"only"))
@@ -68,7 +66,7 @@ async def test_the_version_committed_at_the_safe_point_itself_is_the_one_that_is
     assert await rig.value(b"a", 14) == b"new"
 
 
-async def test_a_deletion_goes_with_everything_under_it() -> None:
+async def test_a_deletion_is_collected_with_everything_below_it() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE))
     assert await collected(rig, 20) == 2
@@ -79,9 +77,9 @@ async def test_a_deletion_goes_with_everything_under_it() -> None:
 async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each write is looked at as if the machine had stopped after it."""
-    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    """After each write, the storage is checked as if the machine had stopped there."""
+    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     for row in (b"a", b"b"):
@@ -129,7 +127,7 @@ async def test_a_deletion_stays_while_a_dead_letter_of_it_exists() -> None:
     assert (b"a", 13) not in await stored(rig, WRITE)
 
 
-async def test_a_deletion_stays_while_it_may_be_about_to_be_put_aside() -> None:
+async def test_a_deletion_stays_while_it_may_be_about_to_become_a_dead_letter() -> None:
     rig = await Rig().open()
     await rig.apply(record(b"a", 12, 13, DELETE))
     hidden = acknowledgement_column(b"observer", COLUMN)
@@ -138,14 +136,14 @@ async def test_a_deletion_stays_while_it_may_be_about_to_be_put_aside() -> None:
     assert (b"a", 13) in await stored(rig, WRITE)
 
 
-async def test_a_deletion_stays_for_an_observer_that_the_index_has_no_room_for() -> None:
+async def test_a_deletion_stays_for_an_observer_that_does_not_fit_into_the_index() -> None:
     rig = await Rig(notifications_indexed_max=1).open()
     await rig.apply(notified(b"0", 5), record(b"a", 12, 13, DELETE), notified(b"a", 13))
     await collected(rig, 20)
     assert (b"a", 13) in await stored(rig, WRITE)
 
 
-async def test_lock_only_records_and_markers_below_the_safe_point_go_others_stay() -> None:
+async def test_only_lock_only_records_and_markers_below_the_safe_point_are_collected() -> None:
     rig = await Rig().open()
     await rig.apply(
         written(b"a", 10, 11, b"value"),
@@ -160,7 +158,43 @@ async def test_lock_only_records_and_markers_below_the_safe_point_go_others_stay
     assert await rig.value(b"a", 20) == b"value"
 
 
-async def test_long_values_go_with_their_records() -> None:
+async def test_records_of_ended_transactions_are_collected_before_the_history_around_them() -> None:
+    """This holds however long a table keeps snapshots, which see neither kind of record."""
+    rig = await Rig().open()
+    locked = [record(b"a", at, at + 1, LOCK_ONLY) for at in range(40, 240, 4)]
+    await rig.apply(
+        written(b"a", 10, 11, b"old"),
+        record(b"a", 12, 13, LOCK_ONLY),
+        written(b"a", 30, 31, b"new"),
+        *locked,
+        roll_back(b"b", 15),
+        roll_back(b"b", 59),
+        roll_back(b"b", 60),
+    )
+    await rig.tablet.raise_safe_points(SafePoints(reads=5, transactions=61))
+    done = await rig.tablet.collect(5, ended_below=61)
+    assert done.cells == 1 + 5 + 3
+    assert (await stored(rig, WRITE))[-3:] == [(b"a", 61), (b"a", 31), (b"a", 11)]
+    assert await stored(rig, ROLLBACK) == []
+    assert [await rig.value(b"a", at) for at in (14, 31, 300)] == [b"old", b"new", b"new"]
+
+
+async def test_no_late_rollback_marks_a_transaction_whose_lock_only_commit_was_collected() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    late = roll_back(b"a", 50)
+    late.not_below = 0
+    await rig.apply(record(b"a", 50, 51, LOCK_ONLY), record(b"a", 70, 71, LOCK_ONLY))
+    await rig.tablet.raise_safe_points(SafePoints(reads=5, transactions=60))
+    await rig.tablet.collect(5, ended_below=60)
+    assert await stored(rig, WRITE) == [(b"a", 71)]
+    for opened in (rig, await Rig(disk=disk).open()):
+        [refused] = await opened.mutate(late)
+        assert refused.error.snapshot_too_old.safe_point == 60
+        assert not await stored(opened, ROLLBACK)
+
+
+async def test_long_values_are_collected_with_their_records() -> None:
     rig = await Rig().open()
     await rig.apply(in_data(b"a", 10, 11, b"old"), in_data(b"a", 12, 13, b"new"))
     assert await collected(rig, 20) == 2
@@ -168,7 +202,7 @@ async def test_long_values_go_with_their_records() -> None:
     assert await rig.value(b"a", 20) == b"new"
 
 
-async def test_nothing_goes_while_an_older_lock_is_left() -> None:
+async def test_nothing_is_collected_while_an_older_lock_is_left() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), prewrite(b"b", 10))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
@@ -182,16 +216,18 @@ async def test_nothing_goes_while_an_older_lock_is_left() -> None:
 async def test_nothing_is_collected_above_the_safe_point() -> None:
     rig = await Rig().open()
     await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=30))
-    with pytest.raises(InvariantViolation, match="would collect below 21"):
+    with pytest.raises(InvariantViolation, match="would collect below 21, "):
         await rig.tablet.collect(21)
+    with pytest.raises(InvariantViolation, match="ended transactions below 31"):
+        await rig.tablet.collect(20, 31)
 
 
-async def test_a_late_roll_back_cannot_mark_what_was_committed_and_collected() -> None:
-    """It was sent while the lock was there; now it finds no lock, and no commit either."""
+async def test_a_late_rollback_cannot_mark_what_was_committed_and_collected() -> None:
+    """It was sent while the lock existed; now it finds neither the lock nor a commit."""
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     late = roll_back(b"a", 5)
-    late.not_below = 0  # others settle locks below the safe point, before anything is collected
+    late.not_below = 0  # sent by others, which resolve locks below the safe point before collection
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), written(b"b", 11, 12))
     await rig.tablet.raise_safe_points(SafePoints(10, 20))
     [refused] = await rig.mutate(late)
@@ -207,12 +243,12 @@ async def test_a_late_roll_back_cannot_mark_what_was_committed_and_collected() -
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_wherever_collection_breaks_off_no_later_owner_lets_a_late_roll_back_mark_a_commit(
+async def test_wherever_collection_stops_no_later_owner_lets_a_late_rollback_mark_a_commit(
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk fails at each write in turn, which is then there or not; a half is opened there."""
-    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 1)
+    """The disk fails at each write in turn, which may be durable or not; a half is opened there."""
+    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
     late = [roll_back(row, start) for row in (b"a", b"b") for start in (5, 7)]
     for step in late:
         step.not_below = 0
@@ -240,8 +276,8 @@ async def test_wherever_collection_breaks_off_no_later_owner_lets_a_late_roll_ba
     assert len(left) >= 4
 
 
-class _BreakingDisk(MemoryDisk):
-    """Fails after so many writes."""
+class _BreakingDisk(DurableMemory):
+    """Fails after a number of writes."""
 
     writes_left = 1_000
 
@@ -285,7 +321,7 @@ async def test_without_new_commits_a_second_pass_does_not_walk() -> None:
     assert await collected(rig, 30) == 1
 
 
-async def test_commits_go_on_while_a_pass_is_under_way() -> None:
+async def test_commits_continue_during_a_pass() -> None:
     rig = await Rig().open()
     for end in range(11, 31, 2):
         await rig.apply(written(b"a", end - 1, end))
@@ -300,7 +336,7 @@ async def test_commits_go_on_while_a_pass_is_under_way() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_every_read_at_or_above_the_safe_point_is_answered_as_before(seed: int) -> None:
-    """Random histories; every row, at every timestamp that may still be asked for."""
+    """Random histories; every row is read at every timestamp that is still allowed."""
     chance = random.Random(seed)
     rig = await Rig(sweep_share=0.5).open()
     rows = [b"", b"a", b"a\0", b"b", b"\xff"]
@@ -328,13 +364,13 @@ async def test_every_read_at_or_above_the_safe_point_is_answered_as_before(seed:
     assert await answers() == before
     for row in rows:
         reachable = [at for found, at in await stored(rig, WRITE) if found == row and at <= below]
-        assert len(reachable) <= 1, "of what lies below the safe point one version is left"
+        assert len(reachable) <= 1, "below the safe point, at most one version is left"
 
 
 async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_over_many_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.compaction.HEAVY_DELETIONS", 20)
+    monkeypatch.setattr("percolator.tablet.collection.compaction.HEAVY_DELETIONS", 20)
     compacted: list[tuple[bytes, bytes]] = []
     rig = await Rig().open()
     storage = rig.tablet._state.storage
@@ -349,11 +385,11 @@ async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_ove
             end += 2
             await rig.apply(written(b"hot", end - 1, end, b"value"))
         await collected(rig, end + 1)
-        # 7, 15 and 23 versions have gone.
+        # 7, 15 and 23 versions have been deleted.
         assert bool(compacted) == (passes == 3)
     ((first, stop),) = compacted
     assert first < stop
-    # A large live range is not written again for so little.
+    # A large live range is not rewritten for so little.
     compacted.clear()
     monkeypatch.setattr(storage, "approximate_bytes", lambda first, stop: 1 << 30)
     for _ in range(30):
@@ -363,7 +399,7 @@ async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_ove
     assert not compacted
 
 
-async def test_a_pass_takes_a_breath_after_each_256_entries_whatever_the_clock_says() -> None:
+async def test_a_pass_yields_after_each_256_entries_whatever_the_clock_says() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(*(written(b"%04d" % number, 10, 11) for number in range(1_000)))

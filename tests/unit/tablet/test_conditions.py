@@ -36,7 +36,7 @@ PUSHED = own(10) + own(99) + (3000).to_bytes(4, "big")
 WHOLE = lock_record(10, b"value")
 
 Case = tuple[pb.Condition, int | None]
-"""A condition, and the timestamp of the cell that fails it: None when it holds, -1 for no cell."""
+"""A condition, and the timestamp of the cell that fails it: None if it holds, -1 for no cell."""
 
 
 def cases(space: cells_pb2.Space, *rows: tuple[Any, ...]) -> list[Case]:
@@ -172,8 +172,10 @@ async def test_conditions_are_about_one_column_of_one_row() -> None:
     ("prefix", "gone"),
     [(own(10), True), (own(11), False), (WHOLE, True), (WHOLE + b"x", False), (b"", True)],
 )
-async def test_a_lock_is_deleted_only_by_who_knows_how_it_begins(prefix: bytes, gone: bool) -> None:
-    """A rollback must not remove the lock of somebody else."""
+async def test_a_lock_is_deleted_only_by_a_change_that_names_its_prefix(
+    prefix: bytes, gone: bool
+) -> None:
+    """A rollback must not remove the lock of another transaction."""
     rig = await filled()
     await rig.apply(mutation(ROW, delete_if(LOCK, prefix)))
     assert (await rig.cells(LOCK) == []) == gone

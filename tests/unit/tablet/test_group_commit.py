@@ -1,4 +1,4 @@
-"""The rules of group commit, each by the failure that it prevents."""
+"""The rules of group commit, each with the failure that it prevents."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tests.unit.tablet.tablets import (
 # ---------------------------------------------------------------- when answers leave
 
 
-async def test_a_refusal_leaves_with_its_batch_not_before() -> None:
-    """A refusal may tell of a commit in the same batch. Answered early, and followed by a power
-    cut, somebody has acted on a commit that never was."""
+async def test_a_refusal_leaves_with_its_batch_and_not_before() -> None:
+    """A refusal may reveal a commit in the same batch. If it left early and the power failed, a
+    client would have acted on a commit that never happened."""
     rig = await Rig().open()
     await rig.apply(written(b"taken", 5, 6))
     applied = started(rig, written(b"a", 10, 20))
@@ -53,8 +53,8 @@ async def test_a_refusal_leaves_with_its_batch_not_before() -> None:
 
 
 async def test_nothing_is_judged_against_what_is_not_durable() -> None:
-    """A late prewrite arrives while the rollback of its transaction is being written. Judged then,
-    it would pass, and a transaction reported as rolled back would commit."""
+    """A late prewrite arrives while the rollback of its transaction is being written. If it were
+    judged then, it would pass, and a transaction reported as rolled back would commit."""
     rig = await Rig().open()
     rollback = started(rig, roll_back(b"a", 10))
     await asyncio.sleep(0.5)
@@ -66,8 +66,8 @@ async def test_nothing_is_judged_against_what_is_not_durable() -> None:
     assert result.cell.timestamp == 10
 
 
-async def test_nobody_reads_what_is_not_durable_and_nobody_waits_for_it() -> None:
-    """What a power cut can take back must not have been read; and an fsync must not stop reads."""
+async def test_readers_neither_see_nor_wait_for_what_is_not_durable() -> None:
+    """What a power cut can undo must not have been read, and an fsync must not stop reads."""
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6, b"old"))
     started_at = asyncio.get_running_loop().time()
@@ -82,7 +82,7 @@ async def test_nobody_reads_what_is_not_durable_and_nobody_waits_for_it() -> Non
 
 
 async def test_a_lock_stays_in_the_way_until_its_commit_is_durable() -> None:
-    """Removed from memory earlier, a reader would find neither the lock nor the commit."""
+    """If memory dropped the lock earlier, a reader would find neither the lock nor the commit."""
     rig = await Rig().open()
     await rig.apply(prewrite(b"a", 10, b"value"))
     committing = started(rig, commit(b"a", 10, 20, b"value"))
@@ -92,7 +92,7 @@ async def test_a_lock_stays_in_the_way_until_its_commit_is_durable() -> None:
     assert await rig.value(b"a", 30) == b"value"
 
 
-async def test_one_synced_write_serves_everybody_who_came_meanwhile() -> None:
+async def test_one_synced_write_serves_all_requests_that_came_meanwhile() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     before = disk.writes
@@ -134,7 +134,7 @@ async def test_mutations_of_one_cell_keep_their_order_across_requests_and_batche
         assert await outcomes(task) == [APPLIED, APPLIED]
 
 
-async def test_a_question_after_a_change_in_one_request_sees_the_change() -> None:
+async def test_a_condition_after_a_change_in_the_same_request_sees_the_change() -> None:
     rig = await Rig().open()
     applied, question = await rig.mutate(
         written(b"a", 10, 20), mutation(b"a", conditions=[no_own_write(10)])
@@ -148,7 +148,7 @@ async def test_a_question_after_a_change_in_one_request_sees_the_change() -> Non
 
 
 async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so() -> None:
-    """Executed after its caller gave up, it would hold locks that nobody knows of."""
+    """If it were executed after its caller gave up, it would leave locks without an owner."""
     rig = await Rig().open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
@@ -172,7 +172,7 @@ async def test_what_was_given_up_while_waiting_is_not_executed() -> None:
     assert await rig.value(b"b", 30) is None
 
 
-async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+async def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     rig = await Rig(queue_bytes_max=3000).open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
@@ -205,8 +205,8 @@ async def test_large_values_end_a_batch() -> None:
 
 
 async def test_the_schema_version_counts_when_a_mutation_is_judged() -> None:
-    """Checked when it came, a commit could wait while the schema changes, and then commit an
-    observed cell without a notification."""
+    """If the schema were checked on arrival, a commit could wait while it changes, and then commit
+    an observed cell without a notification."""
     rig = await Rig().open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)

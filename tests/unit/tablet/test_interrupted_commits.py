@@ -1,8 +1,9 @@
-"""Group commit when the disk fails, the tablet is taken away, or it is closed meanwhile."""
+"""Group commit when the disk fails, the tablet is taken away, or the tablet is closed meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -11,8 +12,8 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.tablet.judged_batch import JudgedBatch
-from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
+from percolator.tablet.writing.judged_batch import JudgedBatch
+from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     ABSENT,
@@ -39,8 +40,8 @@ from tests.unit.tablet.tablets import (
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_after_a_failed_write_everything_in_its_batch_is_unknown(kept: bool) -> None:
-    """A failed fsync does not say that nothing was written: reported as failed and repeated by the
-    user, a transfer would happen twice. And a refusal may tell of what is in doubt."""
+    """A failed fsync does not mean that nothing was written: if a transfer were reported as failed
+    and the user repeated it, it would happen twice. And a refusal may reveal what is in doubt."""
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
@@ -74,17 +75,17 @@ async def test_after_a_failed_write_everything_in_its_batch_is_unknown(kept: boo
 
 
 class ForgetfulStorage(MemoryStorage):
-    """Raises what no disk raises, as a bug would."""
+    """Raises an error that no disk raises, as a bug would."""
 
     broken = False
 
-    async def write(self, batch: MemoryBatch) -> None:
+    async def write(self, batch: MemoryBatch, then: Callable[[], bool] | None = None) -> bool:
         if self.broken:
             raise RuntimeError("a bug")
-        await super().write(batch)
+        return await super().write(batch, then)
 
 
-async def test_a_bug_leaves_nobody_waiting_for_an_answer() -> None:
+async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
     storage = ForgetfulStorage(SlowDisk())
     rig = await Rig(storage=storage).open()
     seen: list[object] = []
@@ -97,11 +98,11 @@ async def test_a_bug_leaves_nobody_waiting_for_an_answer() -> None:
         await rig.read(b"a", 30)
 
 
-async def test_a_bug_after_the_write_ends_the_tablet_and_its_batch_is_unknown(
+async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is durable and half known to memory must be neither judged nor read: a lock that the
-    mirror does not know of is in nobody's way."""
+    """What is durable but only half known to memory must be neither judged nor read: a lock that
+    the mirror does not know would block no one."""
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
@@ -143,8 +144,8 @@ async def test_an_owner_deposed_during_the_write_answers_unknown() -> None:
         await rig.mutate(written(b"c", 10, 20))
 
 
-async def test_a_batch_of_refusals_writes_nothing_and_still_checks_the_ownership() -> None:
-    """Else a deposed owner answers from old state: "not committed", of what its successor has."""
+async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership() -> None:
+    """Otherwise, a deposed owner would answer "not committed" about its successor's commits."""
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
@@ -156,7 +157,7 @@ async def test_a_batch_of_refusals_writes_nothing_and_still_checks_the_ownership
     assert [result.outcome for result in await rig.mutate(question)] == [UNKNOWN]
 
 
-async def test_a_deposed_owner_answers_no_read_and_no_page() -> None:
+async def test_a_deposed_owner_answers_neither_reads_nor_pages() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6), written(b"b", 5, 6))
     pages = rig.tablet.scan(
@@ -178,7 +179,7 @@ async def test_a_deposed_owner_answers_no_read_and_no_page() -> None:
 # ---------------------------------------------------------------- closing
 
 
-async def test_closing_lets_the_batch_under_way_finish_and_refuses_the_rest() -> None:
+async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     first = started(rig, written(b"a", 10, 20))
@@ -190,7 +191,7 @@ async def test_closing_lets_the_batch_under_way_finish_and_refuses_the_rest() ->
     assert result.outcome == NOT_EXECUTED
     await closing
     await rig.tablet.close()
-    assert rig.closed == []  # it was asked to
+    assert rig.closed == []  # the close was requested
     with pytest.raises(TabletMoved):
         await rig.mutate(written(b"c", 10, 20))
     reopened = await Rig(disk=disk).open()
@@ -198,13 +199,13 @@ async def test_closing_lets_the_batch_under_way_finish_and_refuses_the_rest() ->
     assert await reopened.value(b"b", 30) is None
 
 
-async def test_a_disk_that_fails_at_closing_is_reported_and_the_storage_closed() -> None:
+async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_closed() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     disk.failure = OSError("the disk is on fire")
     with pytest.raises(StoreUnusable):
         await rig.tablet.close()
-    assert rig.closed == []  # whoever closes it is told by the error
+    assert rig.closed == []  # the error tells the caller that closed it
     disk.settle(kept=False)
     disk.failure = None
     reopened = await Rig(disk=disk).open()
@@ -226,7 +227,7 @@ async def test_what_was_not_synced_at_a_crash_was_never_acknowledged() -> None:
 
 
 class ClosableStorage(MemoryStorage):
-    """Counts who touches it after it was closed: LevelDB raises then."""
+    """Counts calls after it was closed, for which LevelDB raises an error."""
 
     is_closed = False
     touched_after_close = 0

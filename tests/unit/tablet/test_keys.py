@@ -32,7 +32,7 @@ def encode(cell: keys.CellKey) -> bytes:
 
 
 @given(cell=cells())
-def test_a_key_decodes_to_the_cell_it_was_made_of(cell: keys.CellKey) -> None:
+def test_a_key_decodes_to_the_cell_that_it_encodes(cell: keys.CellKey) -> None:
     assert keys.decode(encode(cell)) == cell
 
 
@@ -49,15 +49,17 @@ def test_keys_sort_as_cells_and_newer_versions_first(
 
 
 @given(one=cells(), other=cells())
-def test_no_cell_is_taken_for_a_version_of_another(one: keys.CellKey, other: keys.CellKey) -> None:
-    """Readers and judge take whatever begins with a cell's prefix for a version of that cell."""
+def test_no_cell_is_mistaken_for_a_version_of_another(
+    one: keys.CellKey, other: keys.CellKey
+) -> None:
+    """Readers and the judge treat every key with a cell's prefix as a version of that cell."""
     prefix = keys.PREFIX_OF_SPACE[one.space] + keys.cell_prefix(one.row, one.column)
     same = (one.space, one.row, one.column) == (other.space, other.row, other.column)
     assert encode(other).startswith(prefix) == same
 
 
 @given(cell=cells(), start=ANY_BYTES, end=ANY_BYTES)
-def test_bounds_of_rows_hold_exactly_the_cells_of_these_rows(
+def test_row_bounds_contain_exactly_the_cells_of_these_rows(
     cell: keys.CellKey, start: bytes, end: bytes
 ) -> None:
     first, stop = keys.space_bounds(keys.PREFIX_OF_SPACE[cell.space], start, end)
@@ -74,7 +76,7 @@ def test_what_comes_after_a_row_comes_after_all_its_cells(row: bytes, other: key
 
 
 @given(cell=cells())
-def test_every_cell_lies_between_the_fences_around_its_space(cell: keys.CellKey) -> None:
+def test_every_cell_is_between_the_fences_of_its_space(cell: keys.CellKey) -> None:
     """An iterator that leaves a space meets a fence at once, whatever was deleted in the next."""
     key = encode(cell)
     behind = next(fence for fence in keys.FENCES if fence > key)
@@ -84,7 +86,15 @@ def test_every_cell_lies_between_the_fences_around_its_space(cell: keys.CellKey)
 
 @pytest.mark.parametrize(
     "damaged",
-    [b"", b"Q\0\x01\0\x01", b"W", b"Wrow\0\x01", b"Wrow\0\x01column", b"Wr\0\x01c\0\x01short"],
+    [
+        b"",
+        b"Q\0\x01\0\x01",
+        b"W",
+        b"Wrow\0\x01",
+        b"Wrow\0\x01column",
+        b"Wr\0\x01c\0\x01short",
+        b"Lr\0\0\x01c\0\x01",
+    ],
 )
 def test_damaged_keys_are_reported(damaged: bytes) -> None:
     with pytest.raises(InvariantViolation):
@@ -96,3 +106,18 @@ def test_the_cache_of_columns_is_bounded() -> None:
     for number in range(10_000):
         assert encoder[b"%d" % number] == keys.component(b"%d" % number)
     assert len(encoder) <= 4096
+
+
+@given(row=st.binary(max_size=4), column=st.binary(max_size=4))
+def test_a_column_that_begins_with_00_is_reserved_whatever_its_row(
+    row: bytes, column: bytes
+) -> None:
+    assert keys.is_reserved(keys.cell_prefix(row, column)) == column.startswith(b"\0")
+
+
+@given(row=st.binary(max_size=4), column=st.binary(max_size=4), at=st.integers(0, 2**64 - 1))
+def test_a_change_names_its_commit_and_its_cell(row: bytes, column: bytes, at: int) -> None:
+    cell = keys.cell_prefix(row, column)
+    assert keys.split_change(keys.change_key(cell, at)) == (at, cell)
+    write = keys.encode(keys.WRITE, row, column, at)
+    assert keys.change_of_write(write) == keys.change_key(cell, at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, TabletMoved
-from percolator.protocol.records import RecordKind
-from percolator.tablet import notification_scan
-from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
-from percolator.testing.virtual_time import run_virtually
+from percolator.formats.records import RecordKind
+from percolator.tablet.reading import notification_scan
+from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
+from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     COLUMN,
@@ -44,7 +44,7 @@ async def look(rig: Rig, **fields: Any) -> pb.NotificationScanResult:
 
 
 async def look_at_all(rig: Rig, **fields: Any) -> tuple[list[Found], list[bytes]]:
-    """Everything found by following what remains, and the rows with locks."""
+    """All notifications found by following `rest`, and the rows with locks."""
     found, locked = [], []
     result = await look(rig, **fields)
     while True:
@@ -59,7 +59,7 @@ def told(result: pb.NotificationScanResult) -> list[Found]:
     return [(n.row, n.column, n.observer, tuple(n.timestamps)) for n in result.notifications]
 
 
-async def test_notifications_are_told_by_cell_and_observer_newest_first() -> None:
+async def test_notifications_are_returned_by_cell_and_observer_newest_first() -> None:
     rig = await Rig().open()
     await rig.apply(
         notify(b"b", 5),
@@ -75,7 +75,7 @@ async def test_notifications_are_told_by_cell_and_observer_newest_first() -> Non
     ]
 
 
-async def test_those_of_other_observers_are_left_out() -> None:
+async def test_notifications_of_other_observers_are_left_out() -> None:
     rig = await Rig().open()
     await rig.apply(
         notify(b"a", 5), notify(b"b", 6, observer=b"g"), notify(b"c", 7, observer=b"ff")
@@ -84,15 +84,15 @@ async def test_those_of_other_observers_are_left_out() -> None:
     assert [row for row, *_ in told(await look(rig, observers=[b"g", b"ff"]))] == [b"b", b"c"]
 
 
-async def test_what_is_deleted_is_found_no_more() -> None:
+async def test_deleted_notifications_are_no_longer_found() -> None:
     rig = await Rig().open()
     await rig.apply(notify(b"a", 5, 6))
     await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f")))
     assert told(await look(rig)) == [(b"a", COLUMN, b"f", (6,))]
 
 
-async def test_of_very_many_timestamps_the_oldest_are_told() -> None:
-    """Else the hint of the one that waits longest would never be deleted."""
+async def test_with_very_many_timestamps_the_oldest_are_returned() -> None:
+    """Otherwise, the one that has waited longest would never be deleted."""
     for indexed in (100_000, 10):
         rig = await Rig(notifications_indexed_max=indexed).open()
         for first in range(1, 1000, 100):
@@ -105,10 +105,10 @@ async def test_of_very_many_timestamps_the_oldest_are_told() -> None:
         ]
 
 
-async def test_very_many_notifications_that_nobody_asked_for_cost_a_look_nothing(
+async def test_very_many_notifications_that_were_not_requested_cost_a_look_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Behind an observer that is paused, one busy cell has millions."""
+    """If an observer is paused, one busy cell accumulates millions."""
     looked_at = 0
     every = notification_scan.NotificationLook._entries
 
@@ -130,7 +130,7 @@ async def test_very_many_notifications_that_nobody_asked_for_cost_a_look_nothing
         assert looked_at < 100
 
 
-async def test_an_answer_says_what_remains_and_cuts_no_row() -> None:
+async def test_an_answer_says_what_remains_and_splits_no_row() -> None:
     rig = await Rig().open()
     await rig.apply(*(notify(b"%d" % row, 5, 6) for row in range(5)))
     await rig.apply(notify(b"1", 7, column=b"more"))
@@ -177,7 +177,7 @@ def test_everything_is_found_once_however_little_memory_holds(
 # ---------------------------------------------------------------- locks
 
 
-async def test_old_locks_on_the_named_columns_are_told_with_their_records() -> None:
+async def test_old_locks_on_the_named_columns_are_returned_with_their_records() -> None:
     rig = await Rig().open()
     await rig.apply(
         prewrite(b"a", 10, b"value"),
@@ -193,8 +193,8 @@ async def test_old_locks_on_the_named_columns_are_told_with_their_records() -> N
     assert not (await look(rig, locked_columns=[COLUMN])).locks
 
 
-async def test_a_look_at_a_million_locks_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one answer would stop the server for a second, while a job holds them."""
+async def test_a_look_at_a_million_locks_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, one answer would stop the server for a second while a job holds them."""
     monkeypatch.setattr(notification_scan, "LOCKS_LOOKED_AT_MAX", 3)
     rig = await Rig().open()
     await rig.apply(*(prewrite(b"%d" % row, 10) for row in range(8)), notify(b"4", 5))
@@ -205,7 +205,7 @@ async def test_a_look_at_a_million_locks_is_cut_short(monkeypatch: pytest.Monkey
     assert [row for row, *_ in found] == [b"4"]
 
 
-async def test_locks_behind_the_last_row_told_are_left_for_the_next_answer() -> None:
+async def test_locks_after_the_last_row_of_an_answer_are_left_for_the_next_one() -> None:
     rig = await Rig().open()
     await rig.apply(notify(b"a", 5), notify(b"b", 5), prewrite(b"a1", 3), prewrite(b"c", 3))
     first = await look(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
@@ -216,18 +216,19 @@ async def test_locks_behind_the_last_row_told_are_left_for_the_next_answer() -> 
 
 
 class VisibleEarly(MemoryStorage):
-    """As LevelDB: what is durable is there for all a little before the writer goes on."""
+    """Like LevelDB: what is durable can be read a little before its writer continues."""
 
-    async def write(self, batch: MemoryBatch) -> None:
-        await super().write(batch)
+    async def write(self, batch: MemoryBatch, then: Callable[[], bool] | None = None) -> bool:
+        owned = await super().write(batch, then)
         await asyncio.sleep(1)
+        return owned
 
 
 @pytest.mark.parametrize("kind", [MemoryStorage, VisibleEarly])
-async def test_a_commit_under_way_is_found_as_lock_or_as_notification_at_every_moment(
+async def test_a_commit_in_progress_is_found_as_lock_or_as_notification_at_every_moment(
     kind: type[MemoryStorage],
 ) -> None:
-    """`percolator wait` relies on it: what is found nowhere for an instant would be missed."""
+    """`percolator wait` relies on this: it would miss a change that is in neither for a moment."""
     rig = await Rig(storage=kind(SlowDisk())).open()
     await rig.apply(prewrite(b"a", 10))
     commit = mutation(
@@ -248,7 +249,7 @@ async def test_a_commit_under_way_is_found_as_lock_or_as_notification_at_every_m
     assert looks > 5
 
 
-async def test_an_answer_counts_what_was_ever_written() -> None:
+async def test_an_answer_counts_all_notifications_ever_written() -> None:
     rig = await Rig().open()
     assert (await look(rig)).notifications_written == 0
     await rig.apply(notify(b"a", 5, 6))
@@ -268,7 +269,7 @@ async def test_a_scan_means_a_tablet_at_an_epoch_and_any_schema() -> None:
         await rig.tablet.scan_notifications(pb.NotificationScan(target=target))
 
 
-async def test_what_cannot_be_meant_is_refused_by_name() -> None:
+async def test_nonsensical_requests_are_refused_by_name() -> None:
     rig = await Rig(columns_max=1).open()
     with pytest.raises(InvalidArgument, match="range"):
         await look(rig, range={"start": b"b", "end": b"a"})

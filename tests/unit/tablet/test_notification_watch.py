@@ -1,4 +1,4 @@
-"""Telling workers of notifications: after they are durable, each row to one, never for long."""
+"""Notifying workers: after notifications are durable, each row to one worker, in short streams."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Overloaded
-from percolator.tablet import notification_watch
 from percolator.tablet.keys import cell_prefix, component, inverted
-from percolator.tablet.memory_storage import MemoryStorage
-from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.memory import notification_watch
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
+from percolator.testing.memory_ownership import MemoryOwnership
+from percolator.testing.memory_storage import MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import COLUMN, IDENTITY, NOTIFY, Rig, SlowDisk, mutation, put
 
@@ -38,7 +40,7 @@ async def opened(watch: NotificationWatch, *observers: bytes) -> Stream:
 
 
 class WatchedRig(Rig):
-    """A tablet that tells."""
+    """A tablet that is watched for notifications."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,8 +50,9 @@ class WatchedRig(Rig):
             schema_version=3,
             storage=MemoryStorage(self.disk),
             clock=self.clock,
-            still_owner=lambda: self.owner,
+            ownership=MemoryOwnership(lambda: self.owner),
             on_closed=self.closed.append,
+            guard=TimestampGuard.by_own_clock(self.clock),
             watch=self.watch,
         )
 
@@ -58,13 +61,13 @@ def notified(row: bytes, at: int) -> Any:
     return mutation(row, put(NOTIFY, b"", at, b"f"))
 
 
-async def test_what_was_notified_is_told_when_it_is_durable_and_not_before() -> None:
+async def test_notifications_are_sent_when_they_are_durable_and_not_before() -> None:
     rig = WatchedRig()
     await rig.open()
     stream = await opened(rig.watch, b"f")
     told = asyncio.ensure_future(anext(stream))
     writing = asyncio.create_task(rig.mutate(notified(b"a", 5)))
-    await asyncio.sleep(0.5)  # of the second that the disk takes
+    await asyncio.sleep(0.5)  # half of the second that the disk takes
     assert not told.done()
     await writing
     (hint,) = (await told).notifications
@@ -72,7 +75,7 @@ async def test_what_was_notified_is_told_when_it_is_durable_and_not_before() -> 
     assert (hint.observer, hint.timestamp) == (b"f", 5)
 
 
-async def test_what_may_not_be_durable_is_told_to_nobody() -> None:
+async def test_what_may_not_be_durable_is_never_reported() -> None:
     for losing in ("owner", "disk"):
         rig = WatchedRig()
         await rig.open()
@@ -87,7 +90,7 @@ async def test_what_may_not_be_durable_is_told_to_nobody() -> None:
         assert [answer async for answer in stream] == []
 
 
-async def test_each_row_goes_to_one_of_those_who_watch_its_observer() -> None:
+async def test_each_row_goes_to_one_of_the_workers_that_watch_its_observer() -> None:
     watch = NotificationWatch()
     streams = [await opened(watch, b"f") for _ in range(3)]
     other = await opened(watch, b"g")
@@ -104,7 +107,7 @@ async def test_each_row_goes_to_one_of_those_who_watch_its_observer() -> None:
     assert [answer async for answer in other] == []
 
 
-async def test_who_listens_only_hears_everything_and_takes_nothing_away() -> None:
+async def test_a_listener_hears_everything_and_takes_nothing_from_others() -> None:
     watch = NotificationWatch()
     worker = await opened(watch, b"f")
     request = watching(b"f")
@@ -116,11 +119,11 @@ async def test_who_listens_only_hears_everything_and_takes_nothing_away() -> Non
     watch.close()
     for stream in (worker, *listeners):
         assert sum([len(answer.notifications) async for answer in stream]) == 20
-    watch.tell(TABLE, [key(b"nobody is left")])
+    watch.tell(TABLE, [key(b"no worker is left")])
     assert watch.told == 60
 
 
-async def test_a_slow_reader_holds_up_nobody_and_is_told_how_much_it_missed(
+async def test_a_slow_reader_holds_up_no_other_and_is_told_how_much_it_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notification_watch, "HINTS_WAITING_MAX", 4)
@@ -135,7 +138,9 @@ async def test_a_slow_reader_holds_up_nobody_and_is_told_how_much_it_missed(
     assert ([hint.row for hint in answer.notifications], answer.left_out) == ([b"later"], 0)
 
 
-async def test_an_answer_holds_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_holds_a_limited_number_of_notifications(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(notification_watch, "HINTS_PER_ANSWER_MAX", 2)
     watch = NotificationWatch()
     stream = await opened(watch, b"f")
@@ -144,7 +149,7 @@ async def test_an_answer_holds_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(answer.notifications) async for answer in stream] == [2, 2, 1]
 
 
-async def test_a_reader_that_went_away_is_forgotten() -> None:
+async def test_a_reader_that_disconnected_is_forgotten() -> None:
     watch = NotificationWatch()
     stream = await opened(watch, b"f", b"g")
     await stream.aclose()
@@ -164,7 +169,7 @@ async def test_streams_end_at_the_drain_and_no_others_begin() -> None:
         await anext(watch.stream(watching(b"f")))
 
 
-async def test_what_cannot_be_meant_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nonsensical_requests_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = NotificationWatch()
     for request, field in (
         (pb.WatchNotificationsRequest(), "watched"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.errors import StoreUnusable
+from percolator.errors import StoreFault, StoreUnusable
 from percolator.tablet import keys
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
 from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from tests.unit.tablet.tablets import (
     LOCK,
     NOTIFY,
@@ -28,7 +28,7 @@ def of_rows(start: bytes, end: bytes) -> TabletIdentity:
 
 
 async def test_locks_and_notifications_are_found_again() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(b"a", 10), mutation(b"b", put(NOTIFY, b"", 5, b"f")))
     await rig.tablet.close()
@@ -42,9 +42,9 @@ async def test_locks_and_notifications_are_found_again() -> None:
 
 
 async def test_a_child_of_a_split_sees_nothing_outside_of_its_range() -> None:
-    """Its directory is a clone of its parent's and still holds the other half: data, locks and
-    notifications of which are somebody else's now."""
-    disk = MemoryDisk()
+    """Its directory is a clone of its parent's and still holds the other half, whose data, locks
+    and notifications now belong to another tablet."""
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     rows = [b"a", b"m", b"z"]
     await rig.apply(
@@ -67,8 +67,8 @@ async def test_a_child_of_a_split_sees_nothing_outside_of_its_range() -> None:
 
 
 async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage() -> None:
-    """What memory knew of recent commits and markers is gone; the stored bounds say so."""
-    disk = MemoryDisk()
+    """Memory has lost the recent commits and markers; the stored bounds make up for it."""
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(b"a", 10), roll_back(b"b", 11))
     await rig.apply(commit(b"a", 10, 20))
@@ -83,33 +83,30 @@ async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
     assert own.outcome != REFUSED
 
 
-async def test_safe_points_of_an_older_release_hold_and_what_it_has_left_is_still_settled() -> None:
-    """It has written two of them; the third one comes with the next collection."""
-    disk = MemoryDisk()
+async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_lower_ones() -> (
+    None
+):
+    """A lower one would let a read through whose history is gone."""
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
-    await rig.apply(prewrite(b"a", 10), written(b"b", 11, 12), written(b"b", 13, 14))
     await rig.tablet.raise_safe_points(SafePoints(20, 30))
     disk.durable[keys.SAFE_POINT_KEY] = disk.durable[keys.SAFE_POINT_KEY][:16]
-    reopened = await Rig(disk=disk).open()
-    assert reopened.tablet.safe_points == SafePoints(20, 30)
-    left = roll_back(b"a", 10)
-    left.not_below = 0
-    await reopened.apply(left)
-    assert (await reopened.tablet.collect(20)).cells > 0
-    assert (await Rig(disk=disk).open()).tablet.safe_points == SafePoints(20, 30, 20)
+    with pytest.raises(StoreUnusable, match="have 16 bytes, not 24") as refused:
+        await Rig(disk=disk).open()
+    assert refused.value.fault is StoreFault.DAMAGED
 
 
 async def test_a_storage_of_another_format_is_refused_by_name() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.close()
-    disk.durable[keys.FORMAT_KEY] = b"2"
-    with pytest.raises(StoreUnusable, match="format b'2'"):
+    disk.durable[keys.FORMAT_KEY] = b"3"
+    with pytest.raises(StoreUnusable, match="format b'3'"):
         await Rig(disk=disk).open()
 
 
 async def test_a_storage_that_holds_something_else_is_refused() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     disk.durable[b"what"] = b"ever"
     with pytest.raises(StoreUnusable, match="no tablet"):
         await Rig(disk=disk).open()
@@ -127,7 +124,7 @@ async def test_a_storage_that_cannot_be_read_is_unusable() -> None:
 
 
 async def test_counts_outlive_a_clean_close_and_are_shared_out_after_a_split() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 50) for number in range(100)))
     await rig.tablet.close()

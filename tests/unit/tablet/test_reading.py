@@ -1,4 +1,4 @@
-"""Reads and scans: while a write is made known, below the safe point, and at their limits."""
+"""Reads and scans: while a write is being published, below the safe point, and at their limits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld, StoreUnusable
-from percolator.protocol.records import RecordKind
-from percolator.tablet import visible_cells
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.formats.records import RecordKind
+from percolator.tablet.reading import visible_cells
 from percolator.tablet.tablet import SafePoints
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -34,12 +34,12 @@ from tests.unit.tablet.tablets import (
     write_record,
     written,
 )
-from tests.unit.tablet.watched_storages import CountingStorage, LingeringStorage
+from tests.unit.tablet.watched_storages import LingeringStorage, ValueCountingStorage
 
 
 async def lingering_rig(*mutations: pb.Mutation) -> tuple[Rig, asyncio.Task[Any]]:
     """Durable and visible in the storage, not yet known to the mirror."""
-    storage = LingeringStorage(MemoryDisk())
+    storage = LingeringStorage(DurableMemory())
     rig = await Rig(storage=storage).open()
     await rig.apply(written(b"a", 5, 6, b"old"), prewrite(b"b", 10, b"new"))
     storage.lingering = True
@@ -49,7 +49,7 @@ async def lingering_rig(*mutations: pb.Mutation) -> tuple[Rig, asyncio.Task[Any]
 
 
 async def scanned(rig: Rig, timestamp: int) -> tuple[list[bytes], list[bytes]]:
-    """Values, and the rows of locks."""
+    """The values found, and the rows with locks."""
     [page] = await rig.scan(timestamp)
     return list(page.found.values), [found.lock.row for found in page.locks]
 
@@ -57,7 +57,7 @@ async def scanned(rig: Rig, timestamp: int) -> tuple[list[bytes], list[bytes]]:
 async def test_a_lock_that_the_storage_no_longer_has_is_not_in_the_way_and_its_commit_is_seen() -> (
     None
 ):
-    """The mirror is asked first and the cursor made second: else neither would be found."""
+    """The mirror is asked first, then the cursor is created; otherwise, neither would be found."""
     rig, writing = await lingering_rig(commit(b"b", 10, 20, b"new"))
     assert await rig.value(b"b", 30) == b"new"
     assert await scanned(rig, 30) == ([b"old", b"new"], [])
@@ -77,8 +77,8 @@ async def test_a_lock_is_judged_as_it_is_in_the_storage() -> None:
     await writing
 
 
-async def test_a_lock_that_nobody_was_told_of_is_not_in_the_way() -> None:
-    """Its transaction asks for its commit timestamp later, and gets one above every reader's."""
+async def test_a_lock_that_was_never_acknowledged_is_not_in_the_way() -> None:
+    """Its transaction gets its commit timestamp later, and so above every reader's timestamp."""
     rig, writing = await lingering_rig(prewrite(b"a", 25, b"newer"))
     assert await rig.value(b"a", 30) == b"old"
     await writing
@@ -118,7 +118,7 @@ async def test_transactions_may_be_refused_above_what_snapshots_may_read() -> No
     assert fine.outcome == pb.OUTCOME_APPLIED
 
 
-async def test_one_read_below_the_safe_point_does_not_spoil_its_batch() -> None:
+async def test_one_read_below_the_safe_point_does_not_fail_its_batch() -> None:
     rig = await Rig().open()
     await rig.apply(
         written(b"a", 5, 6, b"of a"),
@@ -138,7 +138,7 @@ async def test_one_read_below_the_safe_point_does_not_spoil_its_batch() -> None:
 
 
 async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None:
-    """The page may lack versions that were collected behind its back."""
+    """The page may lack versions that were collected while it was read."""
     rig = await Rig(slice_entries=2).open()
     await rig.apply(*(written(b"%d" % number, 5, 6) for number in range(10)))
     pages = rig.tablet.scan(pb.ScanRequest(target=TARGET, all_columns=True, timestamp=10))
@@ -153,7 +153,7 @@ async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None
 # ---------------------------------------------------------------- limits
 
 
-async def test_what_does_not_fit_into_an_answer_is_refused_to_be_asked_again() -> None:
+async def test_reads_that_do_not_fit_into_an_answer_are_refused_as_safe_to_repeat() -> None:
     rig = await Rig(answer_bytes_max=250).open()
     rows = [b"%d" % number for number in range(6)]
     await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
@@ -165,7 +165,7 @@ async def test_what_does_not_fit_into_an_answer_is_refused_to_be_asked_again() -
     assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
 
 
-async def test_locks_in_the_way_fill_an_answer_too() -> None:
+async def test_locks_in_the_way_count_towards_the_size_of_an_answer() -> None:
     rig = await Rig(answer_bytes_max=2500).open()
     rows = [b"%d" % number for number in range(6)]
     await rig.apply(*(prewrite(row, 10, b"v" * 1000) for row in rows))
@@ -212,9 +212,9 @@ async def test_refusals_with_large_cells_fill_an_answer_and_the_rest_is_not_exec
 
 
 async def test_a_slice_of_a_walk_ends_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one slice of a wide row would load a thousand large values before anybody looks."""
+    """Otherwise, one slice of a wide row would load a thousand large values unchecked."""
     monkeypatch.setattr(visible_cells, "SLICE_BYTES", 250)
-    storage = CountingStorage(SlowDisk())
+    storage = ValueCountingStorage(SlowDisk())
     rig = await Rig(storage=storage, answer_bytes_max=250, read_bytes_max=500).open()
     for number in range(40):
         column = b"%02d" % number
@@ -252,7 +252,7 @@ async def test_a_large_batch_of_reads_lets_others_run() -> None:
     running.cancel()
 
 
-async def test_a_tablet_that_stops_while_it_is_read_says_so() -> None:
+async def test_a_tablet_that_stops_during_a_read_says_so() -> None:
     disk = SlowDisk()
     rig = await Rig(disk=disk, slice_entries=2, slice_rows=2).open()
     await rig.apply(*(written(b"%d" % number, 5, 6) for number in range(20)))
@@ -276,8 +276,8 @@ class UnreadableStorage(MemoryStorage):
         return super().cursor()
 
 
-async def test_what_cannot_be_read_costs_the_request_not_the_tablet() -> None:
-    storage = UnreadableStorage(MemoryDisk())
+async def test_an_unreadable_record_fails_the_request_and_not_the_tablet() -> None:
+    storage = UnreadableStorage(DurableMemory())
     rig = await Rig(storage=storage).open()
     await rig.apply(written(b"a", 5, 6, b"value"))
     storage.damaged = True

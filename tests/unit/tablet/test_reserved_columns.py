@@ -1,4 +1,4 @@
-"""Columns that begin with 00 hold what observers note; they are read by whoever names them."""
+"""Columns that begin with 00 hold observers' notes, and are read only when named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def read_all(rig: Rig) -> pb.ReadBatchResult:
     return await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
 
 
-async def test_all_columns_are_those_that_are_not_reserved() -> None:
+async def test_all_columns_means_all_but_the_reserved_ones() -> None:
     rig = await rig_with(b"", RESERVED, b"\0", VISIBLE, b"a\0")
     assert list((await read_all(rig)).found.columns) == [b"", VISIBLE, b"a\0"]
     for reverse in (False, True):
@@ -42,7 +42,7 @@ async def test_all_columns_are_those_that_are_not_reserved() -> None:
         assert list(page.found.columns) == [b"", VISIBLE, b"a\0"]
 
 
-async def test_a_row_with_reserved_columns_alone_is_no_row() -> None:
+async def test_a_row_with_only_reserved_columns_is_not_a_row() -> None:
     rig = await rig_with(RESERVED)
     assert not (await read_all(rig)).found.columns
     (page,) = await rig.scan(9)
@@ -50,15 +50,15 @@ async def test_a_row_with_reserved_columns_alone_is_no_row() -> None:
     assert not page.HasField("rest")
 
 
-async def test_who_names_a_reserved_column_reads_it() -> None:
+async def test_a_read_that_names_a_reserved_column_gets_it() -> None:
     rig = await rig_with(RESERVED, VISIBLE)
     assert list((await rig.read(b"r", 9, RESERVED)).found.values) == [RESERVED]
     (page,) = await rig.scan(9, columns=[RESERVED])
     assert list(page.found.values) == [RESERVED]
 
 
-async def test_a_lock_on_a_reserved_column_is_in_the_way_of_those_who_name_it_only() -> None:
-    """Else every scan over rows with observers at work would wait for their acknowledgements."""
+async def test_a_lock_on_a_reserved_column_blocks_only_reads_that_name_it() -> None:
+    """Otherwise, scans over rows with active observers would wait for their acknowledgements."""
     rig = await rig_with(VISIBLE)
     await rig.apply(mutation(b"r", put(LOCK, lock_record(4)), column=RESERVED))
     assert not (await read_all(rig)).locks

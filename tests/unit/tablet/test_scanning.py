@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.protocol.records import RecordKind
+from percolator.formats.records import RecordKind
 from percolator.tablet.keys import W, component, inverted
-from percolator.tablet.memory_storage import MemoryDisk
+from percolator.tablet.reading import visible_cells
+from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -31,7 +32,7 @@ from tests.unit.tablet.tablets import (
     write_record,
     written,
 )
-from tests.unit.tablet.watched_storages import CountingStorage, LingeringStorage
+from tests.unit.tablet.watched_storages import LingeringStorage, ValueCountingStorage
 
 
 async def drained(pages: AsyncIterator[Any]) -> list[Any]:
@@ -89,7 +90,7 @@ async def test_a_bad_scan_of_cells_is_refused_by_the_name_of_its_field(
 
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> None:
-    """After a broken stream a client goes on with `rest`, and misses and repeats nothing."""
+    """After a broken stream, a client continues with `rest`, and misses and repeats nothing."""
     rig = await Rig().open()
     rows = [b"", b"\0", b"a", b"a\0", b"b\xff", b"c"]
     await rig.apply(*(written(row, 5, 6, row) for row in rows), prewrite(b"ab", 7))
@@ -115,8 +116,8 @@ async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> N
 
 
 @pytest.mark.parametrize("page_entries_max", [10, 12])
-async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages(page_entries_max: int) -> None:
-    """One cursor over millions of them would hold back compaction, and its caller hear nothing."""
+async def test_a_range_of_only_deleted_rows_is_split_into_pages(page_entries_max: int) -> None:
+    """One cursor over millions would hold back compaction, and its caller would hear nothing."""
     rig = await Rig(slice_entries=5, page_entries_max=page_entries_max).open()
     gone = write_record(5, b"", RecordKind.DELETE)
     await rig.apply(*(mutation(b"%03d" % number, put(WRITE, gone, 6)) for number in range(60)))
@@ -127,14 +128,26 @@ async def test_a_range_of_nothing_but_deleted_rows_is_cut_into_pages(page_entrie
         assert [value for page in pages for value in page.found.values] == [b"last"]
 
 
+async def test_entries_that_a_slice_left_unread_do_not_count_towards_the_end_of_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slice of large values ends by its bytes, long before it has looked at all its entries."""
+    monkeypatch.setattr(visible_cells, "SLICE_BYTES", 250)
+    rig = await Rig(slice_entries=100, page_entries_max=200).open()
+    rows = [b"%02d" % number for number in range(40)]
+    await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
+    [page] = await rig.scan(30)
+    assert list(page.found.rows) == rows
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("versions", [1, 4])
 async def test_by_default_a_page_looks_at_a_hundred_thousand_entries_and_ends(
     reverse: bool, versions: int
 ) -> None:
-    """100,000 is no multiple of a slice; and rows, of which each may have many versions, say
-    nothing about how long a page takes."""
-    disk = MemoryDisk()
+    """100,000 is not a multiple of a slice. And the number of rows, each of which may have many
+    versions, says nothing about how long a page takes."""
+    disk = DurableMemory()
     await (await Rig(disk=disk).open()).tablet.close()
     gone = write_record(5, b"", RecordKind.DELETE)
     for number in range(130_000 // versions):
@@ -153,12 +166,12 @@ async def test_by_default_a_page_looks_at_a_hundred_thousand_entries_and_ends(
 
 @pytest.mark.parametrize("space", [LOCK, NOTIFY])
 @pytest.mark.parametrize("removed", [30, 1500])
-async def test_stored_cells_go_on_behind_those_that_are_gone_but_still_in_memory(
+async def test_stored_cells_continue_after_cells_that_are_gone_but_still_in_memory(
     space: cells_pb2.Space, removed: int
 ) -> None:
-    """Between a write and its publication memory knows cells that the storage no longer has. Taken
-    for the end of the tablet, they would hide every lock behind them."""
-    storage = LingeringStorage(MemoryDisk())
+    """Between a write and its publication, memory knows cells that the storage no longer has. If
+    one were taken for the end of the tablet, every lock after it would be hidden."""
+    storage = LingeringStorage(DurableMemory())
     rig = await Rig(storage=storage).open()
     rows = [b"%05d" % number for number in range(3000)]
     if space == LOCK:
@@ -204,8 +217,8 @@ async def test_locks_with_large_values_end_a_page_by_their_bytes(reverse: bool) 
 async def test_a_page_of_large_stored_cells_loads_no_more_than_it_holds(
     space: cells_pb2.Space,
 ) -> None:
-    """A thousand values of 4 MiB each, to answer with one of them, are more than a server has."""
-    storage = CountingStorage(SlowDisk())
+    """Loading a thousand values of 4 MiB to return one of them would exhaust a server's memory."""
+    storage = ValueCountingStorage(SlowDisk())
     rig = await Rig(storage=storage, page_bytes_default=1500).open()
     change = {
         LOCK: put(LOCK, lock_record(10, b"v" * 1000)),
@@ -220,7 +233,7 @@ async def test_a_page_of_large_stored_cells_loads_no_more_than_it_holds(
     assert sum([len(page.cells) async for page in pages]) == 18
 
 
-async def test_locks_can_be_looked_for_by_their_age() -> None:
+async def test_locks_can_be_found_by_their_age() -> None:
     rig = await Rig().open()
     await rig.apply(*(prewrite(b"%d" % start, start) for start in (10, 20, 30)))
     found = await rig.cells(LOCK, until_timestamp=25, from_timestamp=11)

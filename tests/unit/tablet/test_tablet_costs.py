@@ -1,4 +1,4 @@
-"""What must not grow: looks into the storage, counted, whatever has been stored and deleted."""
+"""Costs that must not grow, whatever was stored and deleted: storage reads, counted."""
 
 from __future__ import annotations
 
@@ -9,24 +9,35 @@ from typing import Any
 
 import pytest
 
-from percolator.protocol.records import RecordKind
+from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import RecordKind
+from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.tablet import split_point
-from percolator.tablet.memory_storage import MemoryCursor, MemoryDisk, MemoryStorage
+from percolator.tablet.collection.dead_letters import may_be_put_aside
+from percolator.tablet.keys import cell_prefix
+from percolator.tablet.writing.judge import VERSIONS_MAX
+from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from services.tabletserver.disk_threads import DiskThreads
+from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
+from tests.unit.tablet.counting import CountingStorage
 from tests.unit.tablet.tablets import (
+    ABSENT,
     COLUMN,
     DATA,
+    EQUALS,
     LOCK,
+    NOT_EXECUTED,
     NOTIFY,
+    PRESENT,
     REFUSED,
     ROLLBACK,
     TARGET,
     WRITE,
     Rig,
     commit,
+    condition,
     delete,
     delete_if,
     mutation,
@@ -37,46 +48,13 @@ from tests.unit.tablet.tablets import (
 )
 
 
-class CountingCursor(MemoryCursor):
-    """Counts what costs: seeks by the space they go to, and steps."""
-
-    counts: Counter[str]
-
-    def seek(self, key: bytes) -> None:
-        self.counts[f"seek {key[:1].decode()}"] += 1
-        super().seek(key)
-
-    def next(self) -> None:
-        self.counts["step"] += 1
-        super().next()
-
-    def prev(self) -> None:
-        self.counts["step"] += 1
-        super().prev()
-
-
-class CountingStorage(MemoryStorage):
-    def __init__(self) -> None:
-        super().__init__(MemoryDisk())
-        self.counts: Counter[str] = Counter()
-
-    def cursor(self) -> MemoryCursor:
-        cursor = CountingCursor(self._view)
-        cursor.counts = self.counts
-        return cursor
-
-    def get(self, key: bytes) -> bytes | None:
-        self.counts[f"get {key[:1].decode()}"] += 1
-        return super().get(key)
-
-
 async def counting_rig(**limits: Any) -> tuple[Rig, Counter[str]]:
-    storage = CountingStorage()
+    storage = CountingStorage(DurableMemory())
     rig = await Rig(storage=storage, **limits).open()
     return rig, storage.counts
 
 
-async def test_a_fresh_transaction_prewrites_without_a_look_into_the_storage() -> None:
+async def test_a_fresh_transaction_prewrites_without_reading_the_storage() -> None:
     rig, counts = await counting_rig()
     counts.clear()
     for start in range(10, 500, 10):
@@ -120,6 +98,32 @@ async def test_the_number_of_versions_does_not_matter(versions: int) -> None:
             assert sum(counts.values()) < 25
 
 
+async def test_a_condition_on_all_versions_of_a_hot_cell_is_refused_before_it_takes_long() -> None:
+    rig, counts = await counting_rig()
+    changes = [put(WRITE, write_record(at), at + 1) for at in range(10, 10 + 4 * VERSIONS_MAX, 2)]
+    for first in range(0, len(changes), 200):
+        await rig.apply(mutation(b"hot", *changes[first : first + 200]))
+    counts.clear()
+    for expectation in (ABSENT, PRESENT, EQUALS):
+        asked = condition(WRITE, expectation, prefix=b"no such record")
+        [result] = await rig.mutate(mutation(b"hot", conditions=[asked]))
+        assert result.outcome == NOT_EXECUTED
+        assert "narrow its timestamps" in result.error.message
+    assert counts["step"] <= 3 * (VERSIONS_MAX + 2)
+
+
+async def test_whether_a_change_was_put_aside_is_seen_without_walking_over_what_was_noted() -> None:
+    rig, counts = await counting_rig()
+    hidden = acknowledgement_column(b"observer", COLUMN)
+    noted = Acknowledgement(5).encode()
+    changes = [put(WRITE, write_record(at, noted), at + 1) for at in range(10, 410, 2)]
+    await rig.apply(mutation(b"a", *changes, column=hidden))
+    state = rig.tablet._state
+    counts.clear()
+    assert not may_be_put_aside(state.mirror, state.storage, cell_prefix(b"a", COLUMN))
+    assert sum(counts.values()) <= 3
+
+
 async def test_lock_only_records_are_stepped_over_and_counted() -> None:
     rig, _ = await counting_rig()
     kinds = [RecordKind.PUT] + [RecordKind.LOCK_ONLY] * 20
@@ -137,8 +141,8 @@ async def test_lock_only_records_are_stepped_over_and_counted() -> None:
     assert rig.tablet.statistics().versions_skipped == 20
 
 
-async def test_nobody_seeks_among_locks_or_notifications_while_serving() -> None:
-    """Each went and left a tombstone: a seek there walks over all of them, 300 us instead of 2."""
+async def test_serving_never_seeks_among_locks_or_notifications() -> None:
+    """Each deletion left a tombstone; a seek there walks over all: 300 us instead of 2."""
     rig, counts = await counting_rig()
     await rig.apply(*(prewrite(b"%d" % number, 10) for number in range(50)))
     counts.clear()
@@ -151,7 +155,7 @@ async def test_nobody_seeks_among_locks_or_notifications_while_serving() -> None
     assert counts["seek W"] > 0
 
 
-async def test_deleting_what_is_not_there_leaves_no_tombstone() -> None:
+async def test_deleting_what_does_not_exist_leaves_no_tombstone() -> None:
     rig, _ = await counting_rig()
     before = rig.tablet.statistics().batches_synced
     missing = [
@@ -189,7 +193,7 @@ async def test_a_split_point_on_leveldb_is_found_by_bisection(
     with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "test") as pool:
 
         def storage() -> LevelDBStorage:
-            return LevelDBStorage(Path(directory) / "tablet", pool)
+            return LevelDBStorage(Path(directory), pool, create=True)
 
         rig = await Rig(storage=storage(), clock=MachineClock()).open()
         for first in range(0, 4000, 500):

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.tablet import opening, ordered_keys
-from percolator.tablet.notify_index import NotifyIndex
-from percolator.tablet.ordered_keys import OrderedKeys
-from percolator.tablet.recent_writes import RecentWrites
-from percolator.tablet.statistics import Rate
-from percolator.testing.virtual_time import VirtualClock
+from percolator.tablet import opening
+from percolator.tablet.memory import ordered_keys
+from percolator.tablet.memory.notify_index import NotifyIndex
+from percolator.tablet.memory.ordered_keys import OrderedKeys
+from percolator.tablet.memory.recent_writes import RecentWrites
+from percolator.tablet.memory.statistics import Rate
+from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import NOTIFY, Rig, delete, mutation, prewrite, put, roll_back
 
 KEYS = st.binary(max_size=2)
@@ -24,7 +25,7 @@ KEYS = st.binary(max_size=2)
     operations=st.lists(st.tuples(st.booleans(), KEYS), max_size=40),
     looks=st.lists(st.tuples(KEYS, st.none() | KEYS, st.booleans()), max_size=5),
 )
-def test_ordered_keys_are_a_sorted_set_whenever_somebody_looks(
+def test_ordered_keys_always_look_like_a_sorted_set(
     operations: list[tuple[bool, bytes]], looks: list[tuple[bytes, bytes | None, bool]]
 ) -> None:
     ordered, model = OrderedKeys(), set[bytes]()
@@ -43,8 +44,10 @@ def test_ordered_keys_are_a_sorted_set_whenever_somebody_looks(
         assert len(ordered) == len(model)
 
 
-def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the first scan after a million locks would stop the server for a second."""
+def test_the_number_of_keys_that_wait_to_be_sorted_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise, the first scan after a million locks would stop the server for a second."""
     monkeypatch.setattr(ordered_keys, "UNSORTED_MAX", 4)
     ordered = OrderedKeys()
     for number in range(100):
@@ -55,7 +58,7 @@ def test_what_waits_to_be_sorted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------- notifications
 
 
-def test_an_index_holds_so_many_and_says_from_where_on_there_are_more() -> None:
+def test_an_index_holds_a_limited_number_and_says_where_it_is_incomplete() -> None:
     index = NotifyIndex(2)
     missing = []
     for key in (b"a", b"b", b"b", b"d", b"c", b"e"):
@@ -81,7 +84,7 @@ async def test_more_notifications_than_memory_holds_are_all_found() -> None:
     assert [cell.row for cell in await rig.cells(NOTIFY)] == rows[7:]
 
 
-async def test_what_comes_while_the_index_is_filled_and_finds_no_room_is_found_later(
+async def test_notifications_that_overflow_the_index_while_it_is_filled_are_found_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = await Rig(notifications_indexed_max=3).open()
@@ -104,7 +107,7 @@ async def test_what_comes_while_the_index_is_filled_and_finds_no_room_is_found_l
         assert [cell.row for cell in await rig.cells(NOTIFY)] == [b"c", b"t", b"u"]
 
 
-async def test_counters_of_what_was_ever_written_never_shrink() -> None:
+async def test_counters_of_all_that_was_ever_written_never_shrink() -> None:
     """`percolator wait` compares them: an equal count means that nothing came and went."""
     rig = await Rig().open()
     await rig.apply(mutation(b"a", put(NOTIFY, b"", 5, b"f")), prewrite(b"b", 10))
@@ -127,7 +130,7 @@ async def test_counters_of_what_was_ever_written_never_shrink() -> None:
 def test_no_cell_was_ever_committed_above_its_bound(
     batches: list[dict[bytes, int]], loaded: int
 ) -> None:
-    """A bound too low lets a prewrite pass over a newer commit: a lost update."""
+    """Too low a bound lets a prewrite pass despite a newer commit: a lost update."""
     recent = RecentWrites(cells_max=1)
     recent.load(loaded, 0)
     newest = dict.fromkeys((b"a", b"b", b"c", b"d", b"never"), loaded)
@@ -140,7 +143,7 @@ def test_no_cell_was_ever_committed_above_its_bound(
         assert len(recent._young) + len(recent._old) <= 2 * (1 + 3)
 
 
-def test_who_began_after_everything_remembered_needs_no_look_into_the_storage() -> None:
+def test_a_transaction_younger_than_all_that_is_remembered_needs_no_storage_read() -> None:
     recent = RecentWrites(cells_max=10)
     for start in range(1, 1000):
         recent.publish({b"%d" % start: start}, start, 0)
@@ -150,7 +153,7 @@ def test_who_began_after_everything_remembered_needs_no_look_into_the_storage() 
 # ---------------------------------------------------------------- rates
 
 
-async def test_a_rate_is_of_the_last_ten_seconds() -> None:
+async def test_a_rate_covers_the_last_ten_seconds() -> None:
     rate = Rate(VirtualClock(asyncio.get_running_loop()))
     assert rate.per_second() == 0
     rate.add(5)

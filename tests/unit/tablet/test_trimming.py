@@ -1,4 +1,4 @@
-"""After a split, the cells of the other half go, and the counts become true."""
+"""After a split, the cells of the other half are removed, and the counts become true."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from percolator.errors import StoreUnusable, TabletMoved
 from percolator.tablet import keys
-from percolator.tablet.memory_storage import MemoryDisk
 from percolator.tablet.tablet import TabletIdentity
+from percolator.testing.memory_storage import DurableMemory
 from tests.unit.tablet.tablets import (
     DATA,
     LOCK,
@@ -31,7 +31,7 @@ ROWS = [bytes([letter]) for letter in range(ord("a"), ord("z") + 1)]
 COUNTED = (b"W", b"D", b"R")
 
 
-async def parent(disk: MemoryDisk) -> None:
+async def parent(disk: DurableMemory) -> None:
     """Every row has a committed value, a long value, a lock, a marker and a notification."""
     rig = await Rig(disk=disk, identity=WHOLE).open()
     for row in ROWS:
@@ -47,13 +47,13 @@ def is_due(rig: Rig) -> bool:
     return rig.tablet.needs_trimming
 
 
-def copy(disk: MemoryDisk) -> MemoryDisk:
-    other = MemoryDisk()
+def copy(disk: DurableMemory) -> DurableMemory:
+    other = DurableMemory()
     other.durable = dict(disk.durable)
     return other
 
 
-def stored(disk: MemoryDisk) -> dict[bytes, bytes]:
+def stored(disk: DurableMemory) -> dict[bytes, bytes]:
     """All cells, without fences and notes."""
     return {
         key: value
@@ -67,16 +67,16 @@ def is_inside(key: bytes, identity: TabletIdentity) -> bool:
     return identity.start <= row and (not identity.end or row < identity.end)
 
 
-def counts(disk: MemoryDisk) -> tuple[int, int]:
+def counts(disk: DurableMemory) -> tuple[int, int]:
     found = {key: value for key, value in stored(disk).items() if key[:1] in COUNTED}
     return len(found), sum(len(key) + len(value) for key, value in found.items())
 
 
 @pytest.mark.parametrize("identity", [LOWER, UPPER, MIDDLE], ids=["lower", "upper", "middle"])
-async def test_exactly_the_cells_outside_go_and_the_counts_become_true(
+async def test_exactly_the_cells_outside_are_removed_and_the_counts_become_true(
     identity: TabletIdentity,
 ) -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     await parent(disk)
     kept = {key: value for key, value in stored(disk).items() if is_inside(key, identity)}
     assert {keys.decode(key).space for key in kept} == {LOCK, WRITE, DATA, ROLLBACK, NOTIFY}
@@ -96,8 +96,8 @@ async def test_exactly_the_cells_outside_go_and_the_counts_become_true(
     assert (again.tablet.statistics().cells, again.tablet.statistics().bytes) == counts(disk)
 
 
-async def test_a_tablet_that_was_never_split_is_not_walked_over() -> None:
-    disk = MemoryDisk()
+async def test_a_tablet_that_was_never_split_needs_no_trimming() -> None:
+    disk = DurableMemory()
     rig = await Rig(disk=disk, identity=LOWER).open()
     assert not rig.tablet.needs_trimming
     await rig.tablet.close()
@@ -106,15 +106,15 @@ async def test_a_tablet_that_was_never_split_is_not_walked_over() -> None:
 
 async def test_while_it_is_trimmed_a_child_does_not_pretend_to_be_as_large_as_the_whole() -> None:
     """The master would split it again at once."""
-    disk = MemoryDisk()
+    disk = DurableMemory()
     await parent(disk)
     whole, _ = counts(disk)
     child = await Rig(disk=disk, identity=LOWER).open()
     assert child.tablet.statistics().cells < 0.7 * whole
 
 
-class FailingDisk(MemoryDisk):
-    """Takes so many writes, and fails then: as if the process had died."""
+class FailingDisk(DurableMemory):
+    """Accepts a number of writes and then fails, as if the process had died."""
 
     def __init__(self, writes: int) -> None:
         super().__init__()
@@ -126,12 +126,12 @@ class FailingDisk(MemoryDisk):
         self.left -= 1
 
 
-async def test_wherever_trimming_ends_the_next_owner_ends_it_with_true_counts(
+async def test_wherever_trimming_stops_the_next_owner_completes_it_with_true_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.sweep.SLICE_ENTRIES", 5)
-    whole = MemoryDisk()
+    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 5)
+    whole = DurableMemory()
     await parent(whole)
     for writes in range(40):
         disk = FailingDisk(writes)
@@ -149,11 +149,11 @@ async def test_wherever_trimming_ends_the_next_owner_ends_it_with_true_counts(
         assert all(is_inside(key, MIDDLE) for key in stored(after))
         statistics = successor.tablet.statistics()
         assert (statistics.cells, statistics.bytes) == counts(after), writes
-    assert writes > 10, "else nothing was interrupted"
+    assert writes > 10, "otherwise, nothing was interrupted"
 
 
-async def test_a_tablet_that_was_trimmed_half_and_split_again_is_trimmed_to_its_own_rows() -> None:
-    disk = MemoryDisk()
+async def test_a_half_trimmed_tablet_that_is_split_again_is_trimmed_to_its_own_rows() -> None:
+    disk = DurableMemory()
     await parent(disk)
     child = await Rig(disk=disk, identity=LOWER).open()
     await child.tablet.close()
@@ -164,7 +164,7 @@ async def test_a_tablet_that_was_trimmed_half_and_split_again_is_trimmed_to_its_
 
 
 async def test_what_is_written_meanwhile_is_counted_and_stays() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     await parent(disk)
     child = await Rig(disk=disk, identity=LOWER).open()
     await child.apply(written(b"a9", 20, 21, b"new"))
@@ -174,7 +174,7 @@ async def test_what_is_written_meanwhile_is_counted_and_stays() -> None:
 
 
 async def test_an_owner_that_was_deposed_trims_no_further() -> None:
-    disk = MemoryDisk()
+    disk = DurableMemory()
     await parent(disk)
     child = await Rig(disk=disk, identity=LOWER).open()
     child.owner = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from percolator.tablet.memory_storage import MemoryBatch, MemoryStorage
+from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
 
 
 class LingeringStorage(MemoryStorage):
@@ -13,14 +13,15 @@ class LingeringStorage(MemoryStorage):
 
     lingering = False
 
-    async def write(self, batch: MemoryBatch) -> None:
-        await super().write(batch)
+    async def write(self, batch: MemoryBatch, then: Callable[[], bool] | None = None) -> bool:
+        owned = await super().write(batch, then)
         if self.lingering:
             await asyncio.sleep(1)
+        return owned
 
 
-class CountingStorage(MemoryStorage):
-    """Counts the values that leave it."""
+class ValueCountingStorage(MemoryStorage):
+    """Counts the values that are read from it."""
 
     values_read = 0
 

@@ -1,13 +1,14 @@
 """Every interleaving of one owner and several claimants of a tablet, step by step.
 
-The processes are the real coroutines over a directory that exists in this model only. A step is
-one system call. A coroutine cannot be copied, so that a process is known by the results that its
-calls had so far, and is run again from its start to learn the next call; with that, states that
-were reached in different ways are recognised as the same.
+The processes are the real coroutines over a directory that exists only in this model. A step is one
+system call. A coroutine cannot be copied, so a process is represented by the results of its calls
+so far, and run again from the start to learn its next call. In this way, states that were reached
+in different ways are recognised as the same.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +16,16 @@ from random import Random
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from services.chassis.epoch_directory import (
+from services.chassis.store.epoch_directory import (
     EpochDirectory,
     remove_superseded,
     take_over,
 )
-from services.chassis.files import Files, FileStatus
+from services.chassis.store.files import Files, FileStatus
 
 TABLET = Path("/tablet")
 DAMAGED = -1
-"""Stands for a removed file among what a directory holds."""
+"""Marks a directory in which something is missing, because it was removed or never copied."""
 
 Call = tuple[str, ...]
 Result = tuple[str, Any]
@@ -33,7 +34,7 @@ Names = tuple[tuple[str, int], ...]
 
 
 class _Step:
-    """Awaiting it makes one system call of the model."""
+    """One system call of the model, made by awaiting it."""
 
     def __init__(self, *call: str) -> None:
         self._call = call
@@ -41,20 +42,12 @@ class _Step:
     def __await__(self) -> Generator[Call, Result, Any]:
         kind, value = yield self._call
         if kind == "error":
-            raise cast("type[OSError]", value)()
+            raise cast("Callable[[], OSError]", value)()
         return value
 
 
 class StepFiles:
     """The part of `Files` that a takeover uses; a directory holds one file, called data."""
-
-    def __init__(self) -> None:
-        self.own_inode: int | None = None
-
-    def stat_now(self, path: Path) -> FileStatus:
-        if self.own_inode is None:
-            raise FileNotFoundError
-        return _status(self.own_inode)
 
     async def list(self, path: Path) -> list[str]:
         return list(await _Step("list", str(path)))
@@ -68,6 +61,9 @@ class StepFiles:
     async def stat(self, path: Path) -> FileStatus:
         return _status(await _Step("stat", path.name))
 
+    async def stat_waits(self, device: int) -> bool:
+        return True
+
     async def unlink(self, path: Path) -> None:
         await _Step("unlink", path.parent.name)
 
@@ -75,23 +71,20 @@ class StepFiles:
         await _Step("rmdir", path.name)
 
     async def fsync_directory(self, path: Path) -> None:
-        """Changes nothing that another process sees: no step."""
+        """Not a step: it changes nothing that another process sees."""
 
 
 async def clone_in_model(files: Files, source: Path, target: Path) -> None:
-    """All of a clone in one step: what it does to single files is tested elsewhere."""
+    """A whole clone in one step: what it does to single files is tested elsewhere."""
     await _Step("clone", source.name, target.name)
 
 
 async def serve(directory: EpochDirectory) -> None:
     """One write, acknowledged only if the directory still stands afterwards."""
-    await _Step("open and append", str(directory.identity.inode))
-    files = cast("StepFiles", directory.files)
-    try:
-        files.own_inode = (await files.stat(directory.path)).inode
-    except FileNotFoundError:
-        files.own_inode = None
-    if directory.stands():
+    opened = await _Step("open database", directory.path.name)
+    await _Step("append", str(opened))
+    # In a step of its own, and not in a task, which no model could run again.
+    if await directory._look():
         await _Step("acknowledge")
 
 
@@ -101,7 +94,7 @@ async def first_owner(files: Files) -> None:
 
 
 def claimant(epoch: int) -> Callable[[Files], Awaitable[None]]:
-    """Takes the tablet over at `epoch`, clears up behind its predecessors, and serves."""
+    """Takes the tablet over at `epoch`, cleans up after its predecessors, and serves."""
 
     async def run(files: Files) -> None:
         directory = await take_over(files, TABLET, epoch, clone_in_model)
@@ -113,7 +106,7 @@ def claimant(epoch: int) -> Callable[[Files], Awaitable[None]]:
 
 @dataclass(frozen=True)
 class State:
-    """The directory, what each directory in it holds, and how far every process came."""
+    """The directory, the content of each subdirectory, and how far each process has got."""
 
     names: Names
     contents: tuple[frozenset[int], ...]
@@ -124,13 +117,16 @@ class State:
 
 @dataclass
 class Explorer:
-    """Visits every reachable state, and returns what was acknowledged and is missing."""
+    """Visits every reachable state, and returns acknowledged writes that are missing."""
 
     epochs: tuple[int, ...]
-    """Of the claimants; two may have the same, as with standbys that choose it themselves."""
+    """The epochs of the claimants; two may be equal, as for standbys that choose their own."""
+    recreating: bool = False
+    """Whether opening a database under a name that is gone creates that directory again, as LevelDB
+    does with a plain path."""
     states: int = 0
     outcomes: set[frozenset[int]] = field(default_factory=set)
-    """Which processes acknowledged, in each way that everything can end."""
+    """Which processes acknowledged, for each possible ending."""
     _next: dict[tuple[int, History], Call | None] = field(default_factory=dict)
 
     def violations(self) -> list[str]:
@@ -150,7 +146,7 @@ class Explorer:
         return []
 
     def walk(self, random: Random) -> list[str]:
-        """One order among all, by chance: where all of them are too many."""
+        """Follows one random order, for cases where trying all would take too long."""
         state = self._start()
         while successors := self._successors(state):
             state = random.choice(successors)
@@ -166,7 +162,7 @@ class Explorer:
         epochs = (1, *self.epochs)
         found: list[str] = []
         for reader, contents in state.served:
-            # Deleting it under a paused former owner is fine: nothing that it says of it leaves.
+            # Deleting it under a paused former owner is fine: none of its responses leave.
             if DAMAGED in contents and reader in state.acknowledged:
                 found.append(f"epoch {epochs[reader]} serves a half deleted directory")
             found.extend(
@@ -178,7 +174,11 @@ class Explorer:
 
     def _successors(self, state: State) -> list[State]:
         calls = ((i, self._next_call(i, h)) for i, h in enumerate(state.histories))
-        return [_execute(state, i, call) for i, call in calls if call is not None]
+        return [
+            _execute(state, i, call, recreating=self.recreating)
+            for i, call in calls
+            if call is not None
+        ]
 
     def _next_call(self, process: int, history: History) -> Call | None:
         key = (process, history)
@@ -193,13 +193,13 @@ class Explorer:
             call = cast("Call", next(steps))
             for result in history:
                 call = cast("Call", steps.send(result))
-        except (StopIteration, PercolatorError):
+        except (StopIteration, PercolatorError, OSError):
             return None
         steps.close()
         return call
 
 
-def _execute(state: State, process: int, call: Call) -> State:
+def _execute(state: State, process: int, call: Call, *, recreating: bool) -> State:
     names, contents = dict(state.names), list(state.contents)
     acknowledged, served = state.acknowledged, state.served
     result: Result = ("ok", None)
@@ -214,6 +214,8 @@ def _execute(state: State, process: int, call: Call) -> State:
         case ("mkdir", name):
             names[name] = len(contents)
             contents.append(frozenset())
+        case ("rename", source, target) if source in names and target in names:
+            result = ("error", _not_empty)
         case ("rename", source, target) if source in names:
             names[target] = names.pop(source)
         case ("stat", name) if name in names:
@@ -224,7 +226,12 @@ def _execute(state: State, process: int, call: Call) -> State:
             del names[name]
         case ("clone", source, target) if source in names and target in names:
             contents[names[target]] = contents[names[source]]
-        case ("open and append", inode_text):
+        case ("open database", name) if name in names or recreating:
+            if name not in names:
+                names[name] = len(contents)
+                contents.append(frozenset({DAMAGED}))
+            result = ("ok", names[name])
+        case ("append", inode_text):
             inode = int(inode_text)
             served |= {(process, contents[inode])}
             contents[inode] |= {process}
@@ -244,3 +251,8 @@ def _status(inode: int) -> FileStatus:
 
 def _absent() -> Result:
     return ("error", FileNotFoundError)
+
+
+def _not_empty() -> OSError:
+    """A directory can only replace an empty one, and every directory here has content."""
+    return OSError(errno.ENOTEMPTY, "not empty")

@@ -1,8 +1,9 @@
-"""A `TabletStore` in memory, on the tablets of which everything can be made to fail."""
+"""A `TabletStore` in memory, in which everything can be made to fail."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -11,17 +12,19 @@ from typing import Any
 import structlog
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
-from percolator.protocol.records import RecordKind, WriteRecord
+from percolator.formats.records import RecordKind, WriteRecord
 from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory_storage import MemoryDisk, MemoryStorage
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import TabletIdentity
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestLimits, TabletServerHandler
-from services.tabletserver.tablet_store import Ancestry, Ownership
+from services.tabletserver.tablet_store import Ancestry
 from services.tabletserver.tablets import Tablets
 
 COLUMN = b"c"
@@ -37,13 +40,16 @@ class MemoryOwnership:
     identity: TabletIdentity
     lost: bool = False
 
-    def stands(self) -> bool:
+    def look(self) -> bool:
         return not self.lost
+
+    async def stands(self) -> bool:
+        return self.look()
 
 
 @dataclass
-class FailingDisk(MemoryDisk):
-    """A disk of which the next writes fail, or take as long as they are told to."""
+class FailingDisk(DurableMemory):
+    """A disk whose next writes fail, or take as long as they are told."""
 
     failures: int = 0
     gate: asyncio.Event | None = None
@@ -61,7 +67,7 @@ class FailingDisk(MemoryDisk):
 
 
 class MemoryStore:
-    """The disks of all tablets, and who owns them."""
+    """The disks of all tablets, and their owners."""
 
     def __init__(self) -> None:
         self.disks: defaultdict[int, FailingDisk] = defaultdict(FailingDisk)
@@ -102,6 +108,7 @@ class Machine:
     limits: RequestLimits = field(default_factory=RequestLimits)
     tablet_limits: TabletLimits = field(default_factory=TabletLimits)
     free_bytes: int = 1 << 40
+    store_trouble: str = ""
     store: MemoryStore = field(default_factory=MemoryStore)
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
@@ -110,10 +117,22 @@ class Machine:
             asyncio.get_running_loop(), wall_milliseconds=(START >> 18) + 60_000
         )
         log = structlog.stdlib.get_logger("test")
-        self.disk = DiskSpace(lambda: self.free_bytes, self.clock, log, reserve_bytes=1000)
-        self.disk.check()
+        self.disk = DiskSpace(
+            self._free_bytes,
+            self.clock,
+            log,
+            reserve_bytes=1000,
+            store_trouble=lambda: self.store_trouble,
+        )
         self.tablets = Tablets(
-            self.store, self.clock, self.tablet_limits, self._background, log, tablets_warn=100
+            self.store,
+            self.clock,
+            random.Random(1),
+            self.tablet_limits,
+            self._background,
+            log,
+            guard=TimestampGuard.by_own_clock(self.clock),
+            tablets_warn=100,
         )
         self.collecting = Collecting(self.tablets, self._background, log)
         self.handler = TabletServerHandler(
@@ -126,13 +145,23 @@ class Machine:
             server_id="server",
         )
 
+    async def _free_bytes(self) -> int:
+        return self.free_bytes
+
     def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
         self.tasks.append(task)
         return task
 
     async def open(
-        self, tablet: int, epoch: int = 1, start: bytes = b"", end: bytes = b"", schema: int = 1
+        self,
+        tablet: int,
+        epoch: int = 1,
+        start: bytes = b"",
+        end: bytes = b"",
+        schema: int = 1,
+        *,
+        change_feed: bool = False,
     ) -> wire.TabletDescription:
         request = wire.OpenTabletRequest(
             table_id=3,
@@ -140,6 +169,7 @@ class Machine:
             epoch=epoch,
             schema_version=schema,
             range=cells_pb2.RowRange(start=start, end=end),
+            change_feed=change_feed,
         )
         return (await self.handler.open_tablet(request)).tablet
 

@@ -1,4 +1,4 @@
-"""Writes are refused while the disk is full, and accepted again by themselves."""
+"""Writes are refused while the disk is full, and accepted again without help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from percolator.errors import Retry, StoreFault, StoreUnusable
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from services.tabletserver.disk_space import CHECK_SECONDS, DiskSpace
 
 
@@ -19,9 +19,13 @@ async def test_it_refuses_below_the_reserve_and_recovers_by_itself() -> None:
     clock = VirtualClock(asyncio.get_running_loop())
     free = [1000]
     log = structlog.stdlib.get_logger("test")
-    disk = DiskSpace(lambda: free[0], clock, log, reserve_bytes=500)
+
+    async def free_bytes() -> int:
+        return free[0]
+
+    disk = DiskSpace(free_bytes, clock, log, reserve_bytes=500)
     watching = asyncio.create_task(disk.watch())
-    disk.check()
+    await disk.check()
     assert refusal(disk) is None
     free[0] = 499
     await clock.sleep(2 * CHECK_SECONDS)

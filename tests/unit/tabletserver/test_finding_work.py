@@ -78,7 +78,7 @@ async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_
 
 
 async def test_the_count_of_notifications_never_shrinks_within_an_epoch() -> None:
-    """`percolator wait` compares two counts: one that began anew could hide what came between."""
+    """`percolator wait` compares two counts: one that was reset could hide what came between."""
     machine = Machine()
     await machine.open(1)
     await machine.mutate(notified(1, b"a", b"b"))

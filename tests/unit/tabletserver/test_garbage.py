@@ -1,4 +1,4 @@
-"""Requests leave nothing behind for the garbage collector, which looks seldom (collector.py)."""
+"""Requests leave nothing for the garbage collector, which rarely runs (collector.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.tabletserver.memory_store import COMMIT, Machine, put, target
 
 OF_A_TABLET_SERVER = ("percolator.tablet", "percolator.v1.tabletserver", "services.tabletserver")
-"""In another thread, a client of another test may still be at work."""
+"""Only these are counted: in another thread, a client of another test may still be running."""
 
 
 @contextmanager
 def garbage() -> Iterator[list[str]]:
-    """At its end: the types of a tablet server's objects that only the collector could free."""
+    """The types of a tablet server's objects that only the collector could free, at its end."""
     found: list[str] = []
     gc.collect()
     gc.disable()
@@ -35,7 +35,7 @@ def garbage() -> Iterator[list[str]]:
 
 
 async def test_mutations_reads_and_scans_are_freed_at_once() -> None:
-    """A page that waited for the collector held a MiB, a hundred of them a hundred."""
+    """Each page that waited for the collector held a MiB, a hundred pages held a hundred."""
     machine = Machine()
     await machine.open(1)
     rows = [b"%04d" % number for number in range(50)]

@@ -1,4 +1,4 @@
-"""What comes between a tablet and its end: failures, orders and other owners, all at one time."""
+"""What can happen to a tablet before its end: failures, orders and other owners, concurrently."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet import opening
-from percolator.tablet.memory_storage import MemoryStorage
-from percolator.tablet.state import TabletState
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.ownership import Ownership
+from percolator.testing.memory_storage import MemoryStorage
 from services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
-from services.tabletserver.tablet_store import Ownership
 from tests.unit.tabletserver.memory_store import Machine, MemoryStore, disk_full, outcomes, put
 
 
 class _StoreOfOne(MemoryStore):
-    """As LevelDB has it: whoever opens what is open is refused."""
+    """Like LevelDB, it refuses to open a tablet that is already open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ def _is_closed(storage: MemoryStorage) -> bool:
 
 
 @pytest.mark.parametrize("fault", [StoreFault.DISK_FULL, StoreFault.DAMAGED])
-async def test_a_tablet_is_not_opened_again_where_somebody_else_has_taken_it_over(
+async def test_a_tablet_is_not_opened_again_where_another_owner_has_taken_it_over(
     fault: StoreFault,
 ) -> None:
-    """Its directory is gone for good, and nobody may ever order to close it."""
+    """Its directory is gone for good, and an order to close it may never come."""
     machine = Machine()
     await machine.open(1)
     machine.store.disks[1].failures = 1
@@ -66,12 +66,12 @@ async def test_a_tablet_is_not_opened_again_where_somebody_else_has_taken_it_ove
 async def test_a_tablet_that_failed_is_closed_whatever_is_ordered_at_that_moment(
     order: str,
 ) -> None:
-    """Its LevelDB would stay open: its memory is used, and no other one opens in its place."""
+    """Otherwise its LevelDB would stay open, use memory, and keep any other one from opening."""
     failed = asyncio.Event()
 
     class Interrupted(Machine):
         def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:
-            failed.set()  # whoever waits for it has a turn before the work has its first one
+            failed.set()  # those that wait for it get a turn before the work starts
             return super()._background(name, work)
 
     machine = Interrupted(store=(store := _StoreOfOne()))
@@ -90,7 +90,7 @@ async def test_a_tablet_that_failed_is_closed_whatever_is_ordered_at_that_moment
 
 
 def _loading_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Opening a tablet stops in its middle until this is set."""
+    """Opening a tablet stops half-way until this is set."""
     go_on, load = asyncio.Event(), opening.load
 
     async def slow(state: TabletState) -> None:
@@ -104,7 +104,7 @@ def _loading_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_another_master_that_orders_the_same_waits_for_what_the_former_one_has_ordered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is the one that serves it then: two would open one directory twice."""
+    """The former order serves the tablet then: two would open one directory twice."""
     machine = Machine(store=(store := _StoreOfOne()))
     go_on = _loading_waits(monkeypatch)
     former = asyncio.create_task(machine.open(1))

@@ -1,4 +1,4 @@
-"""Cloning a LevelDB directory by its names, and from under an owner that goes on writing."""
+"""Cloning a LevelDB directory by its names, and while its owner keeps writing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from services.chassis.epoch_directory import take_over
-from services.chassis.files import RealFiles
+from services.chassis.store.epoch_directory import take_over
+from services.chassis.store.real_files import RealFiles
 from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10
@@ -44,7 +44,7 @@ def test_tables_without_current_are_damage_and_an_unfinished_creation_is_not() -
 
 
 class Writer:
-    """An owner that writes and compacts as fast as it can, and notes what it may acknowledge."""
+    """An owner that writes and compacts as fast as it can, and records what it may acknowledge."""
 
     def __init__(self, database: plyvel.DB, own: Path, first: int) -> None:
         self._database = database
@@ -58,7 +58,7 @@ class Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it has written enough for some compactions."""
+        """Waits until it has written enough for some compactions."""
         self._reached.wait()
 
     def join(self) -> None:
@@ -74,7 +74,7 @@ class Writer:
                 if self._own.stat().st_ino != self._identity:
                     return
             except (plyvel.Error, FileNotFoundError):
-                # The directory is gone from under it: whatever it does now fails.
+                # Its directory is gone: anything that it does now fails.
                 return
             self.acknowledged = self._next
             if self.acknowledged >= self._wanted:

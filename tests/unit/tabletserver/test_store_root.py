@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, WrongCluster
-from services.chassis.files import RealFiles
+from services.chassis.store.real_files import RealFiles
 from services.tabletserver import store_root
 from services.tabletserver.settings import TabletServerSettings
 
@@ -40,8 +40,11 @@ async def test_a_file_is_no_store_root(tmp_path: Path) -> None:
 async def test_a_network_file_system_is_refused_unless_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_root, "network_file_system", lambda path: "nfs4")
-    with pytest.raises(InvalidArgument, match=r"nfs4.*--store-unsafe"):
+    async def file_system(self: RealFiles, path: Path) -> str:
+        return "fuse.ceph-fuse"
+
+    monkeypatch.setattr(RealFiles, "file_system", file_system)
+    with pytest.raises(InvalidArgument, match=r"fuse.ceph-fuse.*--store-unsafe"):
         await opened(TabletServerSettings(store=str(tmp_path)))
     unsafe = TabletServerSettings(store=str(tmp_path), store_unsafe=True)
     assert await opened(unsafe) == tmp_path

@@ -8,10 +8,18 @@ import pytest
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet import opening
-from percolator.tablet.state import TabletState
+from percolator.tablet.memory.state import TabletState
 from percolator.v1 import tabletserver_pb2 as wire
+from services.chassis.store.epoch_directory import EPOCH_MAX
 from services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
-from tests.unit.tabletserver.memory_store import Machine, disk_full, outcomes, put, target
+from tests.unit.tabletserver.memory_store import (
+    Machine,
+    MemoryOwnership,
+    disk_full,
+    outcomes,
+    put,
+    target,
+)
 
 
 async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing() -> None:
@@ -35,6 +43,18 @@ async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows() -> No
         await machine.open(1, epoch=1)
 
 
+async def test_nothing_is_kept_of_tablets_that_have_left() -> None:
+    """Tables are created and dropped for as long as a server runs."""
+    machine = Machine()
+    for tablet in range(1, 11):
+        await machine.open(tablet)
+        await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=tablet, epoch=1))
+    for unknown in range(100, 110):
+        await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=unknown, epoch=1))
+    assert len(machine.tablets._orders) == 0
+    assert machine.tablets.all() == []
+
+
 async def test_the_same_epoch_with_another_range_is_refused() -> None:
     machine = Machine()
     await machine.open(1, end=b"m")
@@ -43,7 +63,8 @@ async def test_the_same_epoch_with_another_range_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("table_id", 0), ("tablet_id", 0), ("epoch", 0), ("range", 0)]
+    ("field", "value"),
+    [("table_id", 0), ("tablet_id", 0), ("epoch", 0), ("epoch", EPOCH_MAX + 1), ("range", 0)],
 )
 async def test_an_impossible_order_names_its_field(field: str, value: int) -> None:
     machine = Machine()
@@ -91,13 +112,13 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
     go_on.set()
     assert (await order).schema_version == 2
     assert served.report().schema_version == 2
-    assert served.serving().schema_version == 2
+    assert (await served.serving()).schema_version == 2
 
 
 async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_is_answered() -> (
     None
 ):
-    """The master takes a report for an acknowledgement: what it stands for must be over."""
+    """The master takes a report as an acknowledgement, so everything before must be finished."""
     machine = Machine()
     await machine.open(1, schema=1)
     (served,) = machine.tablets.all()
@@ -127,13 +148,13 @@ async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged(
     assert served.report().schema_version == 1
     machine.store.open_fails = None
     await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
-    assert served.report().schema_version == served.serving().schema_version == 2
+    assert served.report().schema_version == (await served.serving()).schema_version == 2
 
 
-async def test_an_order_to_open_is_carried_out_although_whoever_gave_it_does_not_wait_so_long(
+async def test_an_order_to_open_is_carried_out_even_if_its_caller_stops_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Broken off and begun anew by each order, a tablet that opens slowly would never be open."""
+    """If each order cancelled the last one, a tablet that opens slowly would never be open."""
     machine = Machine()
     load = opening.load
 
@@ -151,10 +172,29 @@ async def test_an_order_to_open_is_carried_out_although_whoever_gave_it_does_not
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
 
 
-async def test_a_tablet_that_is_still_being_opened_has_moved_once_somebody_else_has_taken_it_over(
+async def test_an_opening_that_fails_after_its_master_has_left_fails_silently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever was sent here earlier would else ask here for as long as this disk hangs."""
+    """The tablet's description says why; conftest.py refuses what the event loop would log."""
+    machine = Machine()
+
+    async def fails(state: TabletState) -> None:
+        await machine.clock.sleep(5.0)
+        raise disk_full()
+
+    monkeypatch.setattr(opening, "load", fails)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.0):
+            await machine.open(1)
+    await machine.clock.sleep(4.0)
+    (described,) = machine.tablets.describe([])
+    assert described.error.HasField("store_unusable")
+
+
+async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_has_taken_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise clients that were sent here earlier would ask here while this disk hangs."""
     machine = Machine()
 
     async def hangs(state: TabletState) -> None:
@@ -202,6 +242,29 @@ async def test_a_full_disk_at_reopening_is_tried_until_there_is_room() -> None:
     assert not described.HasField("error")
 
 
+async def test_tablets_that_one_disk_has_closed_are_not_opened_again_at_the_same_moments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each opening replays a log: all at once, again and again, they would delay each other."""
+    machine = Machine()
+    attempts: dict[int, list[float]] = {1: [], 2: []}
+
+    async def fails(ownership: MemoryOwnership, *, open_tablets: int) -> None:
+        attempts[ownership.identity.tablet_id].append(machine.clock.monotonic_seconds())
+        raise disk_full()
+
+    for tablet in attempts:
+        await machine.open(tablet)
+        machine.store.disks[tablet].failures = 1
+    monkeypatch.setattr(machine.store, "open", fails)
+    await machine.mutate(put(1, b"row"), put(2, b"row"))
+    await machine.clock.sleep(60)
+    first, second = attempts.values()
+    assert first[0] == pytest.approx(second[0])
+    assert min(len(first), len(second)) > 10
+    assert not set(first[1:]) & set(second[1:])
+
+
 async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve() -> None:
     machine = Machine()
     await machine.open(2)
@@ -218,7 +281,7 @@ async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve(
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
 
 
-async def test_a_tablet_that_somebody_else_owns_now_is_let_go_without_an_answer() -> None:
+async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answer() -> None:
     machine = Machine()
     await machine.open(1)
     machine.store.owners[1].lost = True
@@ -285,4 +348,4 @@ async def test_unknown_tablets_are_left_out_of_a_description() -> None:
     (described,) = machine.tablets.describe([2, 9])
     assert (described.tablet_id, described.range.start) == (2, b"m")
     with pytest.raises(TabletMoved):
-        machine.tablets.serving(target(9))
+        await machine.tablets.serving(target(9))

@@ -1,4 +1,4 @@
-"""Requests: each batch its own answer, limits, and what is refused before it does anything."""
+"""Requests: a separate result for each batch, limits, and what is refused before it has effects."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import pytest
 
 from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.errors import StoreUnusable as UnusableStore
+from percolator.formats.records import KIND_PUT
+from percolator.protocol import steps
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
-from services.chassis.rpc import Exposed
+from services.chassis.serving.rpc import Exposed
 from services.tabletserver.handler import RequestLimits
-from tests.unit.tabletserver.memory_store import COMMIT, Machine, disk_full, outcomes, put, target
+from tests.unit.tabletserver.memory_store import (
+    COLUMN,
+    COMMIT,
+    START,
+    Machine,
+    disk_full,
+    outcomes,
+    put,
+    target,
+)
 
 
 async def test_every_batch_has_its_own_answer() -> None:
@@ -74,7 +85,7 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
     await machine.open(1)
     await machine.mutate(put(1, b"row"))
     machine.free_bytes = 999
-    machine.disk.check()
+    await machine.disk.check()
     question = wire.MutationBatch(
         target=target(1), mutations=[wire.Mutation(row=b"row", column=b"c")]
     )
@@ -84,8 +95,50 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
     assert outcomes(answered) == ["APPLIED"]
     assert await machine.value(1, b"row") == b"v"
     machine.free_bytes = 1000
-    machine.disk.check()
+    await machine.disk.check()
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+
+
+async def test_the_master_is_told_that_writes_are_refused_and_why() -> None:
+    machine = Machine()
+    await machine.disk.check()
+    assert not (await machine.handler.report(wire.ReportRequest())).HasField("writes_refused")
+    machine.free_bytes = 999
+    await machine.disk.check()
+    refused = (await machine.handler.report(wire.ReportRequest())).writes_refused
+    assert refused.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert "kept in reserve" in refused.message
+    machine.free_bytes = 1000
+    await machine.disk.check()
+    assert not (await machine.handler.report(wire.ReportRequest())).HasField("writes_refused")
+    machine.store_trouble = "the store hangs"
+    refused = (await machine.handler.report(wire.ReportRequest())).writes_refused
+    assert refused.message == "the store hangs"
+
+
+async def test_half_of_the_reserve_is_for_roll_backs() -> None:
+    machine = Machine()
+    await machine.open(1)
+    rolled_back = wire.MutationBatch(
+        target=target(1), mutations=[steps.roll_back(b"x", b"c", START)]
+    )
+    stuffed = wire.MutationBatch()
+    stuffed.CopyFrom(rolled_back)
+    stuffed.mutations[0].changes[-1].value = b"much"
+    mixed = put(1, b"row")
+    mixed.mutations.extend(rolled_back.mutations)
+    mixed.mutations.extend(put(1, b"other").mutations)
+    machine.free_bytes = 500
+    await machine.disk.check()
+    both, lone, too_much = await machine.mutate(mixed, rolled_back, stuffed)
+    assert outcomes(both) == ["NOT_EXECUTED", "APPLIED", "NOT_EXECUTED"]
+    assert both.results[0].error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert outcomes(lone) == ["APPLIED"]
+    assert too_much.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    machine.free_bytes = 499
+    await machine.disk.check()
+    (refused,) = await machine.mutate(rolled_back)
+    assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
 
 
 async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_back() -> None:
@@ -109,6 +162,26 @@ async def test_more_rows_than_a_request_may_hold_are_refused_as_a_whole() -> Non
     await machine.open(1)
     with pytest.raises(InvalidArgument, match="at most 3 rows"):
         await machine.mutate(put(1, b"a", b"b"), put(1, b"c", b"d"))
+    assert await machine.value(1, b"a") is None
+
+
+async def test_more_weak_notifications_than_a_request_may_hold_are_refused_as_a_whole() -> None:
+    machine = Machine(limits=RequestLimits(rows_max=3))
+    await machine.open(1)
+    batch = wire.TransactionBatch(
+        target=target(1),
+        start_timestamps=[START],
+        cells=[1],
+        rows=[b"a"],
+        columns=[COLUMN],
+        kinds=[KIND_PUT],
+        values=[b"v"],
+    )
+    for number in range(4):
+        batch.notifications.add(row=b"%d" % number, column=b"w", observers=[b"f"])
+    with pytest.raises(InvalidArgument, match="at most 3 in all, found 4") as refused:
+        await machine.handler.commit_transactions(wire.CommitTransactionsRequest(batches=[batch]))
+    assert refused.value.field == "batches.notifications"
     assert await machine.value(1, b"a") is None
 
 
@@ -194,6 +267,19 @@ async def test_a_report_names_this_process_and_what_fails_here() -> None:
     assert (served.tablet_id, served.epoch, served.schema_version) == (1, 4, 2)
     assert not served.HasField("error")
     assert failed.error.HasField("store_unusable")
+
+
+async def test_a_report_tells_the_tablets_what_time_it_is() -> None:
+    machine = Machine()
+    await machine.open(1)
+    ahead = COMMIT + (1 << 60)
+    read = wire.RowRead(row=b"row", columns=[COLUMN], timestamp=ahead)
+    request = wire.ReadRequest(batches=[wire.ReadBatch(target=target(1), reads=[read])])
+    [refused] = (await machine.handler.read(request)).batches
+    assert refused.error.invalid_argument.field == "batches[0].reads[0].timestamp"
+    await machine.handler.report(wire.ReportRequest(newest_timestamp=ahead))
+    [answered] = (await machine.handler.read(request)).batches
+    assert not answered.HasField("error")
 
 
 async def test_every_method_of_the_service_is_there() -> None:

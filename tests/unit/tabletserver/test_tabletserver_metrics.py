@@ -1,4 +1,4 @@
-"""What Prometheus is told of tablets, refusals and the disk."""
+"""The metrics of tablets, refusals and the disk."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ async def test_the_figures_follow_what_happened() -> None:
     def figure(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"percolator_tabletserver_{name}", labels)
 
+    assert figure("store_trouble") == 0
+    machine.store_trouble = "the store hangs"
+    assert figure("store_trouble") == 1
     await machine.open(1)
     request = wire.WatchNotificationsRequest(watched=[{"table_id": 3, "observers": [b"f"]}])
     stream = machine.handler.watch_notifications(request)
@@ -42,7 +45,7 @@ async def test_the_figures_follow_what_happened() -> None:
     with pytest.raises(StoreUnusable):
         await machine.open(2)
     machine.free_bytes = 10
-    machine.disk.check()
+    await machine.disk.check()
     assert figure("tablets") == 2
     assert figure("tablets_failed") == 1
     assert figure("tablets_reopened_total") == 1

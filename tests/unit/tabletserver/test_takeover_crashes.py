@@ -11,17 +11,17 @@ from random import Random
 import pytest
 
 from percolator.errors import InvalidArgument, TabletMoved
-from services.chassis.epoch_directory import (
+from services.chassis.store.epoch_directory import (
     Clone,
     EpochDirectory,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from services.chassis.files import Files
-from services.chassis.memory_disk import MemoryDisk
-from services.chassis.memory_files import MemoryFiles
+from services.chassis.store.files import Files
 from services.tabletserver.leveldb_clone import clone_leveldb
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 
 ROOT = Path("/store")
 TABLET = ROOT / "1" / "7"
@@ -35,7 +35,7 @@ FORMER = {
 
 
 async def owned_before(disk: MemoryDisk) -> None:
-    """The tablet as an owner at epoch 1 left it, all of it durable."""
+    """The tablet as an owner at epoch 1 left it, all durable."""
     disk.make_durable_directory(ROOT)
     files = MemoryFiles(disk)
     await make_tablet_directory(files, ROOT, 1, 7)
@@ -87,7 +87,7 @@ async def test_after_a_claimant_died_anywhere_the_next_one_has_everything(power:
 
 
 async def test_an_epoch_that_was_withdrawn_is_no_source_after_a_power_cut() -> None:
-    """What went from under its live name may stay gone, and the live name may come back."""
+    """What was deleted under its live name may stay deleted, and the live name may come back."""
 
     async def meet_another(files: Files, source: Path, target: Path) -> None:
         await clone_leveldb(files, source, target)
@@ -166,11 +166,11 @@ async def test_an_owner_knows_another_directory_of_the_same_name() -> None:
     await owned_before(disk)
     files = MemoryFiles(disk)
     owner = await take_over(files, TABLET, 2, clone_leveldb)
-    assert owner.stands()
+    assert await owner.stands()
     await files.rename(TABLET / "e2", TABLET / "e2.sealed")
-    assert not owner.stands()
+    assert not await owner.stands()
     await files.make_directory(TABLET / "e2")
-    assert not owner.stands()
+    assert not await owner.stands()
 
 
 async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns() -> None:
@@ -179,8 +179,8 @@ async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns()
     files = MemoryFiles(disk)
     owner = await take_over(files, TABLET, 2, clone_leveldb)
     files.faults.fail("stat", number=errno.EIO)
-    assert not owner.stands()
-    assert owner.stands()
+    assert not await owner.stands()
+    assert await owner.stands()
 
 
 async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers() -> None:

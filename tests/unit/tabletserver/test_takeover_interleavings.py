@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 import pytest
 
 from percolator.errors import TabletMoved
-from services.chassis import epoch_directory
-from services.chassis.epoch_names import EpochName, Stage
+from services.chassis.store import epoch_directory
+from services.chassis.store.epoch_names import EpochName, Stage
 from tests.unit.tabletserver.interleavings import Explorer
 
-WALKS = 1_000
+WALKS = 2_000
 
 
 @pytest.mark.parametrize("epochs", [(2,), (2, 3), (2, 2)])
 def test_no_order_of_system_calls_loses_an_acknowledged_write(epochs: tuple[int, ...]) -> None:
-    """Every state is a crash too: whoever goes no further was killed or paused there."""
+    """Every state is a crash too: a process that goes no further was killed or paused there."""
     explorer = Explorer(epochs)
     assert explorer.violations() == []
     # Not vacuous: each acknowledges in some order, and the first owner does not in every one.
@@ -25,7 +26,7 @@ def test_no_order_of_system_calls_loses_an_acknowledged_write(epochs: tuple[int,
     )
     assert any(0 not in outcome for outcome in explorer.outcomes)
     if len(set(epochs)) == len(epochs):
-        # Nor does everybody withdraw for ever: whoever has the highest epoch gets the tablet.
+        # Nor do all of them withdraw forever: the one with the highest epoch gets the tablet.
         assert all(len(epochs) in outcome for outcome in explorer.outcomes)
 
 
@@ -38,8 +39,44 @@ def test_three_claimants_lose_no_acknowledged_write(epochs: tuple[int, ...]) -> 
     assert len(explorer.outcomes) > 3
 
 
+def test_a_directory_recreated_by_a_deposed_owner_does_not_prevent_a_takeover() -> None:
+    """An owner that is deposed before it opens its database leaves a ghost under its live name,
+    beside what was sealed. The next claimant serves all the same, in every order."""
+    explorer = Explorer((2,), recreating=True)
+    assert explorer.violations() == []
+    assert all(1 in outcome for outcome in explorer.outcomes)
+
+
+@pytest.mark.parametrize("epochs", [(2, 3), (2, 3, 4)])
+def test_several_ghosts_do_not_prevent_a_takeover(epochs: tuple[int, ...]) -> None:
+    explorer = Explorer(epochs, recreating=True)
+    random = Random(11)
+    for _ in range(WALKS):
+        assert explorer.walk(random) == []
+    assert all(len(epochs) in outcome for outcome in explorer.outcomes)
+
+
+def test_when_a_ghost_is_sealed_like_an_epoch_no_takeover_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planted bug: the ghost cannot be renamed over what was sealed under its epoch."""
+
+    async def seal(
+        self: epoch_directory._Takeover, live: list[EpochName], names: list[EpochName]
+    ) -> None:
+        for name in live:
+            sealed = EpochName(name.epoch, Stage.SEALED)
+            with suppress(FileNotFoundError):
+                await self._files.rename(self._tablet / str(name), self._tablet / str(sealed))
+
+    monkeypatch.setattr(epoch_directory._Takeover, "_seal", seal)
+    explorer = Explorer((2,), recreating=True)
+    assert explorer.violations() == []
+    assert frozenset() in explorer.outcomes
+
+
 async def _nothing(self: object) -> None:
-    """Stands in for a step that is left out."""
+    """Takes the place of a step that is left out."""
 
 
 def test_without_the_last_look_a_write_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,10 +87,10 @@ def test_without_the_last_look_a_write_is_lost(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_check_of_the_directory_a_write_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def always(self: object) -> bool:
+    async def always(self: object) -> bool:
         return True
 
-    monkeypatch.setattr(epoch_directory.EpochDirectory, "stands", always)
+    monkeypatch.setattr(epoch_directory.EpochDirectory, "_look", always)
     assert Explorer((2,)).violations()
 
 

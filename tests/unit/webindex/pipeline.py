@@ -19,7 +19,7 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
 
 URLS = [f"http://{'x' * (number % 3)}{number}" for number in range(10)]
@@ -32,7 +32,7 @@ def document(url: str, title: str, opening: str, ending: str, links: str = "none
 
 
 def any_document(chance: random.Random, url: str) -> Document:
-    """Of few titles, openings and endings: most have duplicates, by different keys."""
+    """Documents from few titles, openings and endings: most have duplicates, by different keys."""
     title, opening, ending = (f"{part}{chance.randrange(4)}" for part in ("T", "O", "E"))
     targets = [chance.choice(URLS + NEVER_CRAWLED) for _ in range(chance.randrange(5))]
     links = " ".join(f"[a{chance.randrange(2)}]({target})" for target in targets)
@@ -105,7 +105,7 @@ class DelayingNetwork(InProcessNetwork):
 
 @asynccontextmanager
 async def clients(seed: int, number: int) -> AsyncIterator[list[aio.Database]]:
-    """Of one cluster with the tables and the observers of the pipeline."""
+    """Clients of one cluster with the pipeline's tables and observers."""
     clock = VirtualClock(asyncio.get_running_loop())
     network = DelayingNetwork({ADDRESS: ClusterInMemory(clock)}, random.Random(seed))
     opened = []

@@ -13,7 +13,7 @@ from percolator import OutcomeUnknown, aio
 
 
 @pytest.mark.parametrize("committed", [True, False])
-async def test_a_change_is_written_although_nobody_can_say_whether_it_was(
+async def test_a_change_of_unknown_outcome_is_written_again(
     monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     async with percolator.testing.connect_async() as db:

@@ -1,4 +1,4 @@
-"""Certificate files for tests, made once per test run: good ones, and each kind of bad ones."""
+"""Certificate files for tests, made once per test run: good ones, and each kind of bad one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Certificates:
     cluster: Tls
     client: Tls
     foreign: Tls
-    """Of another authority, and trusting that one."""
+    """Files of another authority, which also trust that one."""
     bad: dict[str, tuple[Tls, str, str]]
-    """By what is wrong: files, the field to be named, and words to be said of it."""
+    """By what is wrong: the files, the field that the error names, and words that it contains."""
 
 
 @pytest.fixture(scope="session", name="certificates")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     root = tmp_path_factory.mktemp("certificates")
-    authority, other = Authority(), Authority("somebody else")
+    authority, other = Authority(), Authority("another authority")
     cluster = authority.issue(root / "cluster", CLUSTER_NAME)
     client = authority.issue(root / "client", CLIENT_NAME)
     foreign = other.issue(root / "foreign", CLUSTER_NAME)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from percolator import errors
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import (
@@ -23,7 +23,7 @@ from percolator.world import (
 ROUND_TRIP_SECONDS = 0.1
 
 Behaviour = Callable[[int], Awaitable[int]]
-"""From the count that is asked for to the first timestamp."""
+"""Returns the first timestamp for a requested count."""
 
 
 class Oracles:

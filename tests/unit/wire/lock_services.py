@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from percolator.errors import PercolatorError, Unavailable
-from percolator.testing.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
@@ -52,7 +52,7 @@ class LockServices:
         self._starts = 0
 
     def start(self, address: str) -> None:
-        """Also again: a restarted service knows nobody."""
+        """Starts a service, also again: a restarted one knows no sessions."""
         self.stop(address)
         self._starts += 1
         handler = LockServiceHandler(self.clock, random.Random(self._starts), Limits())
@@ -122,7 +122,7 @@ def client(services: LockServices, *addresses: str, seed: int = 9, **more: Any) 
 
 
 def held(sessions: Sessions) -> bytes | None:
-    """Asked through a function: between two questions the answer changes by itself."""
+    """Reads it through a function: the type checker must not assume that it stays the same."""
     return sessions.session_id
 
 

@@ -12,7 +12,7 @@ from percolator.wire.advisory_locks import NAME_BYTES_MAX, AdvisoryLocks, row_na
 from .lock_services import A, client, lock_services
 
 
-async def test_what_one_session_holds_no_other_gets() -> None:
+async def test_a_lock_that_one_session_holds_is_refused_to_others() -> None:
     async with lock_services(A) as services:
         one, other = client(services), client(services, seed=8)
         await one.current()
@@ -43,7 +43,7 @@ async def test_a_lock_that_is_not_renewed_is_free_again() -> None:
         await other.close()
 
 
-async def test_without_a_lock_service_or_a_session_work_goes_on() -> None:
+async def test_work_continues_without_a_lock_service_or_a_session() -> None:
     async with lock_services(A) as services:
         session = client(services)
         locks = AdvisoryLocks(session)
@@ -73,7 +73,7 @@ async def test_many_names_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -
         await session.close()
 
 
-def test_every_row_has_a_name_of_its_own_that_the_lock_service_takes() -> None:
+def test_every_row_has_a_unique_name_that_the_lock_service_accepts() -> None:
     long = b"x" * 4096
     rows = [b"", b"a", b"a\0", long[:1000], long[:1001], long, long[:-1] + b"y"]
     names = {row_name(table_id, row) for table_id in (1, 256) for row in rows}

@@ -57,14 +57,14 @@ async def test_the_first_address_that_answers_describes_the_cluster() -> None:
     assert network.asked == ["a:1", "b:2"]
 
 
-async def test_when_nobody_answers_every_address_is_named_with_its_cause() -> None:
+async def test_when_no_address_answers_each_is_named_with_its_error() -> None:
     network = FakeNetwork({"a:1": Unavailable("refused"), "b:2": Unavailable("reset")})
     with pytest.raises(Unavailable, match=r"a:1: refused; b:2: reset"):
         await describe(cast(Network, network), ["a:1", "b:2"], 1.0)
 
 
-async def test_the_addresses_share_the_time_out() -> None:
-    """Else the first silent one would leave none for the others."""
+async def test_the_addresses_share_the_timeout() -> None:
+    """Otherwise, a silent first one would leave no time for the others."""
     network = FakeNetwork({"a:1": Unavailable("silent"), "b:2": DescribeResponse()})
     await describe(cast(Network, network), ["a:1", "b:2"], 1.0)
     assert network.timeouts == [0.5, 0.5]

@@ -1,4 +1,4 @@
-"""host:port, as settings, sockets and announcements read it."""
+"""host:port, as settings, sockets and announcements parse it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import percolator
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
 
@@ -33,11 +34,18 @@ def test_an_address_reads_back_as_it_was_written(host: str, port: int) -> None:
         "a..b:1", ".a:1", "a" * 64 + ":1", "a." * 130 + "a:1", "host:1\n", "host\n:1",
     ],
 )  # fmt: skip
-def test_what_is_no_address_is_refused_by_the_name_of_its_field(text: str) -> None:
+def test_a_malformed_address_is_refused_by_the_name_of_its_field(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_host_port(text, "listen")
     assert caught.value.field == "listen"
     assert "\n" not in caught.value.reason
+
+
+def test_an_address_with_a_scheme_is_refused_with_an_example_of_one_without() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"without a scheme, as in localhost:7100, found 'http"
+    ):
+        percolator.connect("http://localhost:7100")
 
 
 @pytest.mark.parametrize(
@@ -54,11 +62,13 @@ def test_what_is_no_address_is_refused_by_the_name_of_its_field(text: str) -> No
         ("example.org:1", False, False),
     ],
 )
-def test_who_can_reach_an_address_is_known(text: str, loopback: bool, wildcard: bool) -> None:
+def test_loopback_and_wildcard_addresses_are_recognised(
+    text: str, loopback: bool, wildcard: bool
+) -> None:
     address = parse_host_port(text, "listen")
     assert (address.is_loopback(), address.is_wildcard()) == (loopback, wildcard)
 
 
-def test_every_interface_is_dialled_by_the_name_of_the_machine() -> None:
+def test_a_wildcard_is_dialled_by_the_name_of_the_machine() -> None:
     assert HostPort("0.0.0.0", 7).dialable() == HostPort(socket.gethostname(), 7)
     assert HostPort("::1", 7).dialable() == HostPort("::1", 7)

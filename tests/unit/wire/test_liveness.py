@@ -9,7 +9,7 @@ from percolator.wire.liveness import Liveness
 from tests.unit.wire.lock_services import ROUND_TRIP_SECONDS, A, client, lock_services
 
 
-async def test_the_living_the_dead_and_the_doubtful_are_told_apart() -> None:
+async def test_live_dead_and_undecided_sessions_are_told_apart() -> None:
     async with lock_services(A) as services:
         one, other = client(services), client(services)
         living, ended = await one.current(), await other.current()
@@ -36,7 +36,7 @@ async def test_no_answer_means_undecided() -> None:
         await sessions.close()
 
 
-async def test_what_is_no_id_of_a_session_is_undecided_and_spoils_no_other_question() -> None:
+async def test_a_malformed_session_id_is_undecided_and_harms_no_other_lookup() -> None:
     async with lock_services(A) as services:
         await asyncio.sleep(61)
         sessions = client(services)
@@ -48,8 +48,8 @@ async def test_what_is_no_id_of_a_session_is_undecided_and_spoils_no_other_quest
         await sessions.close()
 
 
-async def test_an_answer_is_never_older_than_its_question() -> None:
-    """The session dies after the first question arrived and before the second was asked."""
+async def test_an_answer_is_never_older_than_its_lookup() -> None:
+    """The session dies after the first lookup arrived and before the second began."""
     async with lock_services(A) as services:
         owner, asker = client(services), client(services)
         session_id = await owner.current()
@@ -64,7 +64,7 @@ async def test_an_answer_is_never_older_than_its_question() -> None:
         await asker.close()
 
 
-async def test_questions_that_come_during_a_call_share_the_next_one() -> None:
+async def test_lookups_during_a_call_share_the_next_one() -> None:
     async with lock_services(A) as services:
         await asyncio.sleep(61)
         sessions = client(services)
@@ -81,7 +81,7 @@ async def test_questions_that_come_during_a_call_share_the_next_one() -> None:
         await sessions.close()
 
 
-async def test_closing_leaves_no_question_waiting() -> None:
+async def test_closing_leaves_no_lookup_waiting() -> None:
     async with lock_services(A) as services:
         sessions = client(services)
         services.silent.add(A)

@@ -1,4 +1,4 @@
-"""What is read from files is read again when they change, and what is wrong changes nothing."""
+"""Files are read again when they change, and unusable content changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from percolator.wire.renewal import Renewal
 
 
 class Reading:
-    """Reads numbers, and counts how often it did."""
+    """Reads numbers, and counts the reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ def test_a_file_that_was_replaced_is_read_again(reading: Reading) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "one", None])
-def test_the_former_content_holds_until_there_is_a_usable_one(
+def test_the_previous_content_stays_in_use_until_there_is_a_usable_one(
     reading: Reading, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     renewal = Renewal(reading, [str(reading.path)])
@@ -64,13 +64,13 @@ def test_the_former_content_holds_until_there_is_a_usable_one(
     assert renewal.current() == [22]
 
 
-def test_what_is_wrong_at_the_start_is_refused(reading: Reading) -> None:
+def test_unusable_content_at_the_start_is_refused(reading: Reading) -> None:
     reading.path.write_text("one")
     with pytest.raises(InvalidArgument):
         Renewal(reading, [str(reading.path)])
 
 
-def test_of_several_files_each_is_looked_at(reading: Reading, tmp_path: Path) -> None:
+def test_each_of_several_files_is_watched(reading: Reading, tmp_path: Path) -> None:
     other = tmp_path / "other"
     renewal = Renewal(reading, [str(reading.path), str(other)])
     renewal.current()

@@ -28,7 +28,7 @@ from percolator.wire.sessions import SessionSettings
     ],
 )
 def test_settings_that_cannot_be_sent_are_refused_by_name(field: str, value: Any) -> None:
-    """They would end the task that renews, and leave whoever asks for a session waiting."""
+    """They would end the task that renews, and leave callers waiting for a session."""
     with pytest.raises(InvalidArgument) as refused:
         SessionSettings(**{field: value})
     assert refused.value.field == field

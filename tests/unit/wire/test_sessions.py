@@ -27,7 +27,7 @@ from tests.unit.wire.lock_services import (
 )
 
 
-async def test_a_session_is_opened_when_it_is_first_asked_for() -> None:
+async def test_a_session_is_opened_when_it_is_first_needed() -> None:
     async with lock_services(A) as services:
         sessions = client(services)
         await asyncio.sleep(10)
@@ -85,7 +85,7 @@ async def test_closing_does_not_hang_on_a_silent_lock_service() -> None:
         assert services.clock.monotonic_seconds() - before <= 1.0
 
 
-async def test_without_a_lock_service_work_goes_on_without_a_session() -> None:
+async def test_without_a_lock_service_work_continues_without_a_session() -> None:
     async with lock_services() as services:
         services.refusing.add(A)
         sessions = client(services)
@@ -98,7 +98,7 @@ async def test_without_a_lock_service_work_goes_on_without_a_session() -> None:
         await sessions.close()
 
 
-async def test_a_silent_lock_service_delays_only_the_first_question() -> None:
+async def test_a_silent_lock_service_delays_only_the_first_lookup() -> None:
     async with lock_services(A) as services:
         services.silent.add(A)
         sessions = client(services)
@@ -111,7 +111,7 @@ async def test_a_silent_lock_service_delays_only_the_first_question() -> None:
         await sessions.close()
 
 
-async def test_nobody_to_ask_is_as_good_as_nobody_who_answers() -> None:
+async def test_without_addresses_everything_is_as_if_no_service_answered() -> None:
     async with lock_services() as services:
         addresses: list[str] = []
         world = World(services.clock, services, random.Random(9))
@@ -137,8 +137,8 @@ async def test_two_renewals_may_be_lost_before_the_session_is_given_up() -> None
         await sessions.close()
 
 
-async def test_a_session_is_not_used_longer_than_it_surely_lives() -> None:
-    """Its own clock decides, counted from before the renewal was sent."""
+async def test_a_session_is_used_only_while_it_is_certainly_alive() -> None:
+    """The client's own clock decides, counted from before the renewal was sent."""
     async with lock_services(A) as services:
         sessions = client(services)
         session_id = await sessions.current()
@@ -152,7 +152,7 @@ async def test_a_session_is_not_used_longer_than_it_surely_lives() -> None:
         await sessions.close()
 
 
-async def test_an_expired_session_is_replaced_and_its_owner_told() -> None:
+async def test_an_expired_session_is_replaced_and_its_owner_notified() -> None:
     lost: list[bytes] = []
     async with lock_services(A) as services:
         sessions = client(services, on_expired=lost.append)
@@ -169,7 +169,7 @@ async def test_an_expired_session_is_replaced_and_its_owner_told() -> None:
         await sessions.close()
 
 
-async def test_an_owner_that_fails_when_it_is_told_does_not_stop_the_renewals() -> None:
+async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals() -> None:
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -203,7 +203,7 @@ async def test_a_restart_of_the_lock_service_costs_no_session() -> None:
 @pytest.mark.parametrize("silent", [True, False])
 async def test_another_lock_service_takes_over_when_one_does_not_answer(silent: bool) -> None:
     async with lock_services(A, B) as services:
-        await asyncio.sleep(61)  # B's grace is over
+        await asyncio.sleep(61)  # B's grace period is over
         sessions = client(services, A, B)
         first = await sessions.current()
         (services.silent if silent else services.refusing).add(A)
@@ -223,7 +223,7 @@ async def test_a_silent_address_leaves_time_for_the_next_one() -> None:
         await sessions.close()
 
 
-async def test_a_pin_says_the_same_with_every_renewal() -> None:
+async def test_a_pin_sends_the_same_with_every_renewal() -> None:
     async with lock_services(A) as services:
         pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
         sessions = client(services, settings=pin, oldest_start=lambda: 77)
@@ -236,7 +236,31 @@ async def test_a_pin_says_the_same_with_every_renewal() -> None:
         await sessions.close()
 
 
-async def test_a_mistake_is_reported_once_and_stops_no_work(
+async def test_a_time_to_live_that_may_be_shorter_is_what_the_lock_service_allows() -> None:
+    async with lock_services(A) as services:
+        long = SessionSettings(ttl_seconds=90, ttl_may_be_shorter=True, pin_at=42)
+        sessions = client(services, settings=long)
+        assert await sessions.current() is not None
+        await asyncio.sleep(200)
+        assert held(sessions) is not None
+        (session,) = services.alive(A)
+        assert session.info.ttl_milliseconds == 60_000
+        assert services.count("RenewSession") >= 10, "it is renewed as often as that demands"
+        services.refusing.add(A)
+        await asyncio.sleep(61)
+        assert held(sessions) is None, "it is not taken to be alive for longer"
+        await sessions.close()
+
+
+async def test_a_time_to_live_that_must_not_be_shorter_is_refused() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services, settings=SessionSettings(ttl_seconds=90, pin_at=42))
+        assert await sessions.current() is None
+        assert isinstance(problem(sessions), InvalidArgument)
+        await sessions.close()
+
+
+async def test_a_mistake_is_reported_once_and_does_not_stop_the_work(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with lock_services(A) as services:
@@ -254,7 +278,7 @@ def _fails() -> int:
 
 
 @pytest.mark.parametrize("oldest_start", [_fails, lambda: -1, lambda: 2**64])
-async def test_a_wrong_oldest_start_is_reported_and_makes_nobody_wait(
+async def test_a_wrong_oldest_start_is_reported_and_keeps_no_caller_waiting(
     oldest_start: Callable[[], int],
 ) -> None:
     async with lock_services(A) as services:
@@ -267,7 +291,7 @@ async def test_a_wrong_oldest_start_is_reported_and_makes_nobody_wait(
         await sessions.close()
 
 
-async def test_a_session_id_that_is_no_bytes_is_refused_and_harms_nobody_else() -> None:
+async def test_a_session_id_that_is_not_bytes_is_refused_and_harms_no_other_caller() -> None:
     async with lock_services(A) as services:
         world = World(services.clock, services, random.Random(1))
         sessions = Sessions(world, [A], SessionSettings())
@@ -288,8 +312,8 @@ async def test_one_address_in_place_of_a_list_is_refused_by_sessions() -> None:
             Sessions(world, A, SessionSettings())
 
 
-async def test_renewals_of_many_clients_spread_though_they_began_together() -> None:
-    """Else a restarted lock service would hear from everybody at once, again and again."""
+async def test_renewals_of_clients_that_began_together_spread_out() -> None:
+    """Otherwise, all clients would call a restarted lock service at once, again and again."""
     async with lock_services(A) as services:
         loop = asyncio.get_running_loop()
         clients = [client(services, seed=seed) for seed in range(10)]
@@ -307,7 +331,7 @@ async def test_renewals_of_many_clients_spread_though_they_began_together() -> N
 
 
 async def test_an_address_that_left_the_cluster_is_dialled_anew_when_it_comes_back() -> None:
-    """What is kept per address is bounded by the addresses there are, not by those there were."""
+    """State is kept only for the addresses that exist now, not for all that ever existed."""
     async with lock_services(A, B) as services:
         addresses = [A]
         calls = LockServiceCalls(services, addresses)

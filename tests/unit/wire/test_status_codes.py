@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,6 +14,7 @@ from google.protobuf.message import Message
 from percolator import errors
 from percolator.v1 import errors_pb2
 from percolator.v1.errors_pb2 import ErrorDetail
+from percolator.wire import methods
 from percolator.wire.status import (
     DETAILS_TRAILER,
     from_detail,
@@ -43,7 +45,7 @@ CAUSES = [field.name for field in ErrorDetail.DESCRIPTOR.oneofs_by_name["cause"]
 
 
 def filled(message: Message) -> None:
-    """Sets every field, whatever there is."""
+    """Sets every field of a message."""
     for field in message.DESCRIPTOR.fields:
         target = getattr(message, field.name)
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -56,7 +58,7 @@ def filled(message: Message) -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_every_field_of_every_cause_travels_both_ways(cause: str) -> None:
-    """A cause that is added to the messages, and forgotten in one direction, fails here."""
+    """A cause that was added to the messages but forgotten in one direction fails here."""
     detail = ErrorDetail(message="text", where="w", retry=errors_pb2.RETRY_SAFETY_UNKNOWN)
     getattr(detail, cause).SetInParent()
     filled(getattr(detail, cause))
@@ -74,7 +76,7 @@ def failed_call(
 
 
 @pytest.mark.parametrize(("told", "expected"), [("", "Scan at a:1"), ("tablet 7", "tablet 7")])
-def test_a_typed_error_that_does_not_say_where_names_the_address_that_was_dialled(
+def test_a_typed_error_without_a_place_names_the_address_that_was_dialled(
     told: str, expected: str
 ) -> None:
     sent = errors.NotReady("starting", retry_after_seconds=0.5, where=told)
@@ -84,7 +86,7 @@ def test_a_typed_error_that_does_not_say_where_names_the_address_that_was_dialle
     assert found.where == expected
 
 
-def test_a_call_that_reached_nobody_names_the_address_that_was_dialled() -> None:
+def test_a_call_that_reached_no_server_names_the_address_that_was_dialled() -> None:
     found = from_rpc_error(failed_call(grpc.StatusCode.UNAVAILABLE, "refused"), "Scan at a:1")
     assert type(found) is errors.Unavailable
     assert found.where == "Scan at a:1"
@@ -97,23 +99,39 @@ def test_a_call_that_reached_nobody_names_the_address_that_was_dialled() -> None
         "SERVER: Received message larger than max (2000 vs. 100)",
     ],
 )
-def test_a_request_above_a_limit_is_the_callers_mistake_and_the_limit_is_told(details: str) -> None:
+def test_a_request_above_a_limit_is_refused_and_the_error_names_the_limit(details: str) -> None:
     found = from_rpc_error(failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, details), "Scan")
     assert isinstance(found, errors.InvalidArgument)
     assert found.field == "request"
-    assert "2000 vs. 100" in str(found)
+    assert found.retry is errors.Retry.USELESS
+    assert "has 2000 bytes, at most 100 are accepted; send less" in str(found)
 
 
 @pytest.mark.parametrize(
     "details",
     [
-        "SERVER: Sent message larger than max (5000 vs. 1024)",
+        "SERVER: Sent message larger than max (5000 vs. 100)",
         "Stream removed (CLIENT: Received message larger than max (5000 vs. 100))",
-        "quota of this proxy is used up",
     ],
 )
-def test_an_answer_above_a_limit_is_not_taken_for_a_refused_request(details: str) -> None:
-    """It was executed, or may have been."""
-    found = from_rpc_error(failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, details), "Scan")
-    assert type(found) is errors.ExecutionUnknown
-    assert details in str(found)
+@pytest.mark.parametrize(
+    ("method", "kind", "says"),
+    [
+        (methods.SCAN, errors.InvalidArgument, "response: has 5000 bytes, at most 100"),
+        (methods.MUTATE, errors.ExecutionUnknown, "executed, but its response has 5000 bytes"),
+    ],
+)
+def test_an_answer_above_a_limit_says_whether_anything_may_have_changed(
+    details: str, method: Any, kind: type[errors.PercolatorError], says: str
+) -> None:
+    error = failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+    found = from_rpc_error(error, f"{method.path} at a:1")
+    assert type(found) is kind
+    assert says in str(found)
+    assert found.retry is not errors.Retry.SAFE
+
+
+def test_a_quota_of_a_proxy_is_not_taken_for_a_message_above_a_limit() -> None:
+    """The call may have been executed."""
+    error = failed_call(grpc.StatusCode.RESOURCE_EXHAUSTED, "the quota of this proxy is used up")
+    assert type(from_rpc_error(error, "Scan")) is errors.ExecutionUnknown

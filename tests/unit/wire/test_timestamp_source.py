@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import errors
-from percolator.testing.virtual_time import VirtualClock, run_virtually
+from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire import timestamp_source
 from percolator.wire.timestamp_source import (
@@ -36,7 +36,7 @@ from tests.unit.wire.fake_oracles import (
 
 
 async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_is_known() -> None:
-    """A standby is in nobody's list until it leads; whoever connected before then must find it."""
+    """No list has a standby until it leads; clients that connected before must find it."""
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("killed"))
     addresses = ["a:1"]
@@ -52,7 +52,7 @@ async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_i
     await source.close()
 
 
-async def test_those_who_ask_at_the_same_moment_share_one_request() -> None:
+async def test_calls_at_the_same_moment_share_one_request() -> None:
     oracles = Oracles()
     source = source_of(oracles)
     got = await asyncio.gather(*(source.get() for _ in range(50)))
@@ -60,8 +60,8 @@ async def test_those_who_ask_at_the_same_moment_share_one_request() -> None:
     assert oracles.counts() == [50]
 
 
-async def test_whoever_asks_while_a_request_is_in_flight_shares_the_next_one() -> None:
-    """Joining the one in flight could return a timestamp allocated before the question."""
+async def test_calls_while_a_request_is_in_flight_share_the_next_one() -> None:
+    """The one in flight could return a timestamp that was allocated before the call."""
     oracles = Oracles()
     source = source_of(oracles)
     first = source.get()
@@ -75,7 +75,7 @@ async def test_whoever_asks_while_a_request_is_in_flight_shares_the_next_one() -
     assert oracles.in_flight_most == 1
 
 
-async def test_a_lonely_question_costs_one_round_trip() -> None:
+async def test_a_lone_call_costs_one_round_trip() -> None:
     oracles = Oracles()
     source = source_of(oracles)
     for _ in range(5):
@@ -94,7 +94,7 @@ async def test_a_lonely_question_costs_one_round_trip() -> None:
 def test_each_timestamp_is_allocated_after_it_was_asked_for_and_given_once(
     askers: list[tuple[int, float, float]],
 ) -> None:
-    """What the oracle had allocated when somebody asked is smaller than what that one gets."""
+    """A call gets a timestamp above all that the oracle had allocated when it was made."""
 
     async def main() -> None:
         oracles = Oracles()
@@ -126,7 +126,7 @@ async def test_more_than_the_oracle_grants_at_once_is_split_over_several_request
     assert got == [1000, 1004, 1008, 1012, 1022, 1023]
 
 
-async def test_an_oracle_that_is_set_to_grant_less_gets_smaller_requests() -> None:
+async def test_an_oracle_with_a_lower_limit_gets_smaller_requests() -> None:
     oracles = Oracles()
 
     async def grants_three(count: int) -> int:
@@ -146,7 +146,7 @@ async def test_an_oracle_that_is_set_to_grant_less_gets_smaller_requests() -> No
     assert max(oracles.counts()[before:]) <= 3
 
 
-async def test_an_oracle_that_grants_more_again_gets_larger_requests_again() -> None:
+async def test_an_oracle_whose_limit_is_raised_gets_larger_requests_again() -> None:
     oracles = Oracles()
     grants = 3
 
@@ -166,7 +166,7 @@ async def test_an_oracle_that_grants_more_again_gets_larger_requests_again() -> 
     assert len(oracles.requests) - before <= 5 * REQUESTS_BEFORE_GROWTH
 
 
-async def test_an_oracle_that_grants_little_refuses_few_requests() -> None:
+async def test_an_oracle_with_a_low_limit_refuses_few_requests() -> None:
     oracles = Oracles()
     refused = 0
 
@@ -186,7 +186,7 @@ async def test_an_oracle_that_grants_little_refuses_few_requests() -> None:
     assert 0 < refused <= len(oracles.requests) / 50
 
 
-async def test_an_oracle_that_goes_back_is_never_believed_again() -> None:
+async def test_an_oracle_that_goes_back_is_never_trusted_again() -> None:
     oracles = Oracles()
     source = source_of(oracles)
     await source.get(10)
@@ -205,7 +205,7 @@ async def test_an_oracle_that_goes_back_is_never_believed_again() -> None:
     await source.close()
 
 
-async def test_an_answer_with_another_count_is_never_believed_again() -> None:
+async def test_an_oracle_that_returns_another_count_is_never_trusted_again() -> None:
     oracles = Oracles()
 
     def unary(
@@ -229,7 +229,7 @@ async def test_an_answer_with_another_count_is_never_believed_again() -> None:
     "error",
     [
         errors.NotReady("standby"),
-        errors.Unavailable("nobody there"),
+        errors.Unavailable("no server there"),
         errors.StoreUnusable("disk full", fault=errors.StoreFault.DISK_FULL),
         errors.Overloaded("too many", retry_after_seconds=0.1),
     ],
@@ -255,7 +255,7 @@ async def test_a_silent_oracle_is_given_up_for_the_next_one() -> None:
 
 
 async def test_the_successor_of_a_silent_oracle_is_found_within_a_second() -> None:
-    """Until it leads it refuses; the silent one is tried again and again, but not for long."""
+    """Until it leads, it refuses; the silent one is tried again and again, each time briefly."""
     oracles = Oracles()
     oracles.behaviours["a:1"] = silent
     oracles.behaviours["b:2"] = refusing(errors.NotReady("a:1 leads"))
@@ -279,7 +279,7 @@ async def test_a_paused_oracle_that_wakes_is_asked_again_within_a_second() -> No
     assert asyncio.get_running_loop().time() == pytest.approx(5.5, abs=0.7)
 
 
-async def test_somebody_is_told_when_an_oracle_does_not_answer() -> None:
+async def test_on_trouble_is_called_when_an_oracle_does_not_answer() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("gone"))
     addresses, told = ["a:1"], []
@@ -317,7 +317,7 @@ async def test_an_overloaded_oracle_is_left_alone_for_about_as_long_as_it_asked_
     assert all(2.0 <= pause <= 4.0 for pause in pauses)
 
 
-async def test_those_who_came_during_an_outage_share_the_next_try() -> None:
+async def test_calls_during_an_outage_share_the_next_attempt() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))
     source = source_of(oracles)
@@ -330,7 +330,7 @@ async def test_those_who_came_during_an_outage_share_the_next_try() -> None:
     assert oracles.counts()[-1] == 20
 
 
-async def test_nobody_waits_beyond_the_own_deadline_and_is_told_why() -> None:
+async def test_no_call_waits_beyond_its_own_deadline_and_its_error_says_why() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("connection refused"))
     source = source_of(oracles)
@@ -355,7 +355,7 @@ async def test_a_deadline_passes_while_the_request_is_in_flight() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(0.25)
 
 
-async def test_whoever_is_cancelled_disturbs_nobody_else() -> None:
+async def test_a_cancelled_call_disturbs_no_other() -> None:
     oracles = Oracles()
     source = source_of(oracles)
 
@@ -374,7 +374,7 @@ async def test_whoever_is_cancelled_disturbs_nobody_else() -> None:
     assert await source.get() == 1006
 
 
-async def test_an_error_that_no_retry_mends_reaches_all_who_asked_and_only_them() -> None:
+async def test_a_permanent_error_reaches_all_calls_of_its_request_and_no_others() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.WrongCluster("no", expected="x", found="y"))
     source = source_of(oracles)
@@ -387,7 +387,7 @@ async def test_an_error_that_no_retry_mends_reaches_all_who_asked_and_only_them(
     assert await source.get() == 1000
 
 
-async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timestamp_source, "WAITERS_MAX", 3)
     oracles = Oracles()
     source = source_of(oracles)
@@ -397,7 +397,7 @@ async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await asyncio.gather(*asked) == [1000, 1001, 1002]
 
 
-async def test_closing_ends_all_waiting_and_any_further_use() -> None:
+async def test_closing_ends_all_waits_and_further_use() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = silent
     source = source_of(oracles)
@@ -414,7 +414,7 @@ async def test_closing_ends_all_waiting_and_any_further_use() -> None:
     assert oracles.in_flight == 0
 
 
-async def test_a_bug_below_hangs_nobody() -> None:
+async def test_a_bug_in_the_network_layer_hangs_no_caller() -> None:
     async def broken(count: int) -> int:
         raise ValueError("a bug")
 

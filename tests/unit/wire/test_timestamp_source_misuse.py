@@ -1,4 +1,4 @@
-"""The source of timestamps, used wrongly: refused by name, and nobody else is harmed."""
+"""Misuse of the source of timestamps is refused by name, and harms no other call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from percolator import errors
-from percolator.testing.virtual_time import VirtualClock, run_virtually
+from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
 from tests.unit.wire.fake_oracles import ROUND_TRIP_SECONDS, Oracles, source_of
@@ -26,17 +26,17 @@ async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None
     assert oracles.requests == []
 
 
-async def test_addresses_are_needed() -> None:
+async def test_at_least_one_address_is_required() -> None:
     world = World(VirtualClock(asyncio.get_running_loop()), Oracles(), random.Random(1))
     with pytest.raises(errors.InvalidArgument, match="addresses: is empty"):
         TimestampSource(world, [])
 
 
 @pytest.mark.parametrize("count", [1.5, 1.0, "1", None, math.nan])
-async def test_a_count_that_is_no_whole_number_is_refused_and_harms_nobody_else(
+async def test_a_count_that_is_not_a_whole_number_is_refused_and_harms_no_other_call(
     count: Any,
 ) -> None:
-    """In a request that others share it would fail them, too."""
+    """In a shared request, it would make the other calls fail too."""
     source = source_of(Oracles())
     other = source.get()
     with pytest.raises(errors.InvalidArgument) as refused:
@@ -46,8 +46,8 @@ async def test_a_count_that_is_no_whole_number_is_refused_and_harms_nobody_else(
 
 
 @pytest.mark.parametrize("seconds", [math.nan, "1"])
-async def test_a_timeout_that_is_no_number_is_refused_by_name(seconds: Any) -> None:
-    """With NaN nobody would ever be told that no oracle answers."""
+async def test_a_timeout_that_is_not_a_number_is_refused_by_name(seconds: Any) -> None:
+    """With NaN, the call would never learn that no oracle answers."""
     source = source_of(Oracles())
     with pytest.raises(errors.InvalidArgument) as refused:
         source.get(1, seconds)
@@ -58,7 +58,7 @@ async def test_a_timeout_that_is_no_number_is_refused_by_name(seconds: Any) -> N
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, -math.inf])
-async def test_a_timeout_that_is_over_at_once_ends_the_waiting_at_once(seconds: float) -> None:
+async def test_a_timeout_that_has_passed_already_ends_the_wait_at_once(seconds: float) -> None:
     source = source_of(Oracles())
     started = asyncio.get_running_loop().time()
     with pytest.raises(errors.DeadlineExceeded):
@@ -76,7 +76,7 @@ async def test_one_address_in_place_of_a_list_is_refused() -> None:
         source_of(Oracles(), count_max=0)
 
 
-async def test_nobody_is_forgotten_when_a_stranger_cancels_the_tasks_of_the_loop() -> None:
+async def test_no_call_is_forgotten_when_other_code_cancels_the_tasks_of_the_loop() -> None:
     oracles = Oracles()
     source = source_of(oracles)
     asked = source.get()
@@ -87,7 +87,7 @@ async def test_nobody_is_forgotten_when_a_stranger_cancels_the_tasks_of_the_loop
     assert await source.get() > await asked
 
 
-def test_a_source_that_is_used_outside_of_its_event_loop_says_so() -> None:
+def test_a_source_used_outside_its_event_loop_raises_an_error() -> None:
     async def made() -> TimestampSource:
         return source_of(Oracles())
 

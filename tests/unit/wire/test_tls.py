@@ -1,4 +1,4 @@
-"""Certificate files are tried out before they are used, and what is wrong is told by name."""
+"""Certificate files are tried out before they are used, and an error names what is wrong."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_a_program_may_name_its_files_or_leave_them_to_the_environment(
     assert "s3cret" not in repr(said)
 
 
-def test_without_anything_it_is_plain_text() -> None:
+def test_without_any_settings_it_is_plain_text() -> None:
     assert client_credentials(None, None, {}).tls is None
 
 
-def test_a_part_of_the_environment_alone_is_a_mistake(certificates: Certificates) -> None:
+def test_an_incomplete_set_of_environment_variables_is_refused(certificates: Certificates) -> None:
     environment = {TLS_VARIABLES["ca"]: certificates.client.ca}
     with pytest.raises(InvalidArgument, match="PERCOLATOR_TLS_CERTIFICATE: is not set, although"):
         client_credentials(None, None, environment)

@@ -1,0 +1,112 @@
+"""Writes of several cells of a row, and of sums: what transactions would otherwise spell out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from percolator.aio.reading_in_turn import ReadingInTurn
+from percolator.errors import CellAddress, InvalidArgument, SchemaError
+from percolator.protocol.write_set import WriteSet
+from percolator.schema import Column, Table, encoded_value
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class RowWrites(ReadingInTurn):
+    """Reads a row, and puts what follows from it into the transaction's writes."""
+
+    _writes: WriteSet
+    _update_lock: asyncio.Lock | None = None
+
+    def _updating(self) -> asyncio.Lock:
+        """Held from the read to the write of what depends on it.
+
+        Calls on one transaction may be gathered. Between its read and its write, one would let the
+        next read the same value, and the first of both writes would be lost.
+        """
+        if self._update_lock is None:
+            self._update_lock = asyncio.Lock()
+        return self._update_lock
+
+    async def delete_row(self, table: Table[K], row: K, *, timeout: float | None = None) -> None:
+        """Deletes all cells that the row has in this snapshot, or that the transaction has set.
+
+        A column that another transaction sets at the same time may stay: only cells conflict. To
+        rule it out, have both write or lock one cell of the row.
+
+        >>> await tx.delete_row(accounts, "bob")
+        """
+        (found,) = await self.get_many(table, [row], timeout=timeout)
+        info = await self._info(table, self._deadline(timeout))
+        stored = self._row(table, row)
+        for name in found:
+            self._writes.delete(CellAddress(info.table_id, stored, name))
+
+    async def increment(
+        self, row: object, column: Column[int], by: int = 1, *, timeout: float | None = None
+    ) -> int:
+        """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
+
+        It reads and writes the cell, so it conflicts as both. Where many transactions add to one
+        cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
+
+        >>> await tx.increment("bob", visits)
+        """
+        if isinstance(by, bool) or not isinstance(by, int):
+            raise InvalidArgument("by", f"expected an int, got {type(by).__name__}")
+        async with self._updating():
+            old: object = await self.get(row, column, 0, timeout=timeout)
+            if isinstance(old, bool) or not isinstance(old, int):
+                raise SchemaError(
+                    f"{column!r}, row {row!r:.100}: only integers can be incremented, "
+                    f"found {type(old).__name__}"
+                )
+            address = await self._address(row, column, self._deadline(timeout))
+            self._put(address, row, column, old + by)
+            return old + by
+
+    async def _set_row(self, row: object, values: object) -> None:
+        """Sets all the values, or none if one of them is refused."""
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(
+                "value", "is missing: expected set(row, column, value) or set(row, {column: value})"
+            )
+        checked = [await self._checked(row, column, value) for column, value in values.items()]
+        if len({address.table_id for address, _ in checked}) > 1:
+            raise InvalidArgument("column", "expected columns of one table: the row is in one")
+        self._writes.write_together(checked)
+
+    async def _checked(self, row: object, column: Column[T], value: T) -> tuple[CellAddress, bytes]:
+        """The cell and what it would hold. Raises if either is refused; writes nothing."""
+        deadline = self._deadline(None)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        return address, self._encoded(row, column, value)
+
+    async def _write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> None:
+        """Writes all, or nothing if one of them is refused."""
+        checked: list[tuple[CellAddress, bytes | None]] = []
+        for row, column, value in puts:
+            checked.append(await self._checked(row, column, value))
+        deadline = self._deadline(None)
+        for row, column in deletes:
+            checked.append((await self._address(row, column, deadline), None))
+        self._writes.write_together(checked)
+
+    def _put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
+        self._writes.put(address, self._encoded(row, column, value))
+
+    def _encoded(self, row: object, column: Column[T], value: T) -> bytes:
+        data = encoded_value(column, row, value)
+        if len(data) > self._engine.limits.value_bytes_max:
+            raise InvalidArgument(
+                "value",
+                f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}",
+            )
+        return data

@@ -1,0 +1,188 @@
+"""A task's share of a shared transaction: what one attempt at it writes. `shared.py` says how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from types import TracebackType
+from typing import Any, TypeVar
+
+from percolator.aio.engine import Engine
+from percolator.aio.tickets import Receipt, Ticket
+from percolator.errors import (
+    CellAddress,
+    InvalidArgument,
+    PercolatorError,
+    UsageError,
+    WrittenTwice,
+)
+from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.protocol.shared.attempt import Attempt
+from percolator.protocol.shared.keeping import Keeper
+from percolator.protocol.shared.names import check_task
+from percolator.protocol.write_steps import Write
+from percolator.schema import Column, encoded_key, encoded_value
+
+T = TypeVar("T")
+
+REPLACE_AFTER_SECONDS = 10.0
+"""How long a later attempt waits before it replaces a finished one, on top of its time-out."""
+FLUSH_CELLS = 4_096
+FLUSH_BYTES = 4 << 20
+
+
+class Share:
+    """What one attempt at one task writes. Leaving its block without `finish` rolls it back."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        ticket: Ticket,
+        task: str,
+        generation: int,
+        timeout_seconds: float,
+        replace_after_seconds: float,
+        chosen: Set[int] = frozenset(),
+    ) -> None:
+        if not isinstance(ticket, Ticket):
+            raise UsageError(f"expected a Ticket, got {type(ticket).__name__}")
+        check_task(task, generation)
+        self._engine = engine
+        self._ticket = ticket
+        self._task = task
+        self._timeout_seconds = timeout_seconds
+        self._attempt = Attempt(
+            engine.env,
+            engine.router,
+            engine.cleanup,
+            ticket.job,
+            task,
+            generation,
+            replace_after_seconds=replace_after_seconds,
+            chosen=chosen,
+        )
+        self._keeper = Keeper(engine.env, ticket.job)
+        self._buffer: dict[CellAddress, Write] = {}
+        self._buffer_bytes = 0
+        self._tables: dict[str, int] = {}
+        self._receipt: Receipt | None = None
+        self._is_open = False
+        self._ending = ""
+        """Why nothing more can be written, once the attempt is about to end."""
+        self._turn = asyncio.Lock()
+        """Held by the one call that uses the attempt."""
+
+    async def begin(self) -> None:
+        """Begins the attempt, and keeps it alive from now on."""
+        self._engine.require_usable()
+        if self._is_open or self._receipt is not None:
+            raise UsageError("the attempt has begun already")
+        self._is_open = True
+        self._engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
+        self._engine.beats.add(self._attempt)
+        self._engine.beats.add(self._keeper)
+
+    async def set(self, row: object, column: Column[T], value: T) -> None:
+        """Writes a value. It is locked now or later, and visible when the driver has committed."""
+        data = encoded_value(column, row, value)
+        if len(data) > self._engine.limits.value_bytes_max:
+            raise InvalidArgument(
+                "value", f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}"
+            )
+        await self._write(await self._address(row, column), (KIND_PUT, data))
+
+    async def delete(self, row: object, column: Column[Any]) -> None:
+        """Deletes the cell, if it exists."""
+        await self._write(await self._address(row, column), (KIND_DELETE, b""))
+
+    async def write(self, cells: Mapping[CellAddress, Write]) -> None:
+        """Locks cells of known tables: for other parts of the library."""
+        self._require_open()
+        async with self._turn:
+            await self._lock_buffered()
+            await self._attempt.prewrite(cells, self._deadline())
+
+    async def finish(self) -> Receipt:
+        """Locks what is left, and returns what the driver needs to commit it. Nothing can be
+        written afterwards. Raises `ConflictError` if another attempt has replaced this one."""
+        self._require_open()
+        # Before anything is awaited: a write that came later would succeed, and be lost.
+        self._ending = "is being finished, or has failed to: begin a new attempt"
+        async with self._turn:
+            await self._lock_buffered()
+            parts = await self._attempt.finish(self._deadline())
+            self._receipt = Receipt(self._ticket.row, self._task, tuple(parts), self._attempt.cells)
+            self._leave()
+        return self._receipt
+
+    async def abandon(self) -> None:
+        """Rolls back what it has locked."""
+        if not self._is_open:
+            return
+        self._ending = "is being abandoned"
+        async with self._turn:
+            if self._is_open:  # a call that was under way may have finished it
+                self._leave()
+                await self._attempt.abandon(self._deadline())
+
+    async def _write(self, address: CellAddress, write: Write) -> None:
+        self._require_open()
+        known = self._buffer.get(address)
+        if known is not None and known != write:
+            cell = self._engine.env.described(address)
+            raise WrittenTwice(f"task {self._task!r} writes {cell} twice", cell=address)
+        self._buffer[address] = write
+        self._buffer_bytes += len(write[1])
+        if len(self._buffer) >= FLUSH_CELLS or self._buffer_bytes >= FLUSH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        async with self._turn:
+            await self._lock_buffered()
+
+    async def _lock_buffered(self) -> None:
+        if self._buffer:
+            cells, self._buffer, self._buffer_bytes = self._buffer, {}, 0
+            await self._attempt.prewrite(cells, self._deadline())
+
+    async def _address(self, row: object, column: Column[Any]) -> CellAddress:
+        name = column.table.name
+        table_id = self._tables.get(name)
+        if table_id is None:
+            info = await self._engine.catalog.table(name, self._deadline())
+            # Under the snapshot that it is compared with, or the beginning of the transaction.
+            info.require_older_than(self._ticket.unchanged_since or self._ticket.began)
+            table_id = self._tables[name] = info.table_id
+        return CellAddress(table_id, encoded_key(column.table, row), column.name)
+
+    def _leave(self) -> None:
+        self._is_open = False
+        self._engine.beats.discard(self._attempt)
+        self._engine.beats.discard(self._keeper)
+        self._engine.open_starts.discard(self)
+
+    def _require_open(self) -> None:
+        self._engine.require_usable()
+        if not self._is_open:
+            raise UsageError("the attempt has not begun, or is over")
+        if self._ending:
+            raise UsageError(f"the attempt {self._ending}")
+
+    def _deadline(self) -> float:
+        return self._engine.now() + self._timeout_seconds
+
+    async def __aenter__(self) -> Share:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self.abandon()
+        except PercolatorError:
+            if kind is None:  # otherwise the first error says more; the parts expire by themselves
+                raise

@@ -1,0 +1,283 @@
+"""Transactions of several processes: one decides, any number of them write.
+
+    driver       async with db.shared_transaction() as whole:
+                     receipts = run_somewhere(task, whole.ticket)
+                     await whole.commit(receipts)
+
+    elsewhere    async with db.share(ticket, task="7") as share:
+                     await share.set("bob", balance, 10)
+                     return await share.finish()
+
+All that is written appears at one moment, when the driver commits, or not at all. Tasks may fail,
+be run again, and run twice at the same time: only the attempts whose receipts the driver passes to
+`commit` count.
+
+This file is the driver's side; `share.py` is that of a task, and `tickets.py` what travels between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from types import TracebackType
+
+from percolator.aio.engine import Engine
+from percolator.aio.tickets import Receipt, Ticket
+from percolator.arguments import as_timestamp, require_seconds
+from percolator.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    PercolatorError,
+    SchemaError,
+    UsageError,
+)
+from percolator.formats.records import TTL_MILLISECONDS_MAX
+from percolator.protocol.shared.keeping import Keeper
+from percolator.protocol.shared.names import PartKey
+from percolator.protocol.shared.rolling_back import roll_back_all, roll_back_left
+from percolator.protocol.shared.whole import Whole
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.schema import SHARED_NAME
+from percolator.timestamps import Timestamp
+from percolator.v1.master_pb2 import TableOptions
+
+PARTS_MAX = 8_000
+"""How many parts one transaction may have: they are committed with one message."""
+TTL_TIMES = 5
+"""A part's time to live, as a multiple of a lock's."""
+ROLLBACK_SECONDS = 3.0
+"""How long the rollback after a failed commit may take, even if the commit used up its time."""
+_ROW_BYTES = 16
+
+
+class SharedTransaction:
+    """The driver's side of a shared transaction. Leaving its block without a commit aborts it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        unchanged_since: Timestamp | datetime | None,
+        ttl_seconds: float | None,
+        timeout_seconds: float,
+        ticket: Ticket | None = None,
+    ) -> None:
+        """`ticket`: of one that another process has begun, and leaves to this one to decide. Two
+        that decide on one transaction might commit different parts of it at two timestamps."""
+        self._engine = engine
+        self._unchanged_since = (
+            0 if unchanged_since is None else int(as_timestamp(unchanged_since, "unchanged_since"))
+        )
+        if ttl_seconds is not None:
+            require_seconds(ttl_seconds, "ttl")
+        self._ttl_seconds = ttl_seconds or 0.0
+        self._timeout_seconds = timeout_seconds
+        self._ticket = ticket
+        self._keeper: Keeper | None = None
+        self._whole: Whole | None = None
+        self._named: tuple[PartKey, ...] = ()
+        self._ended = ""
+        self._deciding = ""
+        """What the call under way does. Two at a time might decide differently."""
+        self.commit_timestamp: Timestamp | None = None
+
+    @property
+    def ticket(self) -> Ticket:
+        """Pass it to the processes that take part."""
+        if self._ticket is None:
+            raise UsageError("the shared transaction has not begun: enter its block")
+        return self._ticket
+
+    async def begin(self) -> None:
+        """Begins it, and keeps it alive from now on."""
+        if self._keeper is not None:
+            raise UsageError("the shared transaction has begun already")
+        engine = self._engine
+        if self._ticket is None:
+            self._ticket = await new_ticket(
+                engine, self._unchanged_since, self._ttl_seconds, self._timeout_seconds
+            )
+        # Commits below the safe point are refused, so that must not pass the parts.
+        engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
+        self._keeper = Keeper(engine.env, self._ticket.job)
+        engine.beats.add(self._keeper)
+
+    async def commit(
+        self, receipts: Sequence[Receipt], *, timeout: float | None = None
+    ) -> Timestamp | None:
+        """Makes everything that these attempts wrote visible at once; nothing else ever will be.
+
+        Returns the commit timestamp, or None if nothing was written. Raises `ConflictError` if a
+        part was rolled back (then nothing is committed, and the tasks have to run again), and
+        `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any other
+        error it is rolled back, which may take a few seconds more than the time-out.
+        """
+        self._require_open()
+        deadline = self._deadline(timeout)
+        with self._only_call("is being committed"):
+            return await self._commit(receipts, deadline)
+
+    async def _commit(self, receipts: Sequence[Receipt], deadline: float) -> Timestamp | None:
+        if self._whole is None:
+            self._named = _parts_of(receipts, self.ticket)
+        if not self._named:
+            await self._abort(deadline)
+            return None
+        if self._whole is None:
+            engine = self._engine
+            self._whole = Whole(engine.env, engine.router, self.ticket.job, self._named)
+        try:
+            commit = await self._whole.commit(deadline)
+        except OutcomeUnknown:
+            raise
+        except PercolatorError as problem:
+            # Not executed, and never to be: unless a marker says so, a late copy might still
+            # arrive.
+            commit = await self._abort_after(problem, deadline)
+            if not commit:
+                raise
+        self._end("has committed")
+        env = self._engine.env
+        env.background.start(roll_back_left(env, self.ticket.job, deadline + ROLLBACK_SECONDS))
+        self.commit_timestamp = Timestamp(commit)
+        return self.commit_timestamp
+
+    async def abort(self, *, timeout: float | None = None) -> Timestamp | None:
+        """Rolls everything back. If the transaction turns out to be committed, nothing is undone,
+        and its commit timestamp is returned."""
+        if self._ended or self._ticket is None:
+            return self.commit_timestamp
+        deadline = self._deadline(timeout)
+        with self._only_call("is being rolled back"):
+            commit = await self._abort(deadline)
+        if commit:
+            self.commit_timestamp = Timestamp(commit)
+        return self.commit_timestamp
+
+    async def _abort_after(self, problem: PercolatorError, deadline: float) -> int:
+        """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out
+        to be committed."""
+        try:
+            return await self._abort(max(deadline, self._engine.now() + ROLLBACK_SECONDS))
+        except PercolatorError as second:
+            # The first problem is the cause, and may well be why this one failed.
+            if not self._ended:
+                problem.add_note(f"the shared transaction could not be rolled back: {second}")
+            return 0
+
+    async def _abort(self, deadline: float) -> int:
+        try:
+            commit = await roll_back_all(self._engine.env, self.ticket.job, self._named, deadline)
+        except PercolatorError:
+            # The marker that closes it is enough: no part can be committed any more. They expire.
+            if self._engine.env.verdicts.get(self.ticket.began) == ROLLED_BACK:
+                self._end("was rolled back")
+            raise
+        self._end("has committed" if commit else "was rolled back")
+        return commit
+
+    def _end(self, how: str) -> None:
+        self._ended = how
+        self._engine.open_starts.discard(self)
+        if self._keeper is not None:
+            self._engine.beats.discard(self._keeper)
+
+    @contextmanager
+    def _only_call(self, does: str) -> Iterator[None]:
+        """Refuses a second commit or abort until this one has ended."""
+        if self._deciding:
+            raise UsageError(f"this shared transaction {self._deciding}")
+        self._deciding = does
+        try:
+            yield
+        finally:
+            self._deciding = ""
+
+    def _require_open(self) -> None:
+        self._engine.require_usable()
+        if self._ended:
+            raise UsageError(f"this shared transaction {self._ended}")
+
+    def _deadline(self, timeout: float | None) -> float:
+        if timeout is not None:
+            require_seconds(timeout)
+        return self._engine.now() + (timeout or self._timeout_seconds)
+
+    async def __aenter__(self) -> SharedTransaction:
+        await self.begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._ended:
+            return
+        try:
+            await self.abort()
+        except PercolatorError:
+            if kind is None:  # otherwise the first error says more
+                raise
+        finally:
+            # Nothing may keep it alive any longer: then its parts expire, unless it has committed.
+            if not self._ended:
+                self._end("was left to expire")
+
+
+async def new_ticket(
+    engine: Engine, unchanged_since: int, ttl_seconds: float, timeout_seconds: float
+) -> Ticket:
+    """The ticket of a new shared transaction. It lives as long as processes take part in it, and
+    for `ttl_seconds` without any."""
+    ttl = max(ttl_seconds, TTL_TIMES * engine.limits.lock_ttl_seconds)
+    if ttl * 1000 > TTL_MILLISECONDS_MAX:
+        raise InvalidArgument(
+            "ttl", f"expected at most {TTL_MILLISECONDS_MAX // 1000} seconds, got {ttl}"
+        )
+    deadline = engine.now() + timeout_seconds
+    table_id = await shared_table(engine, deadline)
+    began = await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
+    if unchanged_since > began:
+        raise InvalidArgument(
+            "unchanged_since", f"{unchanged_since} is in the future: the oracle is at {began}"
+        )
+    return Ticket(
+        table_id,
+        engine.world.random.getrandbits(8 * _ROW_BYTES).to_bytes(_ROW_BYTES, "big"),
+        unchanged_since,
+        ttl,
+        began,
+    )
+
+
+async def shared_table(engine: Engine, deadline: float) -> int:
+    """The id of the table of shared transactions, which the first of them creates."""
+    try:
+        info = await engine.catalog.table(SHARED_NAME, deadline)
+    except SchemaError:
+        info = await engine.catalog.create(
+            SHARED_NAME, (), TableOptions(), exist_ok=True, deadline=deadline
+        )
+    return info.table_id
+
+
+def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[PartKey, ...]:
+    """The parts that these receipts name. Raises `UsageError` if they do not belong together."""
+    if isinstance(receipts, Receipt) or not isinstance(receipts, Iterable):
+        raise UsageError(f"receipts: expected a sequence of them, got {type(receipts).__name__}")
+    tasks: set[str] = set()
+    parts: list[PartKey] = []
+    for receipt in receipts:
+        if not isinstance(receipt, Receipt):
+            raise UsageError(f"expected a Receipt, got {type(receipt).__name__}")
+        if receipt.row != ticket.row:
+            raise UsageError(f"the receipt of task {receipt.task!r} is of another transaction")
+        if receipt.task in tasks:
+            raise UsageError(f"two receipts are of task {receipt.task!r}: pass that of one attempt")
+        tasks.add(receipt.task)
+        parts += receipt.parts
+    if len(parts) > PARTS_MAX:
+        raise UsageError(f"{len(parts)} parts, at most {PARTS_MAX} can be committed together")
+    return tuple(sorted(parts))

@@ -1,0 +1,34 @@
+"""What travels between the processes that take part in a shared transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from percolator.protocol.shared.names import Job, PartKey
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a process needs to take part in a shared transaction. It can be pickled."""
+
+    table_id: int
+    row: bytes
+    unchanged_since: int
+    ttl_seconds: float
+    began: int
+    """A timestamp from before the first part began."""
+
+    @property
+    def job(self) -> Job:
+        """The transaction, as the protocol knows it."""
+        return Job(self.table_id, self.row, self.unchanged_since, self.ttl_seconds, self.began)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an attempt at a task has locked. It can be pickled: bring it to the driver."""
+
+    row: bytes
+    task: str
+    parts: tuple[PartKey, ...]
+    cells: int

@@ -1,0 +1,315 @@
+"""The event loop behind the blocking API: one daemon thread per process, for all databases.
+
+A blocking call goes to the loop and back, which costs about 40 µs, so calls are coarse. Threads
+whose calls end in one turn of the loop are woken together, and their next calls are started
+together (`percolator/blocking/rounds.py`).
+
+After `fork()`, the client cannot be used in the child: its thread does not exist there, and gRPC
+does not survive a fork. Any use, and any new connection, raises `UsageError` there; nothing hangs.
+A process that has not used the client may fork freely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from percolator.blocking.rounds import Caller, Rounds
+from percolator.errors import UsageError
+
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+GIVE_UP_SECONDS = 1.0
+"""How long to wait for an interrupted call to end."""
+EXIT_SECONDS = 10.0
+"""How long a program that ends waits for background work."""
+
+
+class Pending(Generic[R]):
+    """A call that was sent to the loop."""
+
+    __slots__ = (
+        "_done",
+        "_error",
+        "_function",
+        "_loop_thread",
+        "_result",
+        "_task",
+        "caller",
+    )
+
+    def __init__(
+        self,
+        loop_thread: LoopCalls,
+        function: Callable[[], Awaitable[R]],
+        caller: Caller | None,
+    ) -> None:
+        """`caller` is given if it does nothing else until it has the result."""
+        self._loop_thread = loop_thread
+        self._function = function
+        self._task: asyncio.Task[None] | None = None
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()  # `wait` acquires it again, which is cheaper than an Event
+        self.caller = caller
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the call. Runs in the loop's thread."""
+        self._task = loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._result = await self._function()
+        except asyncio.CancelledError:
+            self._error = UsageError("the call was cancelled")
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            self._error = error
+        finally:
+            self._loop_thread.ended(self)
+
+    def wake(self) -> None:
+        """Wakes the caller."""
+        self._done.release()
+
+    def wait(self) -> R:
+        """Waits for the result. Runs in the caller's thread."""
+        try:
+            self._done.acquire()
+        except BaseException:  # such as KeyboardInterrupt
+            self.abandon()
+            raise
+        self._done.release()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # otherwise its traceback keeps this frame and all its callers' alive
+        result: R = self._result
+        return result
+
+    def abandon(self) -> None:
+        """Gives up the call, and waits a moment for its end. Runs in the caller's thread.
+
+        It waits so that the code that handles the interrupt finds, for instance, a transaction that
+        has an outcome.
+        """
+        self._loop_thread.start_and_forget(self.give_up)
+        self._done.acquire(timeout=GIVE_UP_SECONDS)
+
+    async def give_up(self) -> None:
+        """Cancels the call, and returns when it has ended. Runs in the loop's thread."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+class LoopCalls:
+    """Calls into an event loop from other threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ident: int | None) -> None:
+        """`ident` is the ident of the thread in which the loop runs."""
+        self._process = os.getpid()
+        self._loop = loop
+        self._ident = ident
+        self._calls: deque[Pending[Any]] = deque()
+        self._woken = False
+        self._ended: list[Pending[Any]] = []
+        """Calls that have ended, and whose callers are still to be woken."""
+        self._rounds = Rounds(loop, self._start_all)
+        self._of_thread = threading.local()
+
+    def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
+        """Starts an asynchronous call. Call `wait` on the result later."""
+        return self._start(function, None)
+
+    def call(self, function: Callable[[], Awaitable[R]]) -> R:
+        """Runs an asynchronous call to its end, and returns its result."""
+        caller: Caller | None = getattr(self._of_thread, "caller", None)
+        if caller is None:
+            caller = self._of_thread.caller = Caller()
+        return self._start(function, caller).wait()
+
+    def _start(self, function: Callable[[], Awaitable[R]], caller: Caller | None) -> Pending[R]:
+        self.require_usable()
+        pending = Pending(self, function, caller)
+        self._calls.append(pending)
+        if caller is not None:
+            self._rounds.back(caller)
+        if not self._woken and not self._rounds.missing:
+            try:
+                self._woken = True
+                self._loop.call_soon_threadsafe(self._look)
+            except BaseException:
+                self._woken = False  # otherwise, after an interrupt here, the loop is never woken
+                raise
+        return pending
+
+    def iterate(
+        self,
+        pages: AsyncGenerator[R, None],
+        *,
+        ahead: Callable[[], bool] = lambda: True,
+        check: Callable[[], None] = lambda: None,
+    ) -> Generator[R, None, None]:
+        """Yields pages, each fetched while the previous one is used, as long as `ahead` allows it.
+
+        `check` is called before requesting a page that was not fetched ahead.
+        """
+
+        async def next_page() -> R | _NoMore:
+            return await anext(pages, _NO_MORE)
+
+        page = self.start(next_page)
+        try:
+            while not isinstance(found := page.wait(), _NoMore):
+                if ahead():
+                    page = self.start(next_page)
+                    yield found
+                else:
+                    yield found
+                    check()
+                    page = self.start(next_page)
+        finally:
+            last_page = page
+
+            async def stop() -> None:
+                await last_page.give_up()
+                await pages.aclose()
+
+            self.start_and_forget(stop)
+
+    def start_and_forget(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Starts a call for cleaning up, from anywhere. Does nothing if the loop has ended."""
+        if os.getpid() == self._process and self._is_alive():
+            self.start(function)
+
+    def _look(self) -> None:
+        self._woken = False  # before looking, so that later calls wake the loop again
+        if not self._rounds.missing:  # otherwise the last of them, or the timer, wakes the loop
+            self._start_all()
+
+    def _start_all(self) -> None:
+        calls = self._calls
+        while calls:
+            calls.popleft().start(self._loop)
+
+    def ended(self, pending: Pending[Any]) -> None:
+        """Notes that a call has ended. Runs in the loop's thread."""
+        if not self._ended:
+            self._loop.call_soon(self._wake_all)
+        self._ended.append(pending)
+
+    def _wake_all(self) -> None:
+        """Wakes all callers, one turn later: if woken earlier, they compete with the loop for the
+        interpreter."""
+        ended, self._ended = self._ended, []
+        woken = [pending.caller for pending in ended if pending.caller is not None]
+        self._rounds.begin(woken, len(self._calls))
+        for pending in ended:
+            pending.wake()
+
+    def require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(FORKED)
+        if threading.get_ident() == self._ident:
+            raise UsageError(
+                "a blocking call inside the client's own event loop would never return"
+            )
+        if not self._is_alive():
+            raise UsageError("the program is ending")
+
+    def _is_alive(self) -> bool:
+        """Whether a call would run."""
+        return not self._loop.is_closed()
+
+
+class LoopThread(LoopCalls):
+    """A thread with a running event loop."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.new_event_loop(), None)
+        self._running = True
+        self._thread = threading.Thread(target=self._run, name="percolator", daemon=True)
+        self._thread.start()
+        self._ident = self._thread.ident
+        self._closing: dict[object, Callable[[], Awaitable[None]]] = {}
+        atexit.register(self._at_exit)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._running = False
+
+    def _is_alive(self) -> bool:
+        # Every call checks this more than once, and `Thread.is_alive` would take locks.
+        return self._running
+
+    # ------------------------------------------------------------------ the end
+
+    def close_at_exit(self, owner: object, close: Callable[[], Awaitable[None]]) -> None:
+        self._closing[owner] = close
+
+    def closed(self, owner: object) -> None:
+        self._closing.pop(owner, None)
+
+    def _at_exit(self) -> None:
+        """Finishes what was committed, so that others do not meet its locks."""
+        if os.getpid() != self._process:
+            return
+        while self._closing:
+            _, close = self._closing.popitem()
+            try:
+                self.call(close)
+            except Exception:  # noqa: BLE001 - other databases have commits to finish, too
+                _log.exception("a database could not be closed")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(EXIT_SECONDS)
+
+
+class _NoMore:
+    """Stands for the end, after the last page."""
+
+
+_NO_MORE = _NoMore()
+
+FORKED = (
+    "the client was used before this process was forked, and does not survive a fork: start "
+    "processes with spawn or forkserver, or connect only after the fork"
+)
+
+_shared: LoopThread | None = None
+_forked = False
+_guard = threading.Lock()
+
+
+def shared() -> LoopThread:
+    """The loop thread of this process, started when it is first needed."""
+    global _shared  # noqa: PLW0603 - one per process is the point
+    if _forked:
+        raise UsageError(FORKED)
+    with _guard:
+        if _shared is None:
+            _shared = LoopThread()
+        return _shared
+
+
+def _after_fork_in_child() -> None:
+    global _forked, _guard  # noqa: PLW0603
+    _forked = _forked or _shared is not None
+    _guard = threading.Lock()  # the old one may have been held by a thread that does not exist here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,116 @@
+"""`percolator changes`: the changes of a table, in the order of their commits."""
+
+from __future__ import annotations
+
+import json
+from contextlib import aclosing, nullcontext
+from typing import Annotated
+
+import typer
+
+from percolator import aio, codecs
+from percolator.changes import Change
+from percolator.cli.cells import As, TableName, moment_of
+from percolator.cli.connection import Connection, connection, console, fail, plain
+from percolator.cli.stopping import stopped_by_signals
+from percolator.cli.values import ValueType, value_data, value_text
+from percolator.errors import InvalidArgument
+from percolator.row_text import row_text
+from percolator.schema import Table
+from percolator.tasks import Tasks
+
+
+def changes(
+    context: typer.Context,
+    table: TableName,
+    after: Annotated[
+        str,
+        typer.Option(
+            help="Changes above this: a timestamp, or an ISO 8601 time with its zone "
+            "[default with --follow: now].",
+            metavar="TIME",
+        ),
+    ] = "",
+    until: Annotated[
+        str, typer.Option(help="The last moment [default: now].", metavar="TIME")
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for further changes until Ctrl-C or SIGTERM.")
+    ] = False,
+    before: Annotated[
+        bool, typer.Option("--before", help="Also show what the cells were before.")
+    ] = False,
+    kind: As = ValueType.TEXT,
+) -> None:
+    """Show the changes of a table that has a change feed.
+
+    Each line, and with --json each object, is one change: timestamp, kind, row, column, with
+    --before the value before, and the value. Text is in quotes; "-" means no value. To go on later,
+    use --after with the timestamp of the last commit that was shown as a whole: its last line says
+    so.
+    """
+    here = connection(context)
+    if follow and until:
+        fail(InvalidArgument("--until", "cannot be combined with --follow"))
+    if not follow and not after:
+        fail(InvalidArgument("--after", "is required without --follow; give a timestamp"))
+    begin, end = moment_of(after, "--after"), moment_of(until, "--until")
+
+    async def run(database: aio.Database) -> None:
+        last = None if follow else end or await database.timestamp()
+        rows = Table(table, key=codecs.raw)
+        closing = Tasks()
+        found = database.changes(rows, after=begin, until=last, before=before)
+
+        def stop() -> None:
+            closing.start(found.close())
+
+        async with aclosing(found):
+            # What has an end is not done if it is interrupted.
+            with stopped_by_signals(stop) if follow else nullcontext():
+                async for change in found:
+                    _show(here, change, kind, before=before)
+
+    here.run_with_database(run)
+
+
+def _show(here: Connection, change: Change[bytes], kind: ValueType, *, before: bool) -> None:
+    if here.as_json:
+        data = {
+            "commit_timestamp": int(change.commit_timestamp),
+            "row": row_text(change.key),
+            "column": row_text(change.column),
+            "kind": change.kind.value,
+            "value": None if change.raw_value is None else value_data(change.raw_value, kind),
+            "ends_commit": change.ends_commit,
+        }
+        if before:
+            known = change.raw_before
+            data["before"] = None if known is None else value_data(known, kind)
+        typer.echo(json.dumps(data, allow_nan=False))
+    else:
+        line = _line(change, kind, before=before)
+        console.print(plain(line), highlight=False, soft_wrap=True)
+
+
+def _line(change: Change[bytes], kind: ValueType, *, before: bool) -> str:
+    row, column = _quoted(row_text(change.key)), _quoted(row_text(change.column))
+    words = [str(int(change.commit_timestamp)), change.kind.value, row, column]
+    if before:
+        words.append(_shown(change.raw_before, kind))
+    words.append(_shown(change.raw_value, kind))
+    words += ["(end of commit)"] * change.ends_commit
+    return "  ".join(words)
+
+
+def _shown(value: bytes | None, kind: ValueType) -> str:
+    """A value as text that nothing else can be taken for: "-" is that there is none."""
+    if value is None:
+        return "-"
+    text = value_text(value, kind)
+    return _quoted(text) if kind is ValueType.TEXT else text
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes; bytes that are not text stay as they are."""
+    return text if text.startswith("hex:") else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,275 @@
+"""Finds work for observers, by asking tablets for it.
+
+`find_work` asks tablets what waits, with one call per tablet server for all of its tablets, and
+follows tablets that have moved or been split. `notification_watch.watch_work` receives
+notifications as they are written: quick and incomplete hints. `find_work` finds whatever a stream
+did not deliver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotExecuted,
+    PercolatorError,
+    TabletLocation,
+    TabletMoved,
+    Unavailable,
+)
+from percolator.routing.tablet_map import TabletMap
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import Cell, RowRange
+from percolator.wire.backoff import Backoff
+from percolator.wire.methods import SCAN_NOTIFICATIONS
+from percolator.wire.status import from_detail
+from percolator.world import World
+
+LOCKS_OF_ANY_AGE = 2**64 - 1
+
+_SCANS_PER_CALL_MAX = 64
+_ATTEMPT_SECONDS_MAX = 5.0
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 1.0
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """Where to look, and for what."""
+
+    table_id: int
+    start: bytes = b""
+    end: bytes = b""
+    """The rows from start (inclusive) to end (exclusive); an empty end means to the last row."""
+    observers: tuple[bytes, ...] = ()
+    """The observers whose notifications to find; empty for all."""
+    locked_columns: tuple[bytes, ...] = ()
+    """Locks on these columns are work, too: an owner that died after its commit point leaves
+    nothing else behind, and resolving such a lock writes the notification."""
+    locks_before: int = 0
+    """Only locks with a start timestamp below this are found."""
+    row_limit: int = 0
+    """The most rows in each tablet's answer; 0 leaves it to the tablet server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The notifications of one observer about one cell."""
+
+    table_id: int
+    row: bytes
+    column: bytes
+    observer: bytes
+    timestamps: tuple[int, ...]
+    """Commit timestamps, newest first; only the oldest if there are very many."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWork:
+    """One tablet's answer to one request."""
+
+    request: WorkRequest
+    """The request as sent to this tablet, with a range inside the tablet."""
+    location: TabletLocation | None
+    """The tablet, with its epoch. None if there was no answer."""
+    waiting: list[Waiting]
+    """Notifications in row order; all those of a row are in one answer."""
+    locks: list[Cell]
+    """Cells with locks, with their stored records."""
+    rest: tuple[bytes, bytes] | None
+    """The part of the range that remains to be requested; None if there is none."""
+    notifications_written: int
+    """How many the tablet had written by this answer, since it was opened at this epoch."""
+    problem: PercolatorError | None
+    """Why there was no answer in time; then all of the range remains."""
+
+
+async def find_work(
+    world: World, tablets: TabletMap, requests: Sequence[WorkRequest], deadline: float
+) -> list[FoundWork]:
+    """Finds what waits in these ranges: one answer per tablet, in order of requests and rows.
+
+    A tablet that moves or is split meanwhile is asked at its new place. Raises nothing: the answer
+    for a range that was not answered by the deadline says why.
+    """
+    return await _Search(world, tablets, deadline).answer(requests)
+
+
+class _Part:
+    """A part of a request that is not answered yet."""
+
+    __slots__ = ("location", "order", "problem", "request")
+
+    def __init__(self, order: tuple[int, bytes], request: WorkRequest) -> None:
+        self.order = order
+        self.request = request
+        self.location: TabletLocation | None = None
+        self.problem: PercolatorError | None = None
+
+
+class _Search:
+    """One call of `find_work`."""
+
+    def __init__(self, world: World, tablets: TabletMap, deadline: float) -> None:
+        self._world = world
+        self._tablets = tablets
+        self._deadline = deadline
+        self._answers: list[tuple[tuple[int, bytes], FoundWork]] = []
+
+    async def answer(self, requests: Sequence[WorkRequest]) -> list[FoundWork]:
+        clock = self._world.clock
+        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        left = [_Part((index, asked.start), asked) for index, asked in enumerate(requests)]
+        while left:
+            placed, left = await self._place(left)
+            calls = [self._ask(address, parts) for address, parts in _by_server(placed)]
+            for unanswered in await asyncio.gather(*calls):
+                left += unanswered
+            if left and not await backoff.pause(self._deadline):
+                self._answers += [(part.order, _unanswered(part)) for part in left]
+                break
+        return [answer for _, answer in sorted(self._answers, key=lambda pair: pair[0])]
+
+    async def _place(self, parts: Sequence[_Part]) -> tuple[list[_Part], list[_Part]]:
+        """The parts, cut at tablet boundaries, and the parts whose tablets are not known."""
+        placed: list[_Part] = []
+        lost: list[_Part] = []
+        for part in parts:
+            start, asked = part.request.start, part.request
+            while True:
+                piece = _Part((part.order[0], start), replace(asked, start=start))
+                piece.problem = part.problem
+                location = await self._locate(piece)
+                if location is None:
+                    if not isinstance(piece.problem, _PASSING):
+                        self._answers.append((piece.order, _unanswered(piece)))
+                    else:
+                        lost.append(piece)
+                    break
+                ends = [end for end in (asked.end, location.end) if end]
+                piece.location = location
+                piece.request = replace(piece.request, end=min(ends) if ends else b"")
+                placed.append(piece)
+                start = location.end
+                if not start or (asked.end and start >= asked.end):
+                    break
+        return placed, lost
+
+    async def _locate(self, part: _Part) -> TabletLocation | None:
+        table_id, row = part.request.table_id, part.request.start
+        location = self._tablets.locate(table_id, row)
+        if location is not None:
+            return location
+        try:
+            await self._tablets.refresh(table_id, row)
+        except PercolatorError as error:
+            part.problem = error
+            return None
+        location = self._tablets.locate(table_id, row)
+        if location is None:
+            part.problem = Unavailable(f"no tablet is known to hold row {row!r}")
+        return location
+
+    async def _ask(self, address: str, parts: list[_Part]) -> list[_Part]:
+        """Asks one server. Returns the parts to ask again, of whichever server has them by then."""
+        seconds = self._deadline - self._world.clock.monotonic_seconds()
+        call = self._world.network.unary(address, SCAN_NOTIFICATIONS)
+        request = wire.ScanNotificationsRequest(scans=[_scan(part) for part in parts])
+        try:
+            response = await call(request, min(max(seconds, 0.001), _ATTEMPT_SECONDS_MAX))
+            if len(response.scans) != len(parts):
+                raise ExecutionUnknown(
+                    f"{address} answered {len(response.scans)} of {len(parts)} scans"
+                )
+        except PercolatorError as error:
+            await self._look_up(parts[0], error)
+            for part in parts:
+                part.problem = error
+            return self._still_open(parts)
+        unanswered = []
+        for part, result in zip(parts, response.scans, strict=True):
+            if result.HasField("error"):
+                part.problem = from_detail(result.error)
+                await self._look_up(part, part.problem)
+                unanswered.append(part)
+            else:
+                self._answers.append((part.order, _found(part, result)))
+        return self._still_open(unanswered)
+
+    async def _look_up(self, part: _Part, error: PercolatorError) -> None:
+        location, asked = part.location, part.request
+        if location is None or not isinstance(error, TabletMoved | ExecutionUnknown):
+            return
+        if isinstance(error, TabletMoved):
+            self._tablets.learn(error.locations)
+        if self._tablets.locate(asked.table_id, asked.start) is not location:
+            return
+        try:
+            if isinstance(error, DeadlineExceeded):
+                await self._tablets.refresh_server(location.address)
+            else:
+                await self._tablets.refresh(asked.table_id, asked.start)
+        except PercolatorError:
+            return  # only the old map is available; the next attempt may come here again
+
+    def _still_open(self, parts: list[_Part]) -> list[_Part]:
+        """The parts that may still be answered. A permanent error counts as an answer."""
+        lasting = [part for part in parts if not isinstance(part.problem, _PASSING)]
+        self._answers += [(part.order, _unanswered(part)) for part in lasting]
+        return [part for part in parts if isinstance(part.problem, _PASSING)]
+
+
+_PASSING = (NotExecuted, ExecutionUnknown)
+"""Errors after which another attempt may succeed."""
+
+
+def _by_server(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
+    """The calls to make: address and parts, at most `_SCANS_PER_CALL_MAX` each."""
+    servers: dict[str, list[_Part]] = {}
+    for part in parts:
+        if part.location is not None:
+            servers.setdefault(part.location.address, []).append(part)
+    return [
+        (address, placed[at : at + _SCANS_PER_CALL_MAX])
+        for address, placed in servers.items()
+        for at in range(0, len(placed), _SCANS_PER_CALL_MAX)
+    ]
+
+
+def _scan(part: _Part) -> wire.NotificationScan:
+    asked = part.request
+    scan = wire.NotificationScan(
+        range=RowRange(start=asked.start, end=asked.end),
+        observers=asked.observers,
+        locked_columns=asked.locked_columns,
+        locks_before=asked.locks_before,
+        row_limit=asked.row_limit,
+    )
+    if part.location is not None:
+        scan.target.tablet_id, scan.target.epoch = part.location.tablet_id, part.location.epoch
+    return scan
+
+
+def _found(part: _Part, result: wire.NotificationScanResult) -> FoundWork:
+    table_id = part.request.table_id
+    return FoundWork(
+        request=part.request,
+        location=part.location,
+        waiting=[
+            Waiting(table_id, one.row, one.column, one.observer, tuple(one.timestamps))
+            for one in result.notifications
+        ],
+        locks=list(result.locks),
+        rest=(result.rest.start, result.rest.end) if result.HasField("rest") else None,
+        notifications_written=result.notifications_written,
+        problem=None,
+    )
+
+
+def _unanswered(part: _Part) -> FoundWork:
+    asked = part.request
+    return FoundWork(asked, None, [], [], (asked.start, asked.end), 0, part.problem)

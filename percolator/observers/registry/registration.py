@@ -1,0 +1,122 @@
+"""Registers a worker's observers with the cluster, and learns which of them to run.
+
+A worker that starts adds its observers to the schemas of their tables; once that returns, every
+commit notifies them. It never removes or changes a registered observer: two workers with different
+code each run the observers that they have, but a name has only one definition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from percolator.errors import InvalidArgument, PercolatorError, SchemaError
+from percolator.observers.context import WorkerContext
+from percolator.observers.definition import Observer
+from percolator.observers.watched import Watched
+from percolator.v1 import master_pb2 as wire
+
+_log = logging.getLogger(__name__)
+
+_REFRESH_SECONDS = 2.0
+"""How often a worker checks whether observers were paused, resumed or removed."""
+
+
+async def register(context: WorkerContext, observers: Sequence[Observer]) -> list[Watched]:
+    """Registers observers.
+
+    Raises `SchemaError` if a table does not exist, and `InvalidArgument` if a name is registered
+    with another definition.
+    """
+    watched: list[Watched] = []
+    for table, own in _by_table(observers).items():
+        described = await context.describe(table)
+        missing = _missing(described, own)
+        if missing:
+            request = wire.ChangeObserversRequest(table=table, add=missing)
+            described = await context.catalog.change_observers(request, context.deadline())
+            _missing(described, own)  # another worker may have been first, with another definition
+        watched += [Watched(observer, described.table_id) for observer in own]
+        _note(described, [one for one in watched if one.table_id == described.table_id])
+    return watched
+
+
+def _by_table(observers: Sequence[Observer]) -> Mapping[str, list[Observer]]:
+    found: dict[str, list[Observer]] = {}
+    for observer in observers:
+        found.setdefault(observer.table.name, []).append(observer)
+    return found
+
+
+def _missing(table: wire.Table, observers: Sequence[Observer]) -> list[wire.Observer]:
+    known = {one.name: one for one in table.observers}
+    missing = []
+    for observer in observers:
+        columns = sorted(column.name for column in observer.columns)
+        there = known.get(observer.name)
+        if there is None:
+            missing.append(wire.Observer(name=observer.name, columns=columns, weak=observer.weak))
+        elif sorted(there.columns) != columns or there.weak != observer.weak:
+            raise InvalidArgument(
+                "observers",
+                f"table {table.name!r} has another observer {observer.name!r}: it is registered "
+                f"for {_described(there.columns, weak=there.weak)}, but this program's is for "
+                f"{_described(columns, weak=observer.weak)}; remove it, or choose another name",
+            )
+    return missing
+
+
+def _described(columns: Sequence[bytes], *, weak: bool) -> str:
+    names = ", ".join(column.decode(errors="backslashreplace") for column in sorted(columns))
+    return f"{names}{' (weak)' if weak else ''}"
+
+
+def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
+    """Notes which of them to run. Returns whether one is to be run that was not run before."""
+    known = {one.name: one for one in table.observers}
+    resumed = False
+    for one in watched:
+        # A table that was dropped and created again has the same name, but is another table.
+        there = known.get(one.observer.name) if one.table_id == table.table_id else None
+        is_active = there is not None and not there.paused
+        if is_active != one.is_active:
+            state = "is running" if is_active else "is paused" if there else "was removed"
+            _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
+        resumed = resumed or (is_active and not one.is_active)
+        one.is_active = is_active
+    return resumed
+
+
+class Registrations:
+    """Watches whether the observers of one worker are paused, resumed or removed."""
+
+    def __init__(self, context: WorkerContext, watched: Sequence[Watched]) -> None:
+        self._context = context
+        self.watched = watched
+        self.changed = asyncio.Event()
+        """Set when an observer was resumed, paused or removed."""
+
+    @property
+    def active(self) -> list[Watched]:
+        return [one for one in self.watched if one.is_active]
+
+    async def keep_forever(self) -> None:
+        while True:
+            await self._context.world.clock.sleep(_REFRESH_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks the master once. If none answers, everything stays as it is."""
+        for table in sorted({one.observer.table.name for one in self.watched}):
+            before = [one.is_active for one in self.watched]
+            own = [one for one in self.watched if one.observer.table.name == table]
+            try:
+                _note(await self._context.describe(table), own)
+            except SchemaError:
+                for one in own:  # the table was dropped, with all its notifications
+                    one.is_active = False
+            except PercolatorError as error:
+                _log.debug("cannot find out whether observers of %s are paused: %s", table, error)
+            if before != [one.is_active for one in self.watched]:
+                self.changed.set()

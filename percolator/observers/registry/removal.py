@@ -1,0 +1,111 @@
+"""Removes an observer and its notifications.
+
+Notifications left behind by a removed observer would stay forever, and every scan would find them.
+So an observer with pending work is not removed unless the caller has that work thrown away.
+Acknowledgements stay: if the observer is registered again under the same name, it does not run
+again for changes that it has handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from percolator.errors import PercolatorError, SchemaError, UsageError
+from percolator.observers.context import WorkerContext
+from percolator.observers.finding.notifications import FoundWork, WorkRequest
+from percolator.observers.finding.survey import survey
+from percolator.protocol import steps
+from percolator.routing.cells import CellMutation
+from percolator.v1 import master_pb2
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What became of an observer."""
+
+    was_registered: bool
+    purged: int
+    """Cells whose notifications were deleted."""
+    left: int
+    """Cells whose notifications arrived during the removal, and still have to be purged."""
+
+
+async def remove_observer(
+    context: WorkerContext,
+    table: str,
+    observer: str,
+    *,
+    purge: bool = False,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> Removed:
+    """Removes an observer, and with `purge` its pending notifications.
+
+    Raises `UsageError` if it has pending work and `purge` is not given. Raises `SchemaError` if the
+    table does not exist, or if the observer does not exist and has no notifications either.
+    """
+    described = await context.describe(table)
+    registered = any(one.name == observer for one in described.observers)
+    request = WorkRequest(described.table_id, observers=(observer.encode(),))
+    if not purge:
+        if not registered:
+            raise SchemaError(f"table {table!r} has no observer {observer!r}", table=table)
+        if await _has_work(context, request):
+            raise UsageError(
+                f"observer {observer!r} of table {table!r} has pending notifications: run it until "
+                "they are done, or purge them"
+            )
+    if registered:
+        # Once this returns, no commit notifies it.
+        change = master_pb2.ChangeObserversRequest(table=table, remove=[observer])
+        await context.catalog.change_observers(change, context.deadline())
+    purged = await _purge(context, request, on_progress) if purge else 0
+    if purge and not registered and not purged:
+        raise SchemaError(f"table {table!r} has no observer {observer!r}", table=table)
+    left = 0 if purge else await _count(context, request)
+    return Removed(registered, purged, left)
+
+
+async def _has_work(context: WorkerContext, request: WorkRequest) -> bool:
+    async with aclosing(survey(context, request)) as answers:
+        async for answer in answers:
+            if answer.waiting:
+                return True
+    return False
+
+
+async def _count(context: WorkerContext, request: WorkRequest) -> int:
+    async with aclosing(survey(context, request)) as answers:
+        return sum([len(answer.waiting) async for answer in answers])
+
+
+async def _purge(
+    context: WorkerContext, request: WorkRequest, on_progress: Callable[[int], None]
+) -> int:
+    """Deletes until none is found: if a cell has very many, one survey returns only some."""
+    purged = 0
+    while True:
+        found = False
+        async with aclosing(survey(context, request)) as answers:
+            async for answer in answers:
+                if answer.waiting:
+                    found = True
+                    await _delete(context, answer)
+                    purged += len(answer.waiting)
+                    on_progress(purged)
+        if not found:
+            return purged
+
+
+async def _delete(context: WorkerContext, answer: FoundWork) -> None:
+    sent = [
+        CellMutation(
+            one.table_id,
+            steps.forget_notifications(one.row, one.column, one.observer, one.timestamps),
+        )
+        for one in answer.waiting
+    ]
+    for outcome in await context.env.cells.mutate(sent, context.deadline()):
+        if isinstance(outcome, PercolatorError):
+            raise outcome

@@ -1,0 +1,150 @@
+"""Lists the dead letters of a cluster, retries them, and throws them away."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    InvariantViolation,
+    PercolatorError,
+    SchemaError,
+)
+from percolator.observers.context import WorkerContext
+from percolator.observers.running.dead_letter import DEAD_LETTERS, LETTER, DeadLetter
+from percolator.protocol import steps
+from percolator.protocol.environment import Statistics
+from percolator.protocol.read import read_rows
+from percolator.protocol.scan import scan_pages
+from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
+from percolator.v1.tabletserver_pb2 import RowRead
+
+_AT_ONCE = 256
+
+
+class DeadLetterBox:
+    """All dead letters of a cluster."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+
+    async def look_through(
+        self, table: str = "", observer: str = ""
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """Yields dead letters ordered by table, observer and column.
+
+        `table` and `observer` limit them to one table or observer.
+        """
+        context = self._context
+        table_id = await self._table_id()
+        if table_id is None:
+            return
+        seconds = context.env.limits.call_seconds
+        now = await context.env.timestamps.get(timeout_seconds=seconds)
+        request = RangeRequest(table_id, b"", b"", (LETTER.name,), now)
+        pages = scan_pages(context.env, context.cleanup, request, None, seconds, Statistics())
+        async with aclosing(pages):
+            async for page in pages:
+                for row, cells in page:
+                    letter = _opened(row, cells[LETTER.name].value)
+                    if table in ("", letter.table) and observer in ("", letter.observer):
+                        yield letter
+
+    async def retry(self, letters: Sequence[DeadLetter]) -> None:
+        """Notifies their observers again. A letter is deleted once a run has committed.
+
+        Raises `SchemaError` if the table or the observer of a letter no longer exists.
+        """
+        context = self._context
+        ids: dict[str, int] = {}
+        for table in sorted({letter.table for letter in letters}):
+            described = await context.describe(table)
+            ids[table] = described.table_id
+            known = {one.name for one in described.observers}
+            for letter in letters:
+                if letter.table == table and letter.observer not in known:
+                    raise SchemaError(
+                        f"table {table!r} no longer has an observer {letter.observer!r}",
+                        table=table,
+                    )
+        for at in range(0, len(letters), _AT_ONCE):
+            deadline = context.deadline()
+            # Above the snapshot of every run that has deleted notifications before.
+            now = await context.env.timestamps.get(timeout_seconds=deadline - context.now())
+            requests = []
+            for one in letters[at : at + _AT_ONCE]:
+                step = steps.notify(one.row, one.column, now, (one.observer.encode(),))
+                requests.append(CellMutation(ids[one.table], step))
+            for answer in await context.env.cells.mutate(requests, deadline):
+                if isinstance(answer, PercolatorError):
+                    raise answer
+
+    async def clear(self, letters: Sequence[DeadLetter]) -> int:
+        """Deletes the letters that have not changed meanwhile. Returns how many."""
+        cleared = 0
+        table_id = await self._table_id()
+        if table_id is not None:
+            for at in range(0, len(letters), _AT_ONCE):
+                cleared += await self._clear(table_id, letters[at : at + _AT_ONCE])
+        return cleared
+
+    async def _clear(self, table_id: int, letters: Sequence[DeadLetter]) -> int:
+        context = self._context
+        while True:
+            transaction = context.begin(None)
+            start = await transaction.timestamp()
+            rows = [DEAD_LETTERS.key.encode(letter.key) for letter in letters]
+            requests = [
+                RowRequest(table_id, RowRead(row=row, columns=(LETTER.name,), timestamp=start))
+                for row in rows
+            ]
+            answers = await read_rows(
+                context.env,
+                context.cleanup,
+                requests,
+                start,
+                context.deadline(),
+                transaction.statistics,
+            )
+            cleared = 0
+            for letter, row, answer in zip(letters, rows, answers, strict=True):
+                found = answer.found.get(LETTER.name)
+                if found is not None and _opened(row, found.value) == letter:
+                    transaction.internal.writes.delete(CellAddress(table_id, row, LETTER.name))
+                    cleared += 1
+            try:
+                await transaction.commit()
+            except ConflictError:
+                continue  # one of them has just been handled, or put aside again
+            return cleared
+
+    async def _table_id(self) -> int | None:
+        """The id of the table of dead letters; None if no worker ever ran in this cluster."""
+        try:
+            info = await self._context.catalog.table(DEAD_LETTERS.name, self._context.deadline())
+        except SchemaError:
+            return None
+        return info.table_id
+
+
+def _opened(row: bytes, stored: bytes | None) -> DeadLetter:
+    try:
+        return DeadLetter.of(DEAD_LETTERS.key.decode(row), LETTER.codec.decode(stored or b""))
+    except (SchemaError, KeyError, TypeError, binascii.Error) as error:
+        raise InvariantViolation(
+            f"row {row!r} of {DEAD_LETTERS.name} is not a dead letter: {error}"
+        ) from error
+
+
+def as_data(letter: DeadLetter) -> dict[str, object]:
+    """All fields as JSON, for programs, with rows and columns in base64."""
+    return {
+        "table": letter.table,
+        "observer": letter.observer,
+        "column": base64.b64encode(letter.column).decode(),
+        **letter.as_json(),
+    }

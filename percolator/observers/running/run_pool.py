@@ -1,0 +1,264 @@
+"""Runs queued work, a limited number at a time, until it commits, is retried, or is put aside.
+
+How a run ends, and what follows:
+
+    committed, or handled before       its notifications are deleted
+    conflicted                         retried, when it has its turn at the cell where it lost; if
+                                       another process won, after a short pause that grows
+    the cluster did not answer         retried after a pause, even if it may have committed
+    raised, wrote too much, too slow   retried, after a longer pause; in the end a dead letter
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from percolator.errors import ConflictError, OutcomeUnknown, PercolatorError, Retry, SnapshotTooOld
+from percolator.observers.context import WorkerContext
+from percolator.observers.run_time import RunTime
+from percolator.observers.running.dead_letter import DeadLetters
+from percolator.observers.running.deletions import Deletions
+from percolator.observers.running.run import ObserverRun
+from percolator.observers.running.threads import Threads, TookTooLong
+from percolator.observers.running.turns import Turns
+from percolator.observers.work import Work, WorkQueue
+from percolator.protocol.nested_calls import Inside
+from percolator.tasks import Tasks
+from percolator.wire.backoff import pause_seconds
+
+_log = logging.getLogger(__name__)
+
+_CONFLICT_SECONDS = (0.005, 1.0)
+_POSTPONED_SECONDS = (0.05, 5.0)
+_FAILED_SECONDS = (0.1, 10.0)
+"""The first pause and the longest one."""
+_ERROR_CHARACTERS_MAX = 500
+_CANCELLED_SECONDS = 1.0
+"""How long to wait for a cancelled run: an observer may ignore cancellation."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What happens to work after a run."""
+
+    queue: WorkQueue
+    deletions: Deletions
+    dead_letters: DeadLetters
+    on_left: Callable[[Work], None]
+    """Called with each work item that is finished, put aside or dropped."""
+
+
+class RunPool:
+    """At most `runs_max` runs at a time. Each task runs one work item after another."""
+
+    def __init__(
+        self, context: WorkerContext, results: Results, threads: Threads, *, runs_max: int
+    ) -> None:
+        self._context = context
+        self._results = results
+        self._threads = threads
+        self._runs_max = runs_max
+        self._turns = Turns(context.env, results.queue)
+        self._runs = Tasks(_run_failed)
+        self._closing = False
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    def dispatch(self) -> None:
+        """Starts as many tasks as there is work for."""
+        while not self._closing and len(self._runs) < self._runs_max:
+            work = self._results.queue.take()
+            if work is None:
+                return
+            task = self._runs.start(self._serve(work))
+            task.add_done_callback(lambda _: self.dispatch())
+
+    async def drain(self, seconds: float) -> bool:
+        """Starts no more runs, and waits for those in progress. Whether all ended by themselves."""
+        self._closing = True
+        return await self._runs.drain(seconds, cancelled_seconds=_CANCELLED_SECONDS)
+
+    async def _serve(self, first: Work) -> None:
+        work: Work | None = first
+        while work is not None:
+            await self._attempt(work)
+            work = None if self._closing else self._results.queue.take()
+
+    # ------------------------------------------------------------------ one attempt
+
+    async def _attempt(self, work: Work) -> None:
+        if self._turns.waits(work):
+            self._results.queue.again(work, 0.0)
+            return
+        counters = work.watched.counters
+        run = ObserverRun(self._context, self._results.dead_letters, work)
+        try:
+            if not await run.begin():
+                counters.acknowledged += 1
+            else:
+                counters.runs += 1
+                await self._call(run, work)
+                counters.committed(await run.commit())
+                self._turns.committed(work, run.transaction.internal.writes.cells)
+        except asyncio.CancelledError:
+            self._results.queue.drop(work)
+            raise
+        except ConflictError as error:
+            counters.conflicts += 1
+            if self._turns.lost(work, error):
+                self._repeat(work, _CONFLICT_SECONDS)
+            else:
+                self._results.queue.again(work, 0.0)
+        except Exception as error:  # noqa: BLE001 - whatever an observer may raise
+            if _will_pass(error):
+                counters.postponed += 1
+                _log.debug("%r is postponed: %s", work, error)
+                work.leave()
+                self._repeat(work, _POSTPONED_SECONDS)
+            else:
+                await self._failed(work, run, error)
+        else:
+            self._handled(work, run.start)
+        finally:
+            if not run.transaction.ended:
+                run.transaction.rollback()
+
+    async def _call(self, run: ObserverRun, work: Work) -> None:
+        """Calls the function, and turns whatever ends it into a failure of the observer.
+
+        Otherwise `sys.exit` in an observer would end the worker, and then every other worker that
+        finds the same change. And if something that the observer awaits is cancelled, it would look
+        as if this task had been cancelled, and the change would be tried forever.
+        """
+        task = asyncio.current_task()
+        try:
+            await self._call_function(run, work)
+        except SystemExit as error:
+            raise RuntimeError(f"the observer tried to exit the process: {error}") from error
+        except asyncio.CancelledError as error:
+            if task is not None and task.cancelling():
+                raise
+            raise RuntimeError("something that the observer awaited was cancelled") from error
+
+    async def _call_function(self, run: ObserverRun, work: Work) -> None:
+        observer, waits = work.watched.observer, run.transaction.waits
+        arguments: list[object] = [observer.table.key.decode(work.row)]
+        if observer.wants_column:
+            arguments.append(work.watched.column(work.column))
+        if not observer.is_async:
+            blocking = self._context.blocking
+            call = partial(
+                _inside, work, partial(blocking.call, observer, run.transaction, arguments)
+            )
+            counters = work.watched.counters
+            try:
+                await self._threads.call(
+                    call,
+                    observer.deadline_seconds,
+                    partial(self._returned_late, work),
+                    waits.seconds,
+                )
+            except TookTooLong:
+                counters.abandoned += 1
+                counters.hung += 1
+                raise
+            return
+        limit = asyncio.timeout(None)
+        time = RunTime(observer.deadline_seconds, waits.seconds)
+        try:
+            async with limit:
+                with Inside(work), time.ends(limit):
+                    await observer.function(run.transaction, *arguments)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            work.watched.counters.abandoned += 1
+            text = f"it did not return within {observer.deadline_seconds:g} s"
+            raise TookTooLong(text) from error
+
+    def _returned_late(self, work: Work) -> None:
+        """Notes that the thread of a run that was given up has returned after all."""
+        work.watched.counters.hung -= 1
+        self.dispatch()
+
+    # ------------------------------------------------------------------ what follows
+
+    def _handled(self, work: Work, seen: int) -> None:
+        handled = [timestamp for timestamp in work.timestamps if timestamp <= seen]
+        self._results.deletions.add(work, handled)
+        self._results.on_left(work)
+        self._results.queue.finished(work, seen)
+
+    def _repeat(self, work: Work, pauses: tuple[float, float]) -> None:
+        seconds = pause_seconds(self._context.world.random, *pauses, doublings=work.retries)
+        work.retries += 1
+        self._results.queue.again(work, seconds)
+
+    async def _failed(self, work: Work, run: ObserverRun, error: Exception) -> None:
+        observer, counters = work.watched.observer, work.watched.counters
+        counters.failures += 1
+        work.leave()
+        if run.cell.commit != work.tried_commit:
+            work.tried_commit, work.attempts = run.cell.commit, 0
+        work.attempts += 1
+        text = f"{type(error).__name__}: {_message_of(error)}"[:_ERROR_CHARACTERS_MAX]
+        _log.warning(
+            "observer %s failed for row %r, attempt %d of %d: %s",
+            observer.name,
+            work.row,
+            work.attempts,
+            observer.attempts,
+            text,
+            exc_info=error if work.attempts == 1 else None,
+        )
+        if work.attempts < observer.attempts:
+            self._repeat(work, _FAILED_SECONDS)
+            return
+        try:
+            result = await self._results.dead_letters.put_aside(work, text)
+        except PercolatorError as problem:
+            _log.warning("%r cannot be put aside now: %s", work, problem)
+            self._repeat(work, _FAILED_SECONDS)
+            return
+        if not result.seen:
+            self._repeat(work, _CONFLICT_SECONDS)
+            return
+        counters.dead_letters += result.is_put_aside
+        self._handled(work, result.seen)
+
+
+def _message_of(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - the __str__ of a user's class may raise anything
+        return "(it has no message)"
+
+
+def _inside(work: Work, function: Callable[[], object]) -> object:
+    with Inside(work):
+        return function()
+
+
+def _run_failed(_: asyncio.Task[Any], error: BaseException) -> None:
+    _log.error("a task that runs observers has failed", exc_info=error)
+
+
+def _will_pass(error: Exception) -> bool:
+    """Whether the cluster, not the observer, caused the error, so that a retry may succeed.
+
+    So may all errors of a group of tasks, and an error that the observer made from another one.
+    """
+    if isinstance(error, ExceptionGroup):
+        return all(_will_pass(one) for one in error.exceptions)
+    if not isinstance(error, PercolatorError) and isinstance(error.__cause__, Exception):
+        return _will_pass(error.__cause__)
+    return isinstance(error, SnapshotTooOld | OutcomeUnknown) or (
+        isinstance(error, PercolatorError) and error.retry is not Retry.USELESS
+    )

@@ -1,0 +1,168 @@
+"""What the protocol depends on: everything it needs from outside, through narrow interfaces."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from percolator.errors import CellAddress, PercolatorError
+from percolator.limits import Limits
+from percolator.protocol.hot_cells import HotCells, Loss
+from percolator.protocol.rivals import Rivals
+from percolator.protocol.verdicts import Verdicts
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import Cells, Mutations
+from percolator.tasks import Tasks
+from percolator.wire.backoff import Backoff
+from percolator.wire.liveness import Liveness
+from percolator.world import Clock, Random
+
+_log = logging.getLogger(__name__)
+
+
+class Timestamps(Protocol):
+    """The oracle."""
+
+    def get(self, count: int = 1, timeout_seconds: float | None = None) -> Awaitable[int]:
+        """Return a timestamp larger than every one that was received before the call."""
+        ...
+
+
+class Owners(Protocol):
+    """The sessions of transaction owners: hints only."""
+
+    @property
+    def session_id(self) -> bytes | None:
+        """The session of this process, if it has a live one."""
+        ...
+
+    async def liveness(self, session_ids: Sequence[bytes]) -> list[Liveness]:
+        """Ask now which of these sessions are alive."""
+        ...
+
+
+class Schemas(Protocol):
+    """The schemas of the tables, as far as this client knows them."""
+
+    def get(self, table_id: int) -> TableSchema | None: ...
+
+    async def refresh(self, table_id: int, deadline: float) -> TableSchema:
+        """Fetch the current one."""
+        ...
+
+
+class LockWait:
+    """A lock that a transaction waited for, and which transaction held it."""
+
+    __slots__ = ("column", "holder_start_timestamp", "row", "seconds", "table_id")
+
+    def __init__(
+        self, table_id: int, row: bytes, column: bytes, holder: int, seconds: float
+    ) -> None:
+        self.table_id = table_id
+        self.row = row
+        self.column = column
+        self.holder_start_timestamp = holder
+        self.seconds = seconds
+
+    def __repr__(self) -> str:
+        return (
+            f"LockWait({CellAddress(self.table_id, self.row, self.column)}, "
+            f"held by {self.holder_start_timestamp}, {self.seconds:.3f} s)"
+        )
+
+
+class Statistics:
+    """What one transaction has cost so far."""
+
+    __slots__ = ("_lock_waits", "retries", "round_trips")
+
+    def __init__(self) -> None:
+        self.round_trips = 0
+        """How often the transaction waited for responses; parallel requests count once."""
+        self.retries = 0
+        """How many of the round trips repeated a request: it had failed, or met a lock."""
+        self._lock_waits: list[LockWait] | None = None
+
+    @property
+    def lock_waits(self) -> list[LockWait]:
+        """The locks that the transaction waited for, and their holders."""
+        if self._lock_waits is None:  # most transactions never need it
+            self._lock_waits = []
+        return self._lock_waits
+
+    def __repr__(self) -> str:
+        return (
+            f"Statistics(round_trips={self.round_trips}, retries={self.retries}, "
+            f"lock_waits={self.lock_waits})"
+        )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What all transactions of one client share."""
+
+    cells: Cells
+    timestamps: Timestamps
+    owners: Owners
+    schemas: Schemas
+    clock: Clock
+    random: Random
+    limits: Limits
+    verdicts: Verdicts
+    deleted_tables: Mutations | None = None
+    """Asks primaries in tables that are being deleted; `SchemaError` if the table is gone for good.
+    Without it, locks whose primary is in such a table stay."""
+    table_names: Callable[[int], str] = lambda _: ""
+    """The name of a table by its id, for errors; empty if this client does not know it."""
+    hot_cells: HotCells = field(default_factory=HotCells)
+    """Where this client's transactions have lost, and take turns."""
+    rivals: Rivals = field(default_factory=Rivals)
+    """Where they have lost to other clients, and pause."""
+    background: Tasks = field(default_factory=lambda: Tasks(_left_to_others))
+    """Work that continues after its caller has its result: committing other cells, or rolling them
+    back. Nothing depends on it: what is left when the process ends is done by the clients that meet
+    the locks. A caller that waits for one of the tasks must not cancel it."""
+
+    @property
+    def background_is_full(self) -> bool:
+        """True when so much background work is pending that commits wait for their own."""
+        return len(self.background) >= self.limits.background_tasks_max
+
+    def now(self) -> float:
+        """The monotonic clock, in seconds."""
+        return self.clock.monotonic_seconds()
+
+    def described(self, cell: CellAddress) -> str:
+        """The cell, for errors."""
+        return cell.described(self.table_names(cell.table_id))
+
+    def is_fought_over(self, cell: CellAddress) -> bool:
+        """Whether transactions of this client have recently lost at the cell."""
+        return cell in self.hot_cells or cell in self.rivals
+
+    def knows_winner(self, loss: Loss) -> bool:
+        """Whether this client knows the winner's outcome. Then it was nearly always its own."""
+        return self.verdicts.get(loss.winner) is not None
+
+    def backoff(self) -> Backoff:
+        return Backoff(
+            self.clock,
+            self.random,
+            self.limits.backoff_seconds_min,
+            self.limits.backoff_seconds_max,
+        )
+
+    async def schema(self, table_id: int, deadline: float) -> TableSchema:
+        known = self.schemas.get(table_id)
+        return known if known is not None else await self.schemas.refresh(table_id, deadline)
+
+
+def _left_to_others(_: asyncio.Task[Any], error: BaseException) -> None:
+    if isinstance(error, PercolatorError):
+        _log.warning("background work left to the clients that meet the locks: %s", error)
+    else:
+        _log.error("background work failed", exc_info=error)

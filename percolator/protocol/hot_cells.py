@@ -1,0 +1,224 @@
+"""Hot cells: transactions of one client that have lost at a cell take turns, the oldest first.
+
+All who have lost at a cell would meet there again, and all but one of them would lose again. So
+they stand in line at the cell, and the next one runs when the one before it has ended.
+
+Rules, each with the failure that it prevents:
+- Turns only say who runs when. What a transaction may commit is decided by its commit, with a turn
+  or without, so a lost or late turn costs time and nothing else.
+- The line is ordered by age: when the first attempt began. Otherwise, one that has lost ten times
+  waits behind all that came after it.
+- A transaction that has lost at several cells gets its turn at all of them at the same time, when
+  it is the first in each line. If it had one turn while it waited for the next, two could wait for
+  each other.
+- A turn ends after a time, whatever its owner does. A function that waits for something else would
+  hold up the line forever. If the time was too short, the owner's next turn is twice as long:
+  otherwise, a slow function would never commit at a cell where fast ones take turns.
+- A cell has a line only while there is someone in it. Without contention, nothing is kept, and one
+  look at an empty dictionary is all that a transaction pays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from percolator.errors import CellAddress, ConflictError, PercolatorError
+
+TURN_SECONDS = 1.0
+TURN_SECONDS_MAX = 16.0
+CELLS_MAX = 8
+"""The most cells at which one transaction stands in line: those where it lost last."""
+
+
+class Loss(NamedTuple):
+    """Where a transaction has lost, and to which other one."""
+
+    cell: CellAddress
+    winner: int
+    """The start timestamp of the other transaction."""
+
+    @classmethod
+    def reported_by(cls, error: PercolatorError) -> Loss | None:
+        """None if no other transaction was in the way: it was given up, or presumed dead."""
+        if not isinstance(error, ConflictError) or error.cell is None:
+            return None
+        return cls(error.cell, error.other_start_timestamp) if error.other_start_timestamp else None
+
+
+class Turn:
+    """One transaction's place in the lines of its cells."""
+
+    __slots__ = ("_timer", "cells", "expired", "granted", "left", "number", "owner", "seconds")
+
+    def __init__(self, owner: Contender, cells: Sequence[CellAddress], seconds: float) -> None:
+        self.owner = owner
+        self.cells = cells
+        self.seconds = seconds
+        self.number = 0
+        """Which one stood in line first, of those that are equally old."""
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the turn begins; cancelled if it never will."""
+        self.left = False
+        self.expired = False
+        """It was ended because it had lasted too long."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __lt__(self, other: Turn) -> bool:
+        return (self.owner.since, self.number) < (other.owner.since, other.number)
+
+    def begin(self, timer: asyncio.TimerHandle) -> None:
+        self._timer = timer
+        if not self.granted.done():  # the task that waits was cancelled, and is about to leave
+            self.granted.set_result(None)
+
+    def end(self) -> None:
+        self.left = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class _Line:
+    """Those who have lost at one cell and not committed yet."""
+
+    __slots__ = ("callers", "owner", "waiting")
+
+    def __init__(self) -> None:
+        self.owner: Turn | None = None
+        self.waiting: list[Turn] = []
+        """A heap: the oldest is the first. It may contain some who have left."""
+        self.callers: set[object] = set()
+        """What has lost here since there is a line: functions, observers."""
+
+    def first(self) -> Turn | None:
+        while self.waiting and self.waiting[0].left:
+            heappop(self.waiting)
+        return self.waiting[0] if self.waiting else None
+
+
+class HotCells:
+    """The lines of one client. Belongs to its event loop."""
+
+    def __init__(self) -> None:
+        self._lines: dict[CellAddress, _Line] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        """At how many cells there is a line."""
+        return len(self._lines)
+
+    def __contains__(self, cell: CellAddress) -> bool:
+        return cell in self._lines
+
+    def has_lost(self, caller: object, cell: CellAddress) -> bool:
+        """Whether there is a line at the cell, and this caller has lost there since it formed.
+
+        So it writes the cell. One that only reads it conflicts with none, and never waits.
+        """
+        line = self._lines.get(cell)
+        return line is not None and caller in line.callers
+
+    def join(self, turn: Turn) -> None:
+        """Puts a new turn in line at its cells."""
+        turn.number = next(self._numbers)
+        for cell in turn.cells:
+            line = self._lines.get(cell)
+            if line is None:
+                line = self._lines[cell] = _Line()
+            line.callers.add(turn.owner.caller)
+            heappush(line.waiting, turn)
+        self._grant(turn.cells)
+
+    def leave(self, turn: Turn) -> None:
+        """Ends the turn, or gives up the place in line."""
+        if turn.left:
+            return
+        turn.end()
+        if not turn.granted.done():
+            turn.granted.cancel()
+        for cell in turn.cells:
+            line = self._lines[cell]
+            if line.owner is turn:
+                line.owner = None
+        self._grant(turn.cells)
+
+    def _grant(self, cells: Sequence[CellAddress]) -> None:
+        """Begins every turn that can begin, now that something has changed at these cells."""
+        for cell in cells:
+            line = self._lines.get(cell)
+            if line is None or line.owner is not None:
+                continue
+            turn = line.first()
+            if turn is None:
+                del self._lines[cell]
+            elif self._is_first_everywhere(turn):
+                for each in turn.cells:
+                    self._lines[each].owner = heappop(self._lines[each].waiting)
+                loop = asyncio.get_running_loop()
+                turn.begin(loop.call_later(turn.seconds, self._expire, turn))
+
+    def _is_first_everywhere(self, turn: Turn) -> bool:
+        for cell in turn.cells:
+            line = self._lines[cell]
+            if line.owner is not None or line.first() is not turn:
+                return False
+        return True
+
+    def _expire(self, turn: Turn) -> None:
+        turn.expired = True
+        self.leave(turn)
+
+
+class Contender:
+    """Work that is tried until it commits, and the cells where it has lost so far."""
+
+    __slots__ = ("_cells", "_hot_cells", "_seconds", "_turn", "caller", "since")
+
+    def __init__(
+        self,
+        hot_cells: HotCells,
+        caller: object,
+        since: float,
+        *,
+        seconds: float = TURN_SECONDS,
+    ) -> None:
+        """`caller` is what is tried: a function, an observer. `since`: when the first attempt
+        began, on the monotonic clock. `seconds`: how long its turn may last."""
+        self.caller = caller
+        self.since = since
+        self._hot_cells = hot_cells
+        self._cells: tuple[CellAddress, ...] = ()
+        self._seconds = seconds
+        self._turn: Turn | None = None
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it stands in line, or has its turn."""
+        return self._turn is not None and not self._turn.left
+
+    def has_turn_at(self, cell: CellAddress) -> bool:
+        """Whether it has its turn at this cell, and the turn has not lasted too long."""
+        turn = self._turn
+        return turn is not None and not turn.left and turn.granted.done() and cell in turn.cells
+
+    def lost_at(self, cell: CellAddress) -> None:
+        if cell not in self._cells:
+            self._cells = (*self._cells[1 - CELLS_MAX :], cell)
+
+    def stand_in_line(self) -> asyncio.Future[None]:
+        """Ends its turn if it has one; the result is done when the next one begins."""
+        if self._turn is not None and self._turn.expired:
+            self._seconds = min(2 * self._seconds, TURN_SECONDS_MAX)
+        self.leave()
+        self._turn = Turn(self, self._cells, self._seconds)
+        self._hot_cells.join(self._turn)
+        return self._turn.granted
+
+    def leave(self) -> None:
+        """Ends its turn, or gives up its place in line."""
+        if self._turn is not None:
+            self._hot_cells.leave(self._turn)
+            self._turn = None

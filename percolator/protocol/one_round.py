@@ -1,0 +1,218 @@
+"""Committing with one message, when all that a transaction writes is in one tablet.
+
+The tablet does what prewrite and commit do, for all cells at one moment: it checks what a prewrite
+checks, keeps everything else away from the cells, fetches the commit timestamp, and writes. No lock
+is ever stored. If it cannot, two phases follow.
+
+Rules, each with the failure that it prevents:
+- While a message is unanswered, the only way on is the same message again, or the roll-back of the
+  primary. In two phases, the transaction could be given up, and reported as such, while the message
+  still lies in the network and commits it.
+- Even after an answer, a copy of the message may arrive late: networks repeat. It is harmless to
+  two phases, since it is stopped by their locks, their commit and their marker. But until one of
+  these is durable, it may still commit. So once a message was sent, a transaction counts as aborted
+  only when its marker is durable, or when another commit above its start stops it forever.
+- A lock of the transaction itself belongs to another committer in two phases. Only that way is open
+  then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from percolator.errors import (
+    CellAddress,
+    InvalidArgument,
+    Overloaded,
+    PercolatorError,
+    PermissionDenied,
+    Retry,
+    SchemaChanged,
+    SchemaError,
+    SnapshotTooOld,
+    Unauthenticated,
+    UsageError,
+)
+from percolator.formats.records import KIND_PUT_IN_DATA
+from percolator.protocol import conflicts, steps
+from percolator.protocol.aftermath import offending_cell
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.lock_waiting import LockWaiting
+from percolator.protocol.same_writes import is_own_lock, require_same
+from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused, WholeCommit
+
+_NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
+"""It was not sent at all; or its sender was refused, before anything of it was read."""
+_NO_COPY_IS_EXECUTED = (SnapshotTooOld, SchemaError, InvalidArgument)
+"""Neither now nor later: safe points only rise, tables do not come back, and each copy says the
+same. This is as final as a marker, except for what an unanswered message may have done."""
+
+
+class OneRound:
+    """The message that commits one transaction, and what is known of it."""
+
+    __slots__ = (
+        "_cleanup",
+        "_env",
+        "_statistics",
+        "_weak_notifications",
+        "_write",
+        "is_lost",
+        "is_out",
+        "is_unanswered",
+        "is_whole",
+    )
+
+    def __init__(
+        self,
+        env: Environment,
+        cleanup: Cleanup,
+        write: WriteSteps,
+        weak_notifications: Sequence[CellAddress],
+        statistics: Statistics,
+    ) -> None:
+        self._env = env
+        self._cleanup = cleanup
+        self._write = write
+        self._weak_notifications = weak_notifications
+        self._statistics = statistics
+        self.is_out = False
+        """The message was sent: a copy of it may commit the transaction as long as no lock, commit
+        or marker of it is durable."""
+        self.is_unanswered = False
+        """It was sent, and may have been executed without our knowing."""
+        self.is_whole = False
+        """It was answered with the commit: no cell has a lock left."""
+        self.is_lost = False
+        """Another transaction committed a cell above our start: this stops every copy forever."""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the transaction is small enough, and in one table."""
+        cells, limits = self._write.cells, self._env.limits
+        count = len(cells) + len(self._weak_notifications)
+        if count > limits.one_round_cells_max or cells[0].table_id != cells[-1].table_id:
+            return False
+        table_id = self._write.primary.table_id
+        if any(cell.table_id != table_id for cell in self._weak_notifications):
+            return False
+        size = sum(len(value) for _, value in self._write.writes.values())
+        return size <= limits.batch_bytes_max // 2
+
+    async def run(self, deadline: float) -> int:
+        """Commits with one message. Returns the commit timestamp, or 0 if it takes two phases.
+
+        Raises conflicts, and what prevents the commit for good although a message is unanswered.
+        """
+        write = self._write
+        met: list[MetLock] = []
+        waiting: LockWaiting | None = None
+        while True:
+            problem: PercolatorError | None = None
+            answer = await self.send(deadline)
+            if isinstance(answer, int):
+                self.is_whole = True
+                return answer
+            if isinstance(answer, Refused):
+                found = offending_cell(answer)
+                cell = CellAddress(write.primary.table_id, found.row, found.column)
+                if answer.condition == steps.OWN_COMMIT:
+                    require_same(write, cell, answer)
+                    return found.timestamp
+                if not is_own_lock(write, cell, answer):
+                    self.is_lost = answer.condition == steps.PREWRITE_NEWER_COMMIT
+                    conflict = conflicts.obstacle(self._env, write, cell, answer, met)
+                    if conflict is not None:
+                        raise conflict
+                elif not self.is_unanswered:
+                    return 0  # another committer is at it, in two phases
+            elif answer.retry is Retry.UNKNOWN:
+                problem = answer
+            elif isinstance(answer, SchemaChanged):
+                await self._env.schemas.refresh(write.primary.table_id, deadline)
+            elif isinstance(answer, Overloaded):
+                await self._leave_alone(answer, deadline)
+            elif not self.is_unanswered:
+                return 0
+            elif isinstance(answer, NotInOneRound):
+                # Split, while an answer was missing. The marker decides: no second way is open.
+                raise conflicts.given_up(write)
+            elif answer.retry is Retry.USELESS:
+                # Resending is useless too; the attempt to write the marker will show the outcome.
+                raise answer
+            waiting = waiting or LockWaiting(self._env, write.start, self._statistics)
+            await waiting.settle(met, self._cleanup, deadline)
+            await waiting.pause(problem, deadline)
+            met.clear()
+
+    async def _leave_alone(self, overloaded: Overloaded, deadline: float) -> None:
+        """Waits as long as the server asks for. In two phases it would have more to do."""
+        seconds = overloaded.retry_after_seconds * (1.0 + 0.25 * self._env.random.random())
+        left = deadline - self._env.now()
+        if seconds >= left and not self.is_unanswered:
+            raise overloaded  # now, while there is time for the marker
+        await self._env.clock.sleep(max(min(seconds, left), 0.0))
+
+    async def send(self, deadline: float) -> CommitAnswer:
+        """Sends the message, once."""
+        env, table_id = self._env, self._write.primary.table_id
+        schema = env.schemas.get(table_id)
+        if schema is None:
+            schema = await env.schemas.refresh(table_id, deadline)
+        message = self._message(schema)
+        out_before, unanswered_before = self.is_out, self.is_unanswered
+        # From here on it may be executed, even if the caller is cancelled.
+        self.is_out = self.is_unanswered = True
+        answer = await env.cells.commit(message, deadline)
+        if isinstance(answer, _NO_COPY_IS_READ):
+            self.is_out = out_before
+        else:
+            if isinstance(answer, _NO_COPY_IS_EXECUTED):
+                self.is_out = unanswered_before
+            self._statistics.round_trips += 1
+        if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
+            self.is_unanswered = unanswered_before
+        return answer
+
+    def ended(self) -> None:
+        """The outcome is final: no late copy can change it any more."""
+        self.is_out = self.is_unanswered = False
+
+    def _message(self, schema: TableSchema) -> WholeCommit:
+        """The whole transaction. Repeated, it is the same but for a newer schema's observers."""
+        write, weak, observers = self._write, self._weak_notifications, schema.observers
+        cells, inline_bytes_max = write.cells, write.inline_bytes_max
+        kinds: list[int] = []
+        values: list[bytes] = []
+        for cell in cells:
+            kind, value = write.writes[cell]
+            kinds.append(kind if len(value) <= inline_bytes_max else KIND_PUT_IN_DATA)
+            values.append(value)
+        rows, columns = [cell[1] for cell in cells], [cell[2] for cell in cells]
+        return WholeCommit(
+            write.primary[0],
+            schema.version,
+            write.start,
+            rows,
+            columns,
+            kinds,
+            values,
+            _observers_of(columns, observers) if observers else (),
+            _weak_notifications(weak, schema) if weak else (),
+        )
+
+
+def _observers_of(
+    columns: Sequence[bytes], observers: Mapping[bytes, tuple[bytes, ...]]
+) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    return [(column, observers[column]) for column in dict.fromkeys(columns) if column in observers]
+
+
+def _weak_notifications(
+    cells: Sequence[CellAddress], schema: TableSchema
+) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
+    observers = schema.weak_observers
+    return [(row, column, observers[column]) for _, row, column in cells if column in observers]

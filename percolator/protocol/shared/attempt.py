@@ -1,0 +1,359 @@
+"""One attempt at one task of a shared transaction: locks what the task writes.
+
+The attempt writes blindly, in batches of any number. A cell that another transaction has committed
+since the part began is locked under a further part, with a newer start timestamp, unless the shared
+transaction says since when its cells may not have changed.
+
+Rules, each with the failure that it prevents:
+- A cell that has a lock of another part of the same transaction is written twice. If the attempt of
+  that part has been replaced (an earlier attempt at the same task, or one of an earlier
+  generation), it is rolled back first, the part before its cells; otherwise this is an error.
+  Taking the lock for our own would lose the write when the other attempt is not chosen.
+- An attempt that has finished may have been chosen already. It is replaced only after a while,
+  which gives the scheduler of the tasks time to end one of the two. That while is added to the
+  caller's deadline: otherwise a shorter one would end each try, and no try would replace it.
+- After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    PercolatorError,
+    Retry,
+    UsageError,
+    WrittenTwice,
+)
+from percolator.formats.records import (
+    KIND_PUT,
+    KIND_PUT_IN_DATA,
+    LOCK_HEADER,
+    LockRecord,
+    shared_part,
+)
+from percolator.protocol import conflicts, steps
+from percolator.protocol.aftermath import offending_cell, portion, portions
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.environment import Environment
+from percolator.protocol.shared.names import FINISHED, Job, PartKey, PartName
+from percolator.protocol.shared.part import Part
+from percolator.protocol.shared.rolling_back import roll_back_part
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.write_steps import Write
+from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused
+
+PARTS_MAX = 256
+"""How many parts one attempt may have: each is one more that the driver commits."""
+
+
+class _Left:
+    """The cells that a round of prewrites did not lock, and why not."""
+
+    def __init__(self) -> None:
+        self.cells: list[CellAddress] = []
+        self.met: list[MetLock] = []
+        self.problem: PercolatorError | None = None
+        """Why there was no answer."""
+        self.is_overtaken = False
+        """Others have committed or locked cells since the part began."""
+
+
+class Attempt:
+    """The parts of one attempt. Only one call at a time."""
+
+    def __init__(
+        self,
+        env: Environment,
+        groups: Groups,
+        cleanup: Cleanup,
+        job: Job,
+        task: str,
+        generation: int,
+        *,
+        replace_after_seconds: float,
+        chosen: Set[int] = frozenset(),
+    ) -> None:
+        """`replace_after_seconds`: how long a later attempt waits before it replaces a finished
+        one. `chosen`: parts, by their start timestamps, that are to be committed with this attempt.
+        What they have locked is left to them; it is not written twice."""
+        self._env = env
+        self._groups = groups
+        self._cleanup = cleanup
+        self._job = job
+        self._task = task
+        self._generation = generation
+        self._replace_after_seconds = replace_after_seconds
+        self._chosen = chosen
+        self._parts: list[Part] = []
+        self._part: Part | None = None
+        """The part under which cells are locked now."""
+        self._shared = b""
+        self._spared_since: dict[int, float] = {}
+        """Since when finished attempts are in the way, by their first start timestamps."""
+        self._has_failed = False
+        self._is_over = False
+        self.cells = 0
+        """How many cells were locked."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        return self._parts
+
+    @property
+    def start(self) -> int:
+        """The start timestamp of its first part; 0 before it has one."""
+        return self._parts[0].start if self._parts else 0
+
+    # ------------------------------------------------------------------ writing
+
+    async def prewrite(self, writes: Mapping[CellAddress, Write], deadline: float) -> None:
+        """Locks the cells. Raises `WrittenTwice`, `ConflictError`, or the error that prevented it;
+        after an error, the attempt can only be abandoned."""
+        self._require_going_on()
+        try:
+            await self._lock(writes, deadline)
+        except BaseException:
+            self._has_failed = True
+            raise
+        self.cells += len(writes)
+
+    async def _lock(self, writes: Mapping[CellAddress, Write], deadline: float) -> None:
+        env = self._env
+        pending: Sequence[CellAddress] = sorted(writes)
+        backoff = env.backoff()
+        began = env.now()
+        allowed = deadline - began
+        while True:
+            part = await self._current(deadline)
+            left = _Left()
+            for first in portions(pending):
+                cells = portion(pending, first)
+                steps_ = [self._prewrite(part, cell, writes[cell]) for cell in cells]
+                answers = await env.cells.mutate(steps_, deadline)
+                if answers.count(APPLIED) != len(cells):
+                    self._sort_out(part, writes, cells, answers, left)
+            if not left.cells:
+                return
+            pending = left.cells
+            waited = env.now() - began if backoff.rounds else 0.0
+            if left.met:
+                spared_until = await self._resolve(left.met, waited, deadline)
+                if spared_until:
+                    deadline = max(deadline, spared_until + allowed)
+            if left.is_overtaken:
+                self._part = None
+            if not await backoff.pause(deadline):
+                if left.met:
+                    raise conflicts.locked(env, part.start, left.met[0])
+                raise left.problem or ConflictError("no time was left to lock the cells")
+
+    async def _current(self, deadline: float) -> Part:
+        """The part under which to lock cells now; begins one if there is none."""
+        if self._part is not None:
+            if self._part.is_lost:
+                raise self._part.gone()
+            return self._part
+        if len(self._parts) >= PARTS_MAX:
+            raise ConflictError(
+                f"task {self._task!r} has lost to other transactions {PARTS_MAX} times"
+            )
+        left = max(deadline - self._env.now(), 0.001)
+        start = await self._env.timestamps.get(timeout_seconds=left)
+        name = PartName(self._generation, self.start or start, len(self._parts), self._task)
+        part = Part(self._env, self._groups, self._job, name, start)
+        self._parts.append(part)
+        await part.begin(deadline)
+        self._part = part
+        self._shared = shared_part(b"", part.primary)
+        return part
+
+    def _prewrite(self, part: Part, cell: CellAddress, write: Write) -> CellMutation:
+        kind, value = write
+        data = None
+        if len(value) > self._env.limits.value_inline_bytes_max:
+            kind, value, data = KIND_PUT_IN_DATA, b"", value
+        start = part.start
+        # Others look at the primary's time to live; this one counts while that is not there.
+        ttl = int(self._job.ttl_seconds * 1000)
+        lock = b"".join((LOCK_HEADER.pack(start, start + 1, ttl, kind), self._shared, value))
+        since = self._job.unchanged_since
+        table_id, row, column = cell
+        step = (
+            steps.prewrite_since(row, column, start, since, lock, data)
+            if since
+            else steps.prewrite(row, column, start, lock, data)
+        )
+        return CellMutation(table_id, step)
+
+    def _sort_out(
+        self,
+        part: Part,
+        writes: Mapping[CellAddress, Write],
+        cells: Sequence[CellAddress],
+        answers: Sequence[Answer],
+        left: _Left,
+    ) -> None:
+        """Adds to `left` the cells that are not locked. Raises what cannot be dealt with."""
+        for cell, answer in zip(cells, answers, strict=True):
+            if answer is APPLIED:
+                continue
+            if not isinstance(answer, Refused):
+                if answer.retry is not Retry.UNKNOWN:
+                    raise answer
+                left.problem = answer
+            elif answer.condition == steps.OWN_COMMIT:
+                raise UsageError("the shared transaction was committed while this task was writing")
+            elif answer.condition == steps.OWN_ROLLBACK:
+                raise part.gone()
+            elif answer.condition == steps.PREWRITE_LOCKED:
+                met = MetLock.of(cell.table_id, offending_cell(answer))
+                if met.lock.start_timestamp in self._chosen:
+                    self.cells -= 1
+                    continue
+                if self._is_ours(met, writes[cell]):
+                    continue
+                left.met.append(met)
+                # Only the younger waits for the older: two that wait for each other never stop.
+                left.is_overtaken |= met.lock.start_timestamp > part.start
+            elif self._job.unchanged_since:
+                raise self._changed(cell, answer)
+            else:
+                left.is_overtaken = True
+            left.cells.append(cell)
+
+    def _is_ours(self, met: MetLock, write: Write) -> bool:
+        """Whether this attempt has locked the cell before, with the same value."""
+        name = self._job.part_of(met.lock.primary)
+        if name is None or (name.attempt, name.task) != (self.start, self._task):
+            return False
+        if not _writes_the_same(met.lock, write):
+            cell = self._env.described(met.address)
+            raise WrittenTwice(f"task {self._task!r} writes {cell} twice", cell=met.address)
+        return True
+
+    def _changed(self, cell: CellAddress, answer: Refused) -> ConflictError:
+        record = offending_cell(answer)
+        return ConflictError(
+            f"{self._env.described(cell)} was committed at {record.timestamp}, and the shared "
+            f"transaction writes only what was not changed since {self._job.unchanged_since}",
+            cell=cell,
+            start_timestamp=self.start,
+            other_commit_timestamp=record.timestamp,
+        )
+
+    # ------------------------------------------------------------------ other locks
+
+    async def _resolve(self, met: Sequence[MetLock], waited: float, deadline: float) -> float:
+        """Removes what it may. Returns until when finished attempts are spared, or 0."""
+        spared_until = 0.0
+        siblings: dict[CellAddress, MetLock] = {}
+        for one in met:
+            if self._job.part_of(one.lock.primary) is not None:
+                siblings.setdefault(one.lock.primary, one)
+        for one in siblings.values():
+            spared_until = max(spared_until, await self._replace_attempt(one, deadline))
+        await self._cleanup.resolve(
+            met, deadline=deadline, known_now=self.start, waited_seconds=waited
+        )
+        return spared_until
+
+    async def _replace_attempt(self, met: MetLock, deadline: float) -> float:
+        """Rolls back another attempt's part if this attempt replaces it, or raises. Returns until
+        when the other one is spared, or 0."""
+        lock = met.lock
+        other = self._job.part_of(lock.primary)
+        if other is None:
+            return 0.0
+        is_finished = await self._is_finished(lock, deadline)
+        verdict = self._env.verdicts.get(lock.start_timestamp)
+        if verdict == ROLLED_BACK or is_finished is None:
+            return 0.0
+        if verdict is not None:
+            raise UsageError("the shared transaction was committed while this task was writing")
+        same_task = other.task == self._task and other.generation == self._generation
+        if not same_task and other.generation == self._generation:
+            cell = self._env.described(met.address)
+            raise WrittenTwice(
+                f"tasks {other.task!r} and {self._task!r} both write {cell}",
+                cell=met.address,
+            )
+        if (other.generation, other.attempt) > (self._generation, self.start):
+            raise ConflictError(
+                f"a later attempt at task {self._task!r} has begun",
+                cell=met.address,
+                start_timestamp=self.start,
+                other_start_timestamp=lock.start_timestamp,
+            )
+        if is_finished:
+            now = self._env.now()
+            since = self._spared_since.setdefault(other.attempt, now)
+            spared_until = since + self._replace_after_seconds
+            if now < spared_until:
+                return spared_until
+        await roll_back_part(self._env, lock.primary, lock.start_timestamp, deadline)
+        return 0.0
+
+    async def _is_finished(self, lock: LockRecord, deadline: float) -> bool | None:
+        """Whether the attempt of another part has locked all of its cells; None if there is no
+        answer. If the part is decided, that is known afterwards."""
+        verdicts, start = self._env.verdicts, lock.start_timestamp
+        if verdicts.get(start) is not None:
+            return True
+        (answer,) = await self._env.cells.mutate((_status(lock),), deadline)
+        if answer is APPLIED:
+            return False
+        if not isinstance(answer, Refused):
+            return None
+        if answer.condition == steps.OWN_COMMIT:
+            verdicts.put(start, offending_cell(answer).timestamp)
+            return True
+        if answer.condition == steps.OWN_ROLLBACK:
+            verdicts.put(start, ROLLED_BACK)
+            return True
+        return LockRecord.decode(offending_cell(answer).value).value == FINISHED
+
+    # ------------------------------------------------------------------ the end
+
+    async def finish(self, deadline: float) -> list[PartKey]:
+        """Names the parts, once everything that was written is locked. Raises `ConflictError` if
+        one of them was rolled back."""
+        self._require_going_on()
+        self._is_over = True
+        for part in self._parts:
+            await part.finish(deadline)
+        return [part.key for part in self._parts]
+
+    async def abandon(self, deadline: float) -> None:
+        """Rolls the parts back. Those who meet their locks remove them."""
+        self._is_over = True
+        for part in self._parts:
+            await roll_back_part(self._env, part.primary, part.start, deadline)
+
+    async def beat(self, deadline: float) -> None:
+        """Keeps the parts alive."""
+        for part in self._parts:
+            if not part.is_lost:
+                await part.beat(deadline)
+
+    def _require_going_on(self) -> None:
+        if self._has_failed:
+            raise UsageError("the attempt has failed: start a new attempt")
+        if self._is_over:
+            raise UsageError("the attempt is over")
+
+
+def _status(lock: LockRecord) -> CellMutation:
+    table_id, row, column = lock.primary
+    return CellMutation(table_id, steps.status(row, column, lock.start_timestamp))
+
+
+def _writes_the_same(lock: LockRecord, write: Write) -> bool:
+    """Whether the lock stands for the same write, as far as it can tell: a value that is stored
+    apart is not compared."""
+    kind, value = write
+    if lock.kind == KIND_PUT_IN_DATA:
+        return kind == KIND_PUT
+    return lock.kind == kind and (kind != KIND_PUT or lock.value == value)

@@ -1,0 +1,190 @@
+"""The decision on a shared transaction: its driver commits the chosen parts, or none.
+
+All chosen parts become committed with one group of mutations of one row, at one timestamp, and with
+them the transaction is closed (closing.py): that comes first in the group and its answers. While
+the group is unanswered, the only way on is the same group again: with another timestamp, parts of
+the transaction could end up at two. The one exception is as for other transactions: a part that a
+reader has pushed above the timestamp can never be committed at it, and so neither can the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    DeadlineExceeded,
+    InvariantViolation,
+    OutcomeUnknown,
+    PercolatorError,
+    Retry,
+    TimestampRegression,
+)
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    LOCK_HEADER,
+    WRITE_HEADER,
+    timestamp_bytes,
+)
+from percolator.protocol import steps
+from percolator.protocol.environment import Environment
+from percolator.protocol.shared.closing import close
+from percolator.protocol.shared.names import CLOSED, Job, PartKey
+from percolator.protocol.shared.rolling_back import roll_back_part
+from percolator.routing.cells import APPLIED, Answer, Groups, Refused
+from percolator.v1.cells_pb2 import SPACE_LOCK
+from percolator.v1.tabletserver_pb2 import Mutation
+
+
+class Whole:
+    """The decision on one shared transaction, made by its driver. Only one call at a time: a second
+    one would take another timestamp while the first one's group is on its way."""
+
+    def __init__(
+        self, env: Environment, groups: Groups, job: Job, parts: Sequence[PartKey]
+    ) -> None:
+        """`parts`: those that are committed; at least one."""
+        self._env = env
+        self._groups = groups
+        self._job = job
+        self._parts = parts
+        self._commit = 0
+        self._sent = False
+        """A commit was sent, and it is not known whether it was applied."""
+
+    async def commit(self, deadline: float) -> int:
+        """Returns the commit timestamp. Raises `ConflictError` when the transaction was rolled
+        back, and `OutcomeUnknown` when it is not known; then this may be called again."""
+        try:
+            commit = await self._reach(deadline)
+        except PercolatorError as problem:
+            if not self._sent or isinstance(problem, ConflictError):
+                raise
+            raise OutcomeUnknown(
+                f"could not learn whether the shared transaction is committed: {problem}",
+                start_timestamp=self._parts[0].start,
+                primary=self._primary(self._parts[0]),
+            ) from problem
+        self._sent = False
+        for part in self._parts:
+            self._env.verdicts.put(part.start, commit)
+        return commit
+
+    async def _reach(self, deadline: float) -> int:
+        env = self._env
+        backoff = env.backoff()
+        while True:
+            if not self._commit:
+                self._commit = await self._new_timestamp(deadline)
+            commit = self._commit
+            sent_before, self._sent = self._sent, True
+            try:
+                answers = await self._groups.mutate_together(
+                    self._job.table_id, self._steps(commit), deadline
+                )
+            except PercolatorError as error:
+                if error.retry is not Retry.UNKNOWN:
+                    self._sent = sent_before
+                    raise
+                if not await backoff.pause(deadline):
+                    raise
+                continue
+            if all(answer is APPLIED for answer in answers):
+                return commit
+            self._sent = sent_before
+            committed = self._sort_out(answers)
+            if committed:
+                return committed
+            self._require_open(answers[0])
+            lost = self._lost(answers[1:], commit)
+            if lost is not None:
+                return await self._give_up(lost, deadline)
+            # A part was pushed above the timestamp: nothing that was sent can be applied any more.
+            self._sent, self._commit = False, 0
+            if not await backoff.pause(deadline):
+                raise DeadlineExceeded(
+                    "readers kept pushing the shared transaction's commit timestamp until the "
+                    "deadline; commit again"
+                )
+
+    async def _new_timestamp(self, deadline: float) -> int:
+        """Never before the last part was named: a reader above it might have missed a lock."""
+        left = deadline - self._env.now()
+        if left <= 0:
+            raise DeadlineExceeded("no time was left to commit")
+        commit = await self._env.timestamps.get(timeout_seconds=left)
+        newest = max(part.start for part in self._parts)
+        if commit <= newest:
+            raise TimestampRegression(f"the oracle gave {commit} after {newest} was in use")
+        return commit
+
+    def _steps(self, commit: int) -> list[Mutation]:
+        found = [close(self._job, commit)]
+        for part in self._parts:
+            record = WRITE_HEADER.pack(part.start, KIND_LOCK_ONLY)
+            found.append(steps.commit_part(self._job.row, part.column, part.start, commit, record))
+        return found
+
+    def _sort_out(self, answers: Sequence[Answer]) -> int:
+        """The commit timestamp if an earlier attempt was applied, else 0."""
+        commits = set()
+        for answer in answers:
+            if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
+                if answer.cell is None:
+                    raise InvariantViolation("a commit was met and not returned")
+                commits.add(answer.cell.timestamp)
+        if not commits:
+            return 0
+        refused = sum(isinstance(answer, Refused) for answer in answers)
+        if len(commits) > 1 or refused < len(answers):
+            raise InvariantViolation(
+                f"parts of one shared transaction are committed at {sorted(commits)}, "
+                f"{refused} of {len(answers)} of them"
+            )
+        return int(commits.pop())
+
+    def _require_open(self, answer: Answer) -> None:
+        """Raises if somebody has rolled the transaction back, and what was not executed."""
+        if isinstance(answer, Refused):
+            self._sent = False
+            raise ConflictError(
+                "the shared transaction was rolled back: nothing of it is committed",
+                cell=CellAddress(self._job.table_id, self._job.row, CLOSED),
+                start_timestamp=self._job.began,
+            )
+        if isinstance(answer, PercolatorError) and answer.retry is Retry.USELESS:
+            raise answer
+
+    def _lost(self, answers: Sequence[Answer], commit: int) -> PartKey | None:
+        """A part that was rolled back, or has no lock any more. Raises what was not executed."""
+        for part, answer in zip(self._parts, answers, strict=True):
+            if not isinstance(answer, Refused):
+                if isinstance(answer, PercolatorError) and answer.retry is Retry.USELESS:
+                    raise answer
+                continue
+            cell = answer.cell
+            if answer.condition == steps.OWN_ROLLBACK or cell is None or cell.space != SPACE_LOCK:
+                return part
+            if not cell.value.startswith(timestamp_bytes(part.start)):
+                return part
+            _, min_commit, _, _ = LOCK_HEADER.unpack_from(cell.value)
+            if min_commit <= commit:
+                raise InvariantViolation(f"the lock of {part} was refused without a reason")
+        return None
+
+    async def _give_up(self, lost: PartKey, deadline: float) -> int:
+        """Makes sure that it is rolled back. The absence of a lock alone proves nothing."""
+        commit = await roll_back_part(self._env, self._primary(lost), lost.start, deadline)
+        if commit:
+            return commit
+        self._sent = False
+        raise ConflictError(
+            f"a part of the shared transaction (begun at {lost.start}) was presumed dead, or "
+            "replaced by a later attempt, and rolled back: nothing of it is committed",
+            cell=self._primary(lost),
+            start_timestamp=lost.start,
+        )
+
+    def _primary(self, part: PartKey) -> CellAddress:
+        return CellAddress(self._job.table_id, self._job.row, part.column)

@@ -1,0 +1,315 @@
+"""A cache of what the masters know: tables, their schemas, their tablets.
+
+A master is asked when something is unknown or proved to be out of date, and the answer is kept.
+Transactions need masters for nothing else: while none answers, those on known tables continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotReady,
+    PercolatorError,
+    SchemaError,
+    TabletLocation,
+)
+from percolator.routing.lanes import SchemaVersions
+from percolator.routing.tablet_map import TabletMap
+from percolator.timestamps import Timestamp
+from percolator.v1 import master_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire import methods
+from percolator.wire.backoff import Backoff
+from percolator.wire.status import location_from_wire
+from percolator.world import RequestT, ResponseT, UnaryMethod, World
+
+_TABLETS_PER_PAGE = 1_000
+_SEARCH_SECONDS = 5.0
+"""The time for one search for tablets; its callers search again until their own deadlines."""
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 0.5
+_ATTEMPT_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Which columns of a table notify which observers."""
+
+    version: int = 0
+    observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """By column: the observers notified when a put or delete commits."""
+    weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """By column: the observers notified by `notify` only."""
+
+    @classmethod
+    def of(cls, version: int, observers: Sequence[wire.Observer]) -> TableSchema:
+        strong: dict[bytes, tuple[bytes, ...]] = {}
+        weak: dict[bytes, tuple[bytes, ...]] = {}
+        for observer in observers:
+            by_column = weak if observer.weak else strong
+            for column in observer.columns:
+                by_column[column] = (*by_column.get(column, ()), observer.name.encode())
+        return cls(version, strong, weak)
+
+
+NO_OBSERVERS = TableSchema()
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table that exists."""
+
+    table_id: int
+    name: str
+    schema: TableSchema
+    created_at: int = 0
+    """The table is younger than snapshots below this. 0 if it is older than any."""
+
+    def require_older_than(self, snapshot: int) -> None:
+        """Raises `SchemaError` if the table was created after a snapshot at this timestamp."""
+        if self.created_at > snapshot:
+            raise SchemaError(
+                f"table {self.name!r} is younger than the snapshot: it was created at "
+                f"{Timestamp(self.created_at).describe()}, and the snapshot is at "
+                f"{Timestamp(snapshot).describe()}; begin a new transaction or snapshot to use it",
+                table=self.name,
+                table_id=self.table_id,
+            )
+
+
+class Masters:
+    """Calls any master that answers: one that does not lead says so, and the next is tried."""
+
+    def __init__(self, world: World, addresses: Sequence[str]) -> None:
+        self._world = world
+        self._addresses = addresses
+        self._turn = 0
+
+    async def call(
+        self,
+        method: UnaryMethod[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float,
+        *,
+        attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
+    ) -> ResponseT:
+        """Calls until one answers or the deadline passes. Repeating these calls does no harm."""
+        clock = self._world.clock
+        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        while True:
+            left = deadline - clock.monotonic_seconds()
+            address = self._addresses[self._turn % len(self._addresses)]
+            try:
+                call = self._world.network.unary(address, method)
+                return await call(request, min(max(left, 0.001), attempt_seconds_max))
+            except (ExecutionUnknown, NotReady) as error:
+                problem: PercolatorError = error
+            self._turn += 1
+            if self._turn % len(self._addresses) == 0 and not await backoff.pause(deadline):
+                raise DeadlineExceeded(
+                    f"no master answered in time; last error: {problem.message}",
+                    where=problem.where,
+                )
+
+
+class Catalog:
+    """Tables by name, schemas and tablets by table id."""
+
+    def __init__(
+        self, world: World, masters: Sequence[str], tablets: TabletMap, versions: SchemaVersions
+    ) -> None:
+        self._clock = world.clock
+        self._masters = Masters(world, masters)
+        self._tablets = tablets
+        self._versions = versions
+        self._by_name: dict[str, TableInfo] = {}
+        self._by_id: dict[int, TableSchema] = {}
+        self._names: dict[int, str] = {}
+        """Also those of tables that are gone, for errors."""
+
+    # ------------------------------------------------------------------ tables
+
+    def known(self, name: str) -> TableInfo | None:
+        return self._by_name.get(name)
+
+    async def table(self, name: str, deadline: float) -> TableInfo:
+        """The table of this name, cached. Raises `SchemaError` when there is no such table."""
+        known = self._by_name.get(name)
+        if known is not None:
+            return known
+        request = wire.DescribeTableRequest(name=name)
+        response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
+        return self._learn(response.table)
+
+    async def tables(self, deadline: float) -> list[TableInfo]:
+        """All tables, by name."""
+        found = await self.describe_all(deadline)
+        return [self._by_name[table.name] for table in found if not table.deleting]
+
+    async def create(
+        self,
+        name: str,
+        splits: Sequence[bytes],
+        options: wire.TableOptions,
+        *,
+        exist_ok: bool,
+        deadline: float,
+    ) -> TableInfo:
+        request = wire.CreateTableRequest(
+            name=name, splits=splits, options=options, exist_ok=exist_ok
+        )
+        # One attempt without a limit of its own, since many tablets may take long: a second attempt
+        # would find the table that the first has created, and report that it exists.
+        response = await self._masters.call(
+            methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
+        )
+        return self._learn(response.table)
+
+    async def describe(self, name: str, deadline: float) -> wire.Table:
+        """The table with its observers, as of now. Raises `SchemaError` when there is none."""
+        request = wire.DescribeTableRequest(name=name)
+        response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
+        self._learn(response.table)
+        return response.table
+
+    async def describe_all(self, deadline: float) -> list[wire.Table]:
+        """All tables with their observers, by name, as of now."""
+        request = wire.ListTablesRequest()
+        response = await self._masters.call(methods.LIST_TABLES, request, deadline)
+        for table in response.tables:
+            if not table.deleting:
+                self._learn(table)
+        return list(response.tables)
+
+    async def describe_collection(self, deadline: float) -> wire.DescribeCollectionResponse:
+        """How far back history goes, in all tables."""
+        request = wire.DescribeCollectionRequest()
+        return await self._masters.call(methods.DESCRIBE_COLLECTION, request, deadline)
+
+    async def change_observers(
+        self, request: wire.ChangeObserversRequest, deadline: float
+    ) -> wire.Table:
+        """Changes a table's observers. Returns when every commit notifies the new ones."""
+        response = await self._masters.call(
+            methods.CHANGE_OBSERVERS, request, deadline, attempt_seconds_max=inf
+        )
+        self._learn(response.table)
+        return response.table
+
+    async def set_change_feed(self, name: str, *, on: bool, deadline: float) -> None:
+        """Switches a table's change feed. Returns when every tablet follows."""
+        request = wire.SetChangeFeedRequest(table=name, change_feed=on)
+        response = await self._masters.call(
+            methods.SET_CHANGE_FEED, request, deadline, attempt_seconds_max=inf
+        )
+        self._learn(response.table)
+
+    async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
+        request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
+        response = await self._masters.call(methods.DELETE_TABLE, request, deadline)
+        known = self._by_name.get(name)
+        if known is not None:
+            self.forget(known.table_id)
+        return response.deleted
+
+    def forget(self, table_id: int) -> None:
+        """Drops a table that is gone, or may be, so that a master is asked again. A new table of
+        the same name has another id."""
+        self._by_id.pop(table_id, None)
+        self._tablets.forget(table_id)
+        for name in [n for n, info in self._by_name.items() if info.table_id == table_id]:
+            del self._by_name[name]
+
+    def _learn(self, table: wire.Table) -> TableInfo:
+        schema = TableSchema.of(table.schema_version, table.observers)
+        self._learn_schema(table.table_id, schema)
+        self._names[table.table_id] = table.name
+        schema = self._by_id[table.table_id]
+        info = TableInfo(table.table_id, table.name, schema, table.created_at)
+        self._by_name[table.name] = info
+        return info
+
+    # ------------------------------------------------------------------ schemas
+
+    def name_of(self, table_id: int) -> str:
+        """The table's name, even if it is gone; empty if it was never looked up by name."""
+        return self._names.get(table_id, "")
+
+    def get(self, table_id: int) -> TableSchema | None:
+        return self._by_id.get(table_id)
+
+    async def refresh(self, table_id: int, deadline: float) -> TableSchema:
+        """Asks a master for the current schema."""
+        request = wire.DescribeTableRequest(table_id=table_id)
+        try:
+            response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
+        except SchemaError as error:
+            raise self._gone(table_id, error) from error
+        return self._learn(response.table).schema
+
+    def _gone(self, table_id: int, error: SchemaError) -> SchemaError:
+        """Forgets a table that no master knows; returns an error that names it, if possible."""
+        self.forget(table_id)
+        name = self._names.get(table_id)
+        if name is None:
+            return error
+        return SchemaError(
+            f"table {name!r} was dropped while it was in use; if it was created again, begin a new "
+            "transaction or snapshot",
+            table=name,
+            table_id=table_id,
+        )
+
+    def _learn_schema(self, table_id: int, schema: TableSchema) -> None:
+        known = self._by_id.get(table_id)
+        if known is None or known.version < schema.version:  # answers may overtake each other
+            self._by_id[table_id] = schema
+            self._versions.of_table[table_id] = schema.version
+
+    # ------------------------------------------------------------------ tablets
+
+    async def find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        """The tablet of the row, and those that follow it. Raises `SchemaError`."""
+        try:
+            response = await self._locate(table_id, row, even_deleting=False)
+        except SchemaError as error:
+            raise self._gone(table_id, error) from error
+        schema = TableSchema.of(response.schema_version, response.observers)
+        self._learn_schema(table_id, schema)
+        return [location_from_wire(location) for location in response.locations]
+
+    async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        """Like `find`, as long as anything is left of the table. The answer is not cached."""
+        response = await self._locate(table_id, row, even_deleting=True)
+        return [location_from_wire(location) for location in response.locations]
+
+    async def _locate(
+        self, table_id: int, row: bytes, *, even_deleting: bool
+    ) -> wire.LocateTabletsResponse:
+        request = wire.LocateTabletsRequest(
+            table_id=table_id,
+            range=RowRange(start=row),
+            limit=_TABLETS_PER_PAGE,
+            even_deleting=even_deleting,
+        )
+        deadline = self._clock.monotonic_seconds() + _SEARCH_SECONDS
+        return await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
+
+    async def all_tablets(self, table_id: int, deadline: float) -> list[TabletLocation]:
+        """Every tablet of the table, as of now."""
+        found: list[TabletLocation] = []
+        rest: RowRange | None = RowRange()
+        while rest is not None:
+            request = wire.LocateTabletsRequest(
+                table_id=table_id, range=rest, limit=_TABLETS_PER_PAGE
+            )
+            response = await self._masters.call(methods.LOCATE_TABLETS, request, deadline)
+            found += [location_from_wire(location) for location in response.locations]
+            rest = response.rest if response.HasField("rest") else None
+        self._tablets.replace(table_id, found)
+        return found

@@ -1,0 +1,276 @@
+"""Requests about cells, and their answers: the vocabulary between the protocol and the router.
+
+The protocol thinks in cells of tables; it knows neither tablets nor servers. `Router` (or a test's
+double) finds the tablet, and retries until the deadline whatever was definitely not executed.
+
+A deadline is an instant on the clock's monotonic time, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from percolator.errors import NotExecuted, PercolatorError, TabletLocation
+from percolator.v1.cells_pb2 import Cell
+from percolator.v1.tabletserver_pb2 import Mutation, RowRead
+
+ANY_SCHEMA = 0
+"""The mutation means the same under every version of the table's schema."""
+
+
+class CellMutation(NamedTuple):
+    """One conditional mutation of one cell."""
+
+    table_id: int
+    mutation: Mutation
+    schema_version: int = ANY_SCHEMA
+    """The version that the mutation was built for (a commit notifies that version's observers). A
+    tablet of another version answers `SchemaChanged`, and the mutation has to be rebuilt."""
+
+
+class Applied(Enum):
+    """The answer to a mutation whose conditions all held; its changes are durable."""
+
+    APPLIED = "applied"
+
+
+APPLIED: Final = Applied.APPLIED
+
+
+class Refused:
+    """The answer to a mutation of which a condition failed; nothing was changed."""
+
+    __slots__ = ("cell", "condition")
+
+    def __init__(self, condition: int, cell: Cell | None) -> None:
+        self.condition = condition
+        """The index of the first condition that failed."""
+        self.cell = cell
+        """The cell that failed it; None if a cell was expected and there was none."""
+
+    def __repr__(self) -> str:
+        return f"Refused({self.condition}, {self.cell})"
+
+
+Answer = Applied | Refused | PercolatorError
+"""The answer to a mutation. An error with `Retry.UNKNOWN` means that the mutation may or may not
+have been applied; any other error means that it was not."""
+
+
+class RowRequest(NamedTuple):
+    """A read of cells of one row, at a timestamp."""
+
+    table_id: int
+    read: RowRead
+
+
+class FoundCell(NamedTuple):
+    """A version that a read has found."""
+
+    commit_timestamp: int
+    value: bytes | None
+    """None for a deletion, if deletions were requested."""
+
+
+class RowResult:
+    """The result of reading one row. With locks in the way, `found` is incomplete."""
+
+    __slots__ = ("found", "locks")
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, FoundCell] = {}
+        """The cells by column."""
+        self.locks: list[Cell] = []
+
+
+class RangeRequest(NamedTuple):
+    """A scan of a range of rows, at a timestamp."""
+
+    table_id: int
+    start: bytes
+    end: bytes
+    """Exclusive; an empty end means to the last row."""
+    columns: tuple[bytes, ...] | None
+    """None for all."""
+    timestamp: int
+    reverse: bool = False
+    row_limit: int = 0
+    """How many rows the caller will want; 0 if unknown."""
+    report_deletes: bool = False
+
+
+class RangePage(NamedTuple):
+    """Consecutive rows of a range, in the direction of the scan."""
+
+    rows: dict[bytes, dict[bytes, FoundCell]]
+    locks: list[Cell]
+    """Locks in the way. Their rows, whether in `rows` or not, have to be read one by one."""
+    start: bytes
+    end: bytes
+    """The page covers all of [start, end); an empty end means to the last row."""
+
+
+class CellPage(NamedTuple):
+    """Like `RangePage`, for callers that move many cells: parallel lists, and no object per cell.
+
+    Entry i of every list is about one cell; the cells of a row are adjacent.
+    """
+
+    rows: list[bytes]
+    columns: list[bytes]
+    commit_timestamps: list[int]
+    values: list[bytes]
+    deletes: list[int]
+    """The indexes of the entries that are deletions, if those were requested."""
+    locks: list[Cell]
+    start: bytes
+    end: bytes
+
+    def by_row(self) -> RangePage:
+        """The same page with an object for each cell."""
+        rows: dict[bytes, dict[bytes, FoundCell]] = {}
+        deletes = set(self.deletes)
+        last: bytes | None = None
+        cells: dict[bytes, FoundCell] = {}
+        found = zip(self.rows, self.columns, self.commit_timestamps, self.values, strict=True)
+        for place, (row, column, commit, value) in enumerate(found):
+            if row != last:
+                cells = rows[row] = {}
+                last = row
+            cells[column] = FoundCell(commit, None if place in deletes else value)
+        return RangePage(rows, self.locks, self.start, self.end)
+
+
+class StoredChange(NamedTuple):
+    """A change of a cell, as the change feed has it. Changes sort in the order of the feed."""
+
+    commit_timestamp: int
+    row: bytes
+    column: bytes
+    value: bytes | None
+    """None for a deletion."""
+    before: bytes | None
+    """The value before, if it was requested and there was one."""
+
+
+class ChangesRequest(NamedTuple):
+    """The changes of a table with after < commit timestamp <= until, all of them stored by now."""
+
+    table_id: int
+    after: int
+    until: int
+    before: bool = False
+    """Whether to return what the cells were before, too."""
+
+
+class ChangesSeen(NamedTuple):
+    """What a look for changes has found, in all tablets of a table."""
+
+    reached: int
+    """Every change up to this timestamp is stored."""
+    newest: int
+    """No change is above this, up to `reached`; 0 if there is none."""
+    ranges: list[tuple[bytes, bytes]]
+    """The rows of the tablets that may have changes, in order."""
+    locks: list[Cell]
+    """Some of the locks because of which `reached` is not higher."""
+
+
+class NotSent(NotExecuted):
+    """The whole transaction did not leave this process, so no copy of it can ever arrive."""
+
+
+class NotInOneRound(NotSent):
+    """It cannot be one message: its cells are not in one tablet, or the tablet's server is of a
+    release that does not know such messages."""
+
+
+CommitAnswer = int | Refused | PercolatorError
+"""The commit timestamp of a whole transaction; or the first condition of a prewrite that failed on
+one of its cells; or an error, of which only `Retry.UNKNOWN` leaves open whether it is committed."""
+
+
+class WholeCommit(NamedTuple):
+    """A transaction, as parallel lists of the cells that it writes, in the order of their rows."""
+
+    table_id: int
+    schema_version: int
+    start: int
+    rows: Sequence[bytes]
+    columns: Sequence[bytes]
+    kinds: Sequence[int]
+    values: Sequence[bytes]
+    observed: Sequence[tuple[bytes, tuple[bytes, ...]]] = ()
+    """Columns among these, with the observers that their changes notify."""
+    notifications: Sequence[tuple[bytes, bytes, tuple[bytes, ...]]] = ()
+    """Rows and columns of which weak observers are notified."""
+
+    def lies_in(self, location: TabletLocation) -> bool:
+        """Whether the tablet has all of its rows."""
+        start, end = location.start, location.end
+        first, last = self.rows[0], self.rows[-1]
+        if first < start or (end and last >= end):
+            return False
+        return all(start <= row and (not end or row < end) for row, _, _ in self.notifications)
+
+
+class Mutations(Protocol):
+    """Cells that can be changed."""
+
+    def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
+        """Returns answers in the order of the mutations. A mutation that fails raises nothing."""
+        ...
+
+
+class Cells(Mutations, Protocol):
+    """All cells of all tables."""
+
+    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
+        """Commits a whole transaction with one message, if all its cells are in one tablet. Any
+        other answer than an unknown one means that this message did not commit it."""
+        ...
+
+    def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
+        """Returns answers in the order of the requests. Raises if one of them failed."""
+        ...
+
+    def scan(
+        self, request: RangeRequest, timeout_seconds: float
+    ) -> AsyncGenerator[RangePage, None]:
+        """Yields pages without gaps from one end of the range to the other. The timeout applies to
+        each page, since the length of a scan depends on its caller."""
+        ...
+
+
+class Groups(Protocol):
+    """Groups of mutations that take effect at one moment or not at all."""
+
+    def mutate_together(
+        self, table_id: int, mutations: Sequence[Mutation], deadline: float
+    ) -> Awaitable[list[Answer]]:
+        """The answers in the order of the mutations, which are of one row: all are applied; or
+        none, and at least one is refused. Raises if nothing is known of them."""
+        ...
+
+
+class ChangeFeeds(Protocol):
+    """The change feeds of all tables."""
+
+    def look_for_changes(
+        self, request: ChangesRequest, passing: Sequence[int], deadline: float
+    ) -> Awaitable[ChangesSeen]:
+        """Asks all tablets how new their changes are. `passing` are the start timestamps of locks
+        that do not matter."""
+        ...
+
+    def scan_changes(
+        self,
+        request: ChangesRequest,
+        ranges: Sequence[tuple[bytes, bytes]],
+        timeout_seconds: float,
+    ) -> AsyncGenerator[list[StoredChange], None]:
+        """Yields the changes of these rows in the order of their commits. The timeout applies to
+        each page."""
+        ...

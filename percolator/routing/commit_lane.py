@@ -1,0 +1,110 @@
+"""The calls that commit whole transactions: transactions become a request, and back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from percolator.errors import UsageError
+from percolator.routing.cells import Refused
+from percolator.routing.lanes import Problem, Queued, SchemaVersions, by_target, malformed
+from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.methods import COMMIT_TRANSACTIONS
+from percolator.wire.status import from_detail
+from percolator.world import Network
+
+
+class CommitLane:
+    """One kind of calls to one server."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        self.queue: deque[Queued] = deque()
+        self.calls = 0
+        self.rows_in_flight = 0
+        self._address = address
+        self._commit = network.unary(address, COMMIT_TRANSACTIONS)
+        self._versions = versions
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        groups = by_target(entries, self._versions)
+        request = wire.CommitTransactionsRequest()
+        for (tablet_id, epoch, version), group in groups:
+            batch = request.batches.add()
+            target = batch.target
+            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            _fill(batch, group)
+        try:
+            response = await self._commit(request, timeout_seconds)
+        except UsageError:
+            older = TwoPhasesOnly("this release needs two phases", where=self._address)
+            return [(entries, older)]
+        if len(response.batches) != len(groups):
+            raise malformed("it has the wrong number of batches")
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+                continue
+            try:
+                problems += _answer(group, result)
+            except (IndexError, ValueError) as error:
+                problems.append((group, malformed(str(error))))
+        return problems
+
+
+def _fill(batch: wire.TransactionBatch, group: Sequence[Queued]) -> None:
+    starts: list[int] = []
+    cells: list[int] = []
+    rows: list[bytes] = []
+    columns: list[bytes] = []
+    kinds: list[int] = []
+    values: list[bytes] = []
+    observed: dict[bytes, tuple[bytes, ...]] = {}
+    for index, entry in enumerate(group):
+        if not isinstance(entry, PendingCommit):
+            continue
+        commit = entry.commit
+        starts.append(commit.start)
+        cells.append(len(commit.rows))
+        rows += commit.rows
+        columns += commit.columns
+        kinds += commit.kinds
+        values += commit.values
+        if commit.observed:
+            observed.update(commit.observed)
+        for row, column, observers in commit.notifications:
+            batch.notifications.add(transaction=index, row=row, column=column, observers=observers)
+    batch.start_timestamps.extend(starts)
+    batch.cells.extend(cells)
+    batch.rows.extend(rows)
+    batch.columns.extend(columns)
+    batch.kinds.extend(kinds)
+    batch.values.extend(values)
+    for column, observers in observed.items():
+        batch.observed.add(column=column, observers=observers)
+
+
+def _answer(group: Sequence[Queued], result: wire.TransactionBatchResult) -> list[Problem]:
+    """Decodes the whole result before it answers any transaction."""
+    commits = list(result.commit_timestamps)
+    if len(commits) != len(group):
+        raise ValueError("it has the wrong number of results")
+    answers: list[object] = list(commits)
+    problems: list[Problem] = []
+    for one in result.uncommitted:
+        entry, found = group[one.transaction], one.result
+        answers[one.transaction] = None
+        if found.outcome == wire.OUTCOME_REFUSED:
+            cell = found.cell if found.HasField("cell") else None
+            answers[one.transaction] = Refused(found.failed_condition, cell)
+        elif found.HasField("error"):
+            problems.append(([entry], from_detail(found.error)))
+        else:
+            problems.append(([entry], malformed("it has a result without an outcome")))
+    if 0 in answers:
+        raise ValueError("it has a transaction without an outcome")
+    for entry, answer in zip(group, answers, strict=True):
+        if answer is not None:
+            entry.pending.answer(0, answer)
+    return problems

@@ -1,0 +1,389 @@
+"""All cells of all tables, wherever they are served: maps rows to tablets, and tablets to servers.
+
+What a server did not execute is sent again, to the tablet's current server: after a split, rows of
+one batch may go to different servers. What it may have executed is sent again only if it is a read.
+A mutation fails with that error, because only the protocol knows what repeating it would mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from typing import Any
+
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotExecuted,
+    PercolatorError,
+    SchemaChanged,
+    StoreUnusable,
+    TabletMoved,
+    Unavailable,
+    UnknownServer,
+    UsageError,
+)
+from percolator.limits import Limits
+from percolator.routing.cells import (
+    Answer,
+    CellMutation,
+    CellPage,
+    ChangesRequest,
+    ChangesSeen,
+    CommitAnswer,
+    RangePage,
+    RangeRequest,
+    RowRequest,
+    RowResult,
+    StoredChange,
+    WholeCommit,
+)
+from percolator.routing.change_look import ChangeLook
+from percolator.routing.change_scan import ChangeScan
+from percolator.routing.dispatcher import RETRY_SECONDS_MIN, Dispatcher
+from percolator.routing.lanes import Queued, SchemaVersions
+from percolator.routing.pending_cell import CellAnswer, PendingCell
+from percolator.routing.pending_commit import PendingCommit
+from percolator.routing.pending_row import PendingRequest, PendingRow
+from percolator.routing.range_scan import RangeScan
+from percolator.routing.tablet_map import TabletMap
+from percolator.routing.together import Together
+from percolator.tasks import Tasks
+from percolator.v1.tabletserver_pb2 import Mutation
+from percolator.wire.backoff import Backoff, pause_seconds
+from percolator.world import World
+
+_SWEEP_SECONDS = 0.05
+"""How late a deadline may be noticed."""
+_RETRY_SECONDS_MAX = 1.0
+_STILL_SILENT_SECONDS = 0.5
+"""The pause between two requests to a master about a server that has fallen silent."""
+
+
+class Router:
+    """`percolator.routing.cells.Cells` over a network. Belongs to one event loop."""
+
+    def __init__(self, world: World, tablets: TabletMap, limits: Limits) -> None:
+        self.tablets = tablets
+        self.schema_versions = SchemaVersions()
+        self._world = world
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._dispatchers: dict[str, Dispatcher] = {}
+        self._open: list[PendingRequest | PendingCell | PendingCommit] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._silent: set[str] = set()
+        """Addresses of servers about which a master is being asked."""
+        self._tasks = Tasks()
+        self._closed = False
+
+    # ------------------------------------------------------------------ requests
+
+    def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
+        pending = self._new_request(len(mutations), deadline, is_read=False)
+        entries = pending.entries
+        for table_id, mutation, schema_version in mutations:
+            entries.append(PendingRow(pending, len(entries), table_id, schema_version, mutation))
+        return self._place(pending)
+
+    def mutate_together(
+        self, table_id: int, mutations: Sequence[Mutation], deadline: float
+    ) -> Awaitable[list[Answer]]:
+        """Applies mutations of one row at one moment, or none of them."""
+        together = Together(self._world, self.tablets, self.schema_versions, self._limits)
+        return together.mutate(table_id, mutations, deadline)
+
+    def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
+        pending = self._new_request(len(requests), deadline, is_read=True)
+        entries = pending.entries
+        for table_id, read in requests:
+            entries.append(PendingRow(pending, len(entries), table_id, 0, read))
+        return self._place(pending)
+
+    def read_cell(
+        self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
+    ) -> Awaitable[CellAnswer]:
+        """Reads one cell at less cost than `read`: most reads are of one cell."""
+        future: asyncio.Future[CellAnswer] = self._loop.create_future()
+        self._place_one(PendingCell(future, table_id, row, column, timestamp, deadline))
+        return future
+
+    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
+        """Commits a whole transaction with one message, if all its cells are in one tablet. Nothing
+        is sent again, whatever the answer is."""
+        future: asyncio.Future[CommitAnswer] = self._loop.create_future()
+        self._place_one(PendingCommit(future, commit, deadline))
+        return future
+
+    def scan(
+        self, request: RangeRequest, timeout_seconds: float
+    ) -> AsyncGenerator[RangePage, None]:
+        return self._range_scan(request, timeout_seconds).pages()
+
+    def scan_cells(
+        self, request: RangeRequest, timeout_seconds: float
+    ) -> AsyncGenerator[CellPage, None]:
+        """Like `scan`, at less cost: without an object for each cell."""
+        return self._range_scan(request, timeout_seconds).cell_pages()
+
+    async def look_for_changes(
+        self, request: ChangesRequest, passing: Sequence[int], deadline: float
+    ) -> ChangesSeen:
+        look = ChangeLook(request, passing, self.tablets, self._world, self._limits)
+        return await look.seen(deadline)
+
+    def scan_changes(
+        self,
+        request: ChangesRequest,
+        ranges: Sequence[tuple[bytes, bytes]],
+        timeout_seconds: float,
+    ) -> AsyncGenerator[list[StoredChange], None]:
+        scan = ChangeScan(request, timeout_seconds, self.tablets, self._world, self._limits)
+        return scan.pages(ranges)
+
+    def _range_scan(self, request: RangeRequest, timeout_seconds: float) -> RangeScan:
+        return RangeScan(
+            request, timeout_seconds, self.tablets, self.schema_versions, self._world, self._limits
+        )
+
+    def _new_request(self, rows: int, deadline: float, *, is_read: bool) -> PendingRequest:
+        pending = PendingRequest(self._loop.create_future(), rows, deadline, is_read=is_read)
+        if not rows:
+            pending.future.set_result(pending.answers)
+        elif not self._closed:
+            self._watch(pending)
+        return pending
+
+    def _watch(self, pending: PendingRequest | PendingCell | PendingCommit) -> None:
+        self._open.append(pending)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        """Fails the requests whose deadline has passed. One timer serves all, because most never
+        need one."""
+        now = self._world.clock.monotonic_seconds()
+        still_open = []
+        for pending in self._open:
+            if not pending.future.done():
+                if pending.deadline <= now:
+                    pending.expire()
+                else:
+                    still_open.append(pending)
+        self._open = still_open
+        self._sweeper = None
+        if still_open:
+            self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+            self._look_for_silence()
+
+    # ------------------------------------------------------------------ placing
+
+    def _place(self, pending: PendingRequest) -> Awaitable[Any]:
+        if self._closed:
+            # Deadlines are no longer checked: a commit that retries, or cleans up after itself,
+            # would wait forever.
+            for entry in tuple(pending.entries):
+                pending.fail(entry.index, _database_closed())
+            return pending.future
+        for index, entry in enumerate(pending.entries):
+            if not self._submit(entry):
+                self._start(self._place_slowly(pending.future, pending.entries[index:]))
+                break
+        return pending.future
+
+    def _place_one(self, pending: PendingCell | PendingCommit) -> None:
+        if self._closed:
+            pending.fail(0, _database_closed())
+            return
+        if not self._submit(pending):
+            self._start(self._place_slowly(pending.future, (pending,)))
+        if not pending.future.done():
+            self._watch(pending)
+
+    def _submit(self, entry: Queued) -> bool:
+        """Hands the row to its server, if that is known and has room."""
+        location = self.tablets.locate(entry.table_id, entry.row)
+        if location is None:
+            return False
+        dispatcher = self._dispatcher(location.address)
+        if not dispatcher.has_room(entry.size_bytes):
+            return False
+        entry.location = location
+        dispatcher.submit(entry)
+        return True
+
+    async def _place_slowly(self, future: asyncio.Future[Any], entries: Sequence[Queued]) -> None:
+        """Waits for tablets to be known and for room at their servers, until the future is done.
+
+        Not in the caller's task: cancelled before its first step, that would leave the future open,
+        and the deadline would set an exception that nothing retrieves.
+        """
+        try:
+            for entry in entries:
+                await self._find_a_place(entry)
+        except Exception as error:  # noqa: BLE001  # a bug: the caller is waiting for the future
+            if not future.done():
+                future.set_exception(error)
+
+    async def _find_a_place(self, entry: Queued) -> None:
+        backoff: Backoff | None = None
+        pending = entry.pending
+        while not pending.future.done():
+            location = self.tablets.locate(entry.table_id, entry.row)
+            if location is not None:
+                dispatcher = self._dispatcher(location.address)
+                if not (
+                    dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)
+                ):
+                    return
+                entry.location = location
+                dispatcher.submit(entry)
+                return
+            try:
+                await self.tablets.refresh(entry.table_id, entry.row)
+            except (NotExecuted, ExecutionUnknown) as error:
+                pending.last_problem = error
+            except PercolatorError as error:  # such as: there is no such table
+                pending.fail(entry.index, error)
+                return
+            if self.tablets.locate(entry.table_id, entry.row) is None:
+                if pending.last_problem is None:
+                    pending.last_problem = Unavailable(
+                        f"no tablet is known to hold row {entry.row!r} of table {entry.table_id}"
+                    )
+                backoff = backoff or self._backoff()
+                if not await backoff.pause(pending.deadline):
+                    pending.expire()
+
+    async def _room(self, dispatcher: Dispatcher, entry: Queued) -> bool:
+        """Waits for room, or until the sweep ends the request; returns whether it may enter."""
+        future = entry.pending.future
+        turn = asyncio.ensure_future(dispatcher.room(entry.size_bytes))
+        may_enter = False
+        try:
+            await asyncio.wait([turn, future], return_when=asyncio.FIRST_COMPLETED)
+            may_enter = not future.done()
+        finally:
+            if not may_enter:
+                turn.cancel()
+                dispatcher.wake()
+        return may_enter
+
+    def _dispatcher(self, address: str) -> Dispatcher:
+        dispatcher = self._dispatchers.get(address)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[address] = Dispatcher(
+                address,
+                self._world.network,
+                self._world.random,
+                self._limits,
+                self.schema_versions,
+                self._problem,
+            )
+        return dispatcher
+
+    # ------------------------------------------------------------------ problems
+
+    def _problem(self, entries: list[Queued], error: PercolatorError) -> None:
+        """Handles rows that a server did not answer."""
+        if isinstance(error, SchemaChanged):
+            self.schema_versions.of_tablet[entries[0].location.tablet_id] = error.schema_version
+            for entry in [entry for entry in entries if entry.schema_version]:
+                entry.pending.fail(entry.index, error)  # it was built for the other version
+        elif isinstance(error, StoreUnusable):
+            for entry in entries:
+                entry.pending.fail(entry.index, error)  # waiting seconds does not help a full disk
+        elif isinstance(error, TabletMoved) and error.locations:
+            self.tablets.learn(error.locations)
+        waiting = [entry for entry in entries if not entry.pending.is_answered(entry.index)]
+        lost = isinstance(error, TabletMoved | UnknownServer | ExecutionUnknown)
+        if waiting or lost:
+            silent = isinstance(error, DeadlineExceeded)
+            self._start(self._send_again(entries, waiting, look_up=lost, silent=silent))
+
+    async def _send_again(
+        self, entries: list[Queued], waiting: list[Queued], *, look_up: bool, silent: bool
+    ) -> None:
+        if look_up:
+            first = entries[0]
+            if self.tablets.locate(first.table_id, first.row) is first.location:
+                await self._look_up(first, silent=silent)
+            attempts = max(entry.attempts for entry in entries)
+            if attempts > 1:  # what we learned the first time did not help
+                seconds = pause_seconds(
+                    self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX, doublings=attempts
+                )
+                await self._world.clock.sleep(seconds)
+        for entry in waiting:
+            await self._find_a_place(entry)
+
+    async def _look_up(self, entry: Queued, *, silent: bool) -> None:
+        try:
+            if silent:
+                await self.tablets.refresh_server(entry.location.address)
+            else:
+                await self.tablets.refresh(entry.table_id, entry.row)
+        except PercolatorError as error:
+            # The old map is all we have. If it fails again, a master is asked again.
+            entry.pending.last_problem = error
+
+    # ------------------------------------------------------------------ silence
+
+    def _look_for_silence(self) -> None:
+        for dispatcher in self._dispatchers.values():
+            if (
+                dispatcher.silent_seconds() >= self._limits.silence_seconds
+                and dispatcher.address not in self._silent
+            ):
+                self._silent.add(dispatcher.address)
+                self._start(self._ask_about(dispatcher))
+
+    async def _ask_about(self, dispatcher: Dispatcher) -> None:
+        """A paused or disconnected server refuses nothing: only a master knows who took over."""
+        try:
+            await self.tablets.refresh_server(dispatcher.address)
+            dispatcher.leave(self._is_elsewhere)
+        except PercolatorError:
+            # No master answers either. The calls have their own deadlines.
+            pass
+        finally:
+            await self._world.clock.sleep(_STILL_SILENT_SECONDS)
+            self._silent.discard(dispatcher.address)
+
+    def _is_elsewhere(self, row: Queued) -> bool:
+        return self.tablets.locate(row.table_id, row.row) != row.location
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._world.clock, self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+
+    # ------------------------------------------------------------------ the end
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        if self._closed:
+            work.close()
+            return
+        self._tasks.start(work)
+
+    async def close(self) -> None:
+        """Closes the router; callers that still wait get an error."""
+        self._closed = True
+        for dispatcher in self._dispatchers.values():
+            await dispatcher.close()
+        await self._tasks.cancel()
+        for pending in self._open:
+            pending.last_problem = Unavailable("the client was closed")
+            pending.expire()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    @property
+    def calls_sent(self) -> int:
+        return sum(dispatcher.calls_sent for dispatcher in self._dispatchers.values())
+
+    @property
+    def rows_sent(self) -> int:
+        return sum(dispatcher.rows_sent for dispatcher in self._dispatchers.values())
+
+
+def _database_closed() -> UsageError:
+    return UsageError("the database is closed")

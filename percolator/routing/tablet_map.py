@@ -1,0 +1,149 @@
+"""Which tablet holds a row, and which server serves it, as far as this process knows.
+
+The map may be out of date: every request names tablet and epoch, and a server that does not own the
+tablet executes nothing and says what it knows. So a wrong map costs a round trip, never a wrong
+result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from percolator.errors import SchemaError, TabletLocation
+from percolator.tasks import Tasks, outlasting
+
+Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
+"""Asks a master where a row of a table is served. The answer may cover more of the table than that
+row. Raises `SchemaError` for a table that does not exist."""
+
+
+class _Table:
+    """The known tablets of one table, by their first rows. There may be gaps."""
+
+    __slots__ = ("locations", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[bytes] = []
+        self.locations: list[TabletLocation] = []
+
+
+class TabletMap:
+    """The known tablets of all tables."""
+
+    def __init__(self, find: Finder | None = None) -> None:
+        self._find = find
+        self._tables: dict[int, _Table] = {}
+        self._searches: dict[int, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
+
+    def locate(self, table_id: int, row: bytes) -> TabletLocation | None:
+        """The tablet that holds the row; None when that is not known."""
+        table = self._tables.get(table_id)
+        if table is None:
+            return None
+        index = bisect_right(table.starts, row) - 1
+        if index < 0:
+            return None
+        location = table.locations[index]
+        return location if not location.end or row < location.end else None
+
+    def locate_below(self, table_id: int, end: bytes) -> TabletLocation | None:
+        """The tablet that holds the last rows below `end` (empty: the last rows of the table)."""
+        table = self._tables.get(table_id)
+        if table is None or not table.starts:
+            return None
+        index = (bisect_left(table.starts, end) if end else len(table.starts)) - 1
+        if index < 0:
+            return None
+        location = table.locations[index]
+        if not location.end:
+            return location
+        return location if end and end <= location.end else None
+
+    def tablets(self, table_id: int) -> list[TabletLocation]:
+        """All known tablets of the table, in row order."""
+        table = self._tables.get(table_id)
+        return [] if table is None else list(table.locations)
+
+    def learn(self, locations: Iterable[TabletLocation]) -> None:
+        """Takes over locations that a response mentioned; they replace only older ones."""
+        for location in locations:
+            table = self._tables.setdefault(location.table_id, _Table())
+            overlapping = [old for old in table.locations if _overlap(old, location)]
+            # Tablet ids and epochs only grow: a split has new ids, a move a new epoch.
+            if all(_age(old) <= _age(location) for old in overlapping):
+                self._put(table, overlapping, location)
+
+    def replace(self, table_id: int, locations: Iterable[TabletLocation]) -> None:
+        """Takes over a master's answer about a whole table."""
+        table = self._tables[table_id] = _Table()
+        for location in locations:
+            self._put(table, [], location)
+
+    def doubt(self, location: TabletLocation) -> None:
+        """Drops a location that led nowhere, so that the next request asks a master."""
+        table = self._tables.get(location.table_id)
+        if table is not None and location in table.locations:
+            index = table.locations.index(location)
+            del table.locations[index], table.starts[index]
+
+    def forget(self, table_id: int) -> None:
+        """Drops everything about a table that was deleted."""
+        self._tables.pop(table_id, None)
+
+    async def refresh(self, table_id: int, row: bytes) -> None:
+        """Asks where the row is now. Concurrent callers share one request for each table."""
+        if self._find is None:
+            return
+        search = self._searches.get(table_id)
+        if search is None:
+            search = self._tasks.start(self._search(table_id, row))
+            self._searches[table_id] = search
+            search.add_done_callback(lambda _: self._searches.pop(table_id, None))
+        await outlasting(search)
+
+    async def refresh_server(self, address: str) -> None:
+        """Asks where the tablets of a server are now that has fallen silent.
+
+        Otherwise, for each of its tablets, some request would have to time out to find that out.
+        """
+        served = {
+            table_id: location.start
+            for table_id, table in self._tables.items()
+            for location in reversed(table.locations)
+            if location.address == address
+        }
+        await asyncio.gather(*(self._refresh_if_any(*table) for table in served.items()))
+
+    async def _refresh_if_any(self, table_id: int, row: bytes) -> None:
+        try:
+            await self.refresh(table_id, row)
+        except SchemaError:
+            # The caller may want another table. A caller that wants this one searches, and gets
+            # the error.
+            self.forget(table_id)
+
+    async def _search(self, table_id: int, row: bytes) -> None:
+        if self._find is not None:
+            self.learn(await self._find(table_id, row))
+
+    @staticmethod
+    def _put(table: _Table, replaced: list[TabletLocation], location: TabletLocation) -> None:
+        for old in replaced:
+            index = table.locations.index(old)
+            del table.locations[index], table.starts[index]
+        if not location.address:
+            return  # no server serves it at the moment
+        index = bisect_left(table.starts, location.start)
+        table.starts.insert(index, location.start)
+        table.locations.insert(index, location)
+
+
+def _overlap(one: TabletLocation, other: TabletLocation) -> bool:
+    return (not other.end or one.start < other.end) and (not one.end or other.start < one.end)
+
+
+def _age(location: TabletLocation) -> tuple[int, int]:
+    return location.tablet_id, location.epoch

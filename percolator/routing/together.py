@@ -1,0 +1,143 @@
+"""Sends groups of mutations, which take effect all at once or not at all, to the tablet of a row.
+
+What was definitely not executed is sent again, to wherever the tablet is by then. A group without
+an answer is not: whether it may be repeated is part of the protocol
+(percolator/protocol/shared/whole.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from percolator.errors import (
+    ExecutionUnknown,
+    NotExecuted,
+    NotReady,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    TabletLocation,
+    TabletMoved,
+    UsageError,
+)
+from percolator.limits import Limits
+from percolator.routing.cells import APPLIED, Answer, Refused
+from percolator.routing.lanes import SchemaVersions, malformed
+from percolator.routing.tablet_map import TabletMap
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.backoff import Backoff
+from percolator.wire.methods import MUTATE_TOGETHER
+from percolator.wire.status import from_detail
+from percolator.world import World
+
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 0.5
+
+
+class Together:
+    """The groups of one client."""
+
+    def __init__(
+        self, world: World, tablets: TabletMap, versions: SchemaVersions, limits: Limits
+    ) -> None:
+        self._world = world
+        self._tablets = tablets
+        self._versions = versions
+        self._limits = limits
+
+    async def mutate(
+        self, table_id: int, mutations: Sequence[wire.Mutation], deadline: float
+    ) -> list[Answer]:
+        """The answers in the order of the mutations, which are of one row: all are applied; or
+        none, and then at least one of them is refused.
+
+        Raises the error because of which nothing was executed before the deadline, and errors with
+        `Retry.UNKNOWN` when it is not known whether the group was.
+        """
+        clock = self._world.clock
+        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        row = mutations[0].row
+        while True:
+            try:
+                location = await self._located(table_id, row)
+                answers = await self._send(table_id, location, mutations, deadline)
+            except PercolatorError as error:
+                if error.retry is Retry.UNKNOWN:
+                    await self._look_again(table_id, row)  # a repeated call may need it
+                if error.retry is not Retry.SAFE:
+                    raise
+                problem = error
+            else:
+                if _are_decided(answers):
+                    return answers
+                problem = next(one for one in answers if isinstance(one, PercolatorError))
+            if isinstance(problem, TabletMoved):
+                self._tablets.learn(problem.locations)
+            if not await backoff.pause(deadline):
+                raise problem
+            if not isinstance(problem, SchemaChanged):
+                await self._look_again(table_id, row)
+
+    async def _located(self, table_id: int, row: bytes) -> TabletLocation:
+        location = self._tablets.locate(table_id, row)
+        if location is None:
+            await self._look_again(table_id, row)
+            location = self._tablets.locate(table_id, row)
+        if location is None:
+            raise NotReady(f"no tablet is known to hold row {row!r} of table {table_id}")
+        return location
+
+    async def _send(
+        self,
+        table_id: int,
+        location: TabletLocation,
+        mutations: Sequence[wire.Mutation],
+        deadline: float,
+    ) -> list[Answer]:
+        target = wire.TabletTarget(
+            tablet_id=location.tablet_id,
+            epoch=location.epoch,
+            schema_version=self._versions.get(table_id, location.tablet_id),
+        )
+        batch = wire.MutationBatch(target=target, mutations=mutations)
+        left = deadline - self._world.clock.monotonic_seconds()
+        if left <= 0:
+            raise NotReady("no time was left to send the group")
+        call = self._world.network.unary(location.address, MUTATE_TOGETHER)
+        try:
+            response = await call(
+                wire.MutateTogetherRequest(batch=batch),
+                min(left, self._limits.attempt_seconds_max),
+            )
+        except SchemaChanged as changed:
+            self._versions.of_tablet[location.tablet_id] = changed.schema_version
+            raise
+        except UsageError as error:
+            raise UsageError(
+                f"the tablet server at {location.address} is of a release without shared "
+                "transactions"
+            ) from error
+        if len(response.results) != len(mutations):
+            raise malformed("it has the wrong number of results")
+        return [_answer(result) for result in response.results]
+
+    async def _look_again(self, table_id: int, row: bytes) -> None:
+        try:
+            await self._tablets.refresh(table_id, row)
+        except (NotExecuted, ExecutionUnknown):
+            return  # the old map is all we have
+
+
+def _answer(result: wire.MutationResult) -> Answer:
+    if result.outcome == wire.OUTCOME_APPLIED:
+        return APPLIED
+    if result.outcome == wire.OUTCOME_REFUSED:
+        return Refused(result.failed_condition, result.cell if result.HasField("cell") else None)
+    return from_detail(result.error)
+
+
+def _are_decided(answers: Sequence[Answer]) -> bool:
+    """Whether they tell the protocol something: sending the same again would change nothing."""
+    return any(one is APPLIED or isinstance(one, Refused) for one in answers) or any(
+        isinstance(one, PercolatorError) and one.retry is Retry.USELESS for one in answers
+    )

@@ -1,0 +1,172 @@
+"""The rows of a stream: those of a batch read, and what has happened to them.
+
+    with a catalogue      its fields (after the change; null after a delete), change_kind,
+                          commit_timestamp: one row for each row that a commit has changed
+    raw cells             row, column, value (null after a delete), change_kind, commit_timestamp:
+                          one row for each cell that a commit has changed
+
+`change_kind` is insert, update or delete; it is snapshot for what a stream begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.routing.cells import CellPage, StoredChange
+from percolator.spark.fields import field_named, type_name
+from percolator.spark.options import ReadOptions
+from percolator.spark.raw_cells import COLUMN, COMMITTED, ROW, VALUE, RawCells
+from percolator.spark.streaming.row_images import DELETE, INSERT, UPDATE, RowImage
+from percolator.spark.typed_rows import TypedRows, by_field
+
+KIND = "change_kind"
+SNAPSHOT_KIND = "snapshot"
+_ADDED = StructType(
+    [
+        StructField(KIND, StringType(), nullable=False),
+        StructField(COMMITTED, LongType(), nullable=False),
+    ]
+)
+
+
+def stream_schema(options: ReadOptions) -> StructType:
+    """The schema of a stream. Raises `InvalidArgument` if the catalogue has fields of its own with
+    the names that a stream adds."""
+    if options.catalog is None:
+        cells = RawCells().schema(None).fields
+        kept = [StructField(f.name, f.dataType, f.name == VALUE) for f in cells]
+        return StructType([field for field in kept if field.name != COMMITTED] + _ADDED.fields)
+    shape = TypedRows(options.catalog)
+    for field in shape.schema(None).fields:
+        if field_named(_ADDED, field.name) is not None:
+            raise InvalidArgument(
+                "catalog", f"a field is named {field.name!r}, which a stream adds to its rows"
+            )
+    return StructType(shape.schema(options.columns).fields + _ADDED.fields)
+
+
+def _of_table(schema: StructType) -> StructType:
+    """The fields that are not added by the stream, after a check of those that are."""
+    for field in schema.fields:
+        known = field_named(_ADDED, field.name)
+        if known is not None and known.dataType != field.dataType:
+            raise SchemaError(
+                f"field {field.name!r} is {type_name(field.dataType)}; a stream has "
+                f"{type_name(known.dataType)}"
+            )
+    kept = [field for field in schema.fields if field_named(_ADDED, field.name) is None]
+    return StructType(kept)
+
+
+class CellChanges:
+    """The rows of a stream without a catalogue."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, target: pa.Schema) -> None:
+        RawCells().check_read(_of_table(schema))
+        self._target = target
+        self._rows = options.rows
+        self.columns = RawCells().stored(schema, options.columns)
+        self.needs_before = field_named(schema, KIND) is not None
+        """Whether it matters if there was a value before."""
+
+    def of_snapshot(self, page: CellPage) -> pa.RecordBatch:
+        """The rows for the cells of a snapshot."""
+        kinds = [SNAPSHOT_KIND] * len(page.rows)
+        return self._batch(page.rows, page.columns, page.values, kinds, page.commit_timestamps)
+
+    def of_changes(self, page: Sequence[StoredChange]) -> pa.RecordBatch:
+        """The rows for changes of cells."""
+        wanted = [one for one in page if self._wants(one)]
+        return self._batch(
+            [one.row for one in wanted],
+            [one.column for one in wanted],
+            [one.value for one in wanted],
+            [_kind(one) for one in wanted],
+            [one.commit_timestamp for one in wanted],
+        )
+
+    def _wants(self, change: StoredChange) -> bool:
+        chosen = self.columns is None or change.column in self.columns
+        return chosen and self._rows.contains(change.row)
+
+    def _batch(
+        self,
+        rows: list[bytes],
+        columns: list[bytes],
+        values: Sequence[bytes | None],
+        kinds: list[str],
+        commits: list[int],
+    ) -> pa.RecordBatch:
+        lists: dict[str, Any] = {
+            ROW: rows,
+            COLUMN: columns,
+            VALUE: values,
+            KIND: kinds,
+            COMMITTED: commits,
+        }
+        arrays = [pa.array(lists[field.name.lower()], field.type) for field in self._target]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._target)
+
+
+class RowChanges:
+    """The rows of a stream with a catalogue."""
+
+    def __init__(self, options: ReadOptions, schema: StructType, target: pa.Schema) -> None:
+        if options.catalog is None:
+            raise InvalidArgument("catalog", "missing")
+        self._shape = TypedRows(options.catalog)
+        kept = _of_table(schema)
+        self._shape.check_read(kept)
+        self._fields = self._shape.read_fields(kept)
+        self._target = target
+        self._target_of_table = pa.schema(
+            [field for field in target if field_named(kept, field.name) is not None]
+        )
+        self.columns = self._shape.stored(kept, options.columns) or ()
+
+    def of_snapshot(self, page: CellPage) -> pa.RecordBatch:
+        """The rows for the cells of a snapshot. Each has the timestamp of its newest cell."""
+        rows, values = by_field(page, self._fields)
+        commits = dict.fromkeys(rows, 0)
+        for row, commit in zip(page.rows, page.commit_timestamps, strict=True):
+            commits[row] = max(commits[row], commit)
+        return self._batch(rows, values, [SNAPSHOT_KIND] * len(rows), list(commits.values()))
+
+    def of_images(self, images: Sequence[RowImage]) -> pa.RecordBatch:
+        """The rows for images of rows."""
+        places = range(len(self._fields))
+        return self._batch(
+            [one.row for one in images],
+            [[one.values[place] for one in images] for place in places],
+            [one.kind for one in images],
+            [one.commit_timestamp for one in images],
+        )
+
+    def _batch(
+        self,
+        rows: list[bytes],
+        values: Sequence[list[bytes | None]],
+        kinds: list[str],
+        commits: list[int],
+    ) -> pa.RecordBatch:
+        of_table = self._shape.arrays(rows, values, self._fields, self._target_of_table)
+        by_name = dict(zip(self._target_of_table.names, of_table, strict=True))
+        added: dict[str, Any] = {KIND: kinds, COMMITTED: commits}
+        arrays = [
+            by_name[field.name]
+            if field.name in by_name
+            else pa.array(added[field.name.lower()], field.type)
+            for field in self._target
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._target)
+
+
+def _kind(change: StoredChange) -> str:
+    if change.value is None:
+        return DELETE
+    return INSERT if change.before is None else UPDATE

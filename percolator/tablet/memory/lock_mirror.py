@@ -1,0 +1,49 @@
+"""All locks of a tablet, in memory: the header of each, found by cell or in order.
+
+Locks come and go with every transaction, and LevelDB keeps a tombstone for each one removed: an
+iterator that seeks among them walks over all tombstones up to the next live key. So locks in
+LevelDB are never iterated while serving; the mirror is filled once, when the tablet is opened.
+
+The order of use makes the mirror equivalent to one snapshot of locks and writes:
+* a commit first becomes durable in LevelDB, and then removes its lock from the mirror;
+* a reader first looks into the mirror, and then opens its cursor.
+So if a lock has already left the mirror, its write record is in the cursor's view; and a lock that
+is added later will get a commit timestamp above every timestamp issued so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from percolator.formats.records import LOCK_HEADER_BYTES
+from percolator.tablet.memory.ordered_keys import OrderedKeys
+
+
+class LockMirror:
+    """Locked cells (`keys.cell_prefix`), each with the header of its lock."""
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        """Public for lookups on the hottest paths; changed only through `put` and `remove`."""
+        self._order = OrderedKeys()
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def put(self, cell: bytes, record: bytes) -> None:
+        if cell not in self.headers:
+            self._order.add(cell)
+        self.headers[cell] = record[:LOCK_HEADER_BYTES]
+
+    def remove(self, cell: bytes) -> None:
+        if self.headers.pop(cell, None) is not None:
+            self._order.remove(cell)
+
+    def between(
+        self, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Cells with start <= cell < stop, and their lock's header, in order. No lock may be added
+        or removed while this is iterated."""
+        headers = self.headers
+        for cell in self._order.between(start, stop, reverse=reverse):
+            yield cell, headers[cell]

@@ -1,0 +1,334 @@
+"""Reads of rows, each at its own timestamp, a batch at a time.
+
+First a slice waits until no commit in one round is about to land on its cells (held_cells.py). Then
+the mirror is asked for locks in the way, then one cursor is created, then every cell costs one seek
+(lock_mirror.py says why in this order). A cell costs a second seek if lock-only records
+are above its newest change and memory does not know where that change is (last_change.py). A slice
+of the batch runs without yielding to the event loop, unless it has to step over many records; the
+next slice creates its own cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import islice
+
+from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
+from percolator.formats.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    WRITE_HEADER_BYTES,
+    WRITE_KIND_OFFSET,
+    last_change,
+)
+from percolator.tablet.keys import (
+    TIMESTAMP_MAX,
+    ColumnEncoder,
+    W,
+    after_component,
+    component,
+    inverted,
+    timestamp_of,
+)
+from percolator.tablet.memory.held_cells import Holder
+from percolator.tablet.memory.load_fences import closed
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
+from percolator.tablet.reading.visible_cells import VisibleCells, Walked, value_in_data
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.wire.status import to_detail
+from percolator.world import Cursor
+
+_Wanted = tuple[int, bytes, bytes, bytes]
+"""Index of the read, column, the cell's key in W without its timestamp, and the inverted timestamp
+to look at: that of the read, or an older one if the cell is known not to have changed since."""
+
+
+class PointReads:
+    """One batch of reads, and its answer."""
+
+    def __init__(
+        self, state: TabletState, reads: Sequence[pb.RowRead], columns: ColumnEncoder
+    ) -> None:
+        self._state = state
+        self._asked = reads
+        self._encoded = columns
+        self._result = pb.ReadBatchResult()
+        self._oldest = TIMESTAMP_MAX
+        self._reads: list[int] = []
+        self._columns: list[bytes] = []
+        self._commits: list[int] = []
+        self._values: list[bytes] = []
+        self._deletes: list[int] = []
+        self._bytes = 0
+        self._admitted = -1
+        """The index of the last read that found room: it is answered completely."""
+        self._began = 0
+        """The size of the answer before that read."""
+        self._skipped = 0
+        self._published = 0
+        """How many commits had been published when the cursor was created."""
+        self._refused: dict[int, PercolatorError] = {}
+        self._full = NotExecuted("the response is full; request the rest again")
+
+    async def answer(self) -> pb.ReadBatchResult:
+        """Raises `InvalidArgument`."""
+        asked, slice_rows = self._asked, self._state.limits.slice_rows
+        for first in range(0, len(asked), slice_rows):
+            if first:
+                await asyncio.sleep(0)
+                self._state.require_open()
+            stop = min(first + slice_rows, len(asked))
+            await self._held_cells_let_go(first, stop)
+            for index in await self._answer_cells(first, stop):
+                await self._answer_row(index, asked[index])
+        # Check after reading, since versions may have been collected while the batch was read.
+        if self._oldest < self._state.safe_points.reads:
+            self._refuse_too_old()
+        if self._refused:
+            self._drop_refused()
+        for index, error in self._refused.items():
+            self._result.refused.add(read=index, error=to_detail(error))
+        found = self._result.found
+        found.reads.extend(self._reads)
+        found.columns.extend(self._columns)
+        found.commit_timestamps.extend(self._commits)
+        found.values.extend(self._values)
+        found.deletes.extend(self._deletes)
+        counters = self._state.counters
+        counters.reads += len(asked)
+        counters.read_rate.add(len(asked))
+        counters.versions_skipped += self._skipped
+        return self._result
+
+    async def _held_cells_let_go(self, first: int, stop: int) -> None:
+        """Returns when no commit in the way of these reads is about to land. There must be no await
+        between this and the look at mirror and storage."""
+        held = self._state.held
+        if held.holders:
+            await held.let_pass(lambda: self._in_the_way(first, stop))
+            self._state.require_open()
+
+    def _in_the_way(self, first: int, stop: int) -> list[Holder]:
+        held, encoded = self._state.held, self._encoded
+        found: dict[Holder, None] = {}
+        for read in islice(self._asked, first, stop):
+            row, timestamp = read.row, read.timestamp
+            if read.all_columns:
+                found |= dict.fromkeys(held.in_the_way_in_rows(row, row + b"\0", timestamp))
+                continue
+            prefix = component(row)
+            for column in read.columns:
+                holder = held.in_the_way(prefix + encoded[column], timestamp)
+                if holder is not None:
+                    found[holder] = None
+        return list(found)
+
+    async def _answer_cells(self, first: int, stop: int) -> list[int]:
+        """Answers a slice, except for the reads that want all columns; returns their indexes."""
+        identity, guard = self._state.identity, self._state.guard
+        start, end = identity.start, identity.end
+        headers, encoded = self._state.mirror.headers, self._encoded
+        last_changes = self._state.last_changes.inverted
+        fences = self._state.load_fences
+        columns_max = self._state.limits.columns_max
+        known, known_inverted = 0, b""
+        wanted: list[_Wanted] = []
+        whole_rows: list[int] = []
+        for index, read in enumerate(islice(self._asked, first, stop), first):
+            row, timestamp = read.row, read.timestamp
+            if row < start or (end and row >= end):
+                raise InvalidArgument(f"reads[{index}].row", "not in this tablet")
+            if timestamp != known or not timestamp:
+                guard.check_read(timestamp, "reads[%d].timestamp", index)
+                known, known_inverted = timestamp, inverted(timestamp)
+                if timestamp < self._oldest:
+                    self._oldest = timestamp
+            fence = fences.over(row) if fences else None
+            if fence is not None:
+                self._refused[index] = closed(fence)
+                continue
+            if read.all_columns:
+                whole_rows.append(index)
+                continue
+            row_prefix = component(row)
+            columns = read.columns
+            if len(columns) > columns_max:
+                raise InvalidArgument(
+                    f"reads[{index}].columns",
+                    f"{len(columns)} entries, at most {columns_max} allowed",
+                )
+            for column in columns:
+                cell = row_prefix + encoded[column]
+                if cell in headers:
+                    record = self._locks(read).on_cell(cell)
+                    if record is not None:
+                        if self._has_room(index):
+                            self._report(index, row, column, record)
+                        continue
+                look_at = known_inverted
+                if last_changes and cell in last_changes:
+                    # Inverted timestamps: the greater one is the older one.
+                    look_at = max(look_at, last_changes[cell])
+                wanted.append((index, column, W + cell, look_at))
+        if wanted:
+            cursor = self._state.storage.cursor()
+            try:
+                self._published = self._state.last_changes.published
+                await self._read_cells(cursor, wanted)
+            finally:
+                cursor.close()
+        return whole_rows
+
+    async def _read_cells(self, cursor: Cursor, wanted: list[_Wanted]) -> None:
+        seek, item = cursor.seek, cursor.item
+        reads, columns, commits, values = self._reads, self._columns, self._commits, self._values
+        size, size_max = self._bytes, self._state.limits.answer_bytes_max
+        current, began = self._admitted, self._began
+        for index, column, prefix, suffix in wanted:
+            if size > size_max:
+                self._bytes, self._admitted, self._began = size, current, began
+                if not self._has_room(index):
+                    continue
+            elif index != current:
+                # What `_has_room` does, without the call.
+                current, began = index, size
+            seek(prefix + suffix)
+            key, value = item()
+            if not key.startswith(prefix):
+                continue
+            kind = value[WRITE_KIND_OFFSET]
+            if kind == KIND_LOCK_ONLY:
+                key, value = await self._under_locks(cursor, prefix, self._asked[index].timestamp)
+                if not key:
+                    continue
+                kind = value[WRITE_KIND_OFFSET]
+            if kind == KIND_PUT:
+                values.append(value[WRITE_HEADER_BYTES:])
+            elif kind == KIND_DELETE:
+                if not self._asked[index].report_deletes:
+                    continue
+                self._deletes.append(len(values))
+                values.append(b"")
+            else:
+                values.append(value_in_data(self._state.storage.get, prefix[1:], value))
+            size += len(value)
+            reads.append(index)
+            columns.append(column)
+            commits.append(int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX)
+        self._bytes, self._admitted, self._began = size, current, began
+
+    async def _under_locks(
+        self, cursor: Cursor, prefix: bytes, timestamp: int
+    ) -> tuple[bytes, bytes]:
+        """The newest put or deletion below the lock-only record at the cursor; empty if there is
+        none."""
+        state = self._state
+        key, record = cursor.item()
+        while key.startswith(prefix) and record[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY:
+            self._skipped += 1
+            named = last_change(record)
+            if named is None:
+                cursor.next()
+                if self._skipped % state.limits.slice_entries == 0:
+                    # The cursor keeps its view, and the mirror was asked before, so this is safe.
+                    await asyncio.sleep(0)
+                    state.require_open()
+            else:
+                cursor.seek(prefix + inverted(named))
+            key, record = cursor.item()
+        found = key.startswith(prefix)
+        is_newest = state.recent.bound(prefix[1:]) <= timestamp
+        if is_newest and state.last_changes.published == self._published:
+            state.last_changes.learn(prefix[1:], timestamp_of(key) if found else 0)
+        return (key, record) if found else (b"", b"")
+
+    def _has_room(self, index: int) -> bool:
+        """Whether this read may add more to the answer. Refuses the read if not."""
+        limits, size = self._state.limits, self._bytes
+        if index != self._admitted:
+            if size > limits.answer_bytes_max:
+                self._refused.setdefault(index, self._full)
+                return False
+            self._admitted, self._began = index, size
+        if size - self._began > limits.read_bytes_max:
+            self._refused[index] = InvalidArgument(
+                f"reads[{index}]",
+                f"its answer exceeds {limits.read_bytes_max} bytes; read fewer columns",
+            )
+            return False
+        return True
+
+    async def _answer_row(self, index: int, read: pb.RowRead) -> None:
+        """Reads all columns of a row, in slices."""
+        await self._held_cells_let_go(index, index + 1)
+        fence = self._state.load_fences.over(read.row)
+        if fence is not None:  # raised since the rest of its slice was answered
+            self._refused[index] = closed(fence)
+            return
+        if not self._has_room(index):
+            return
+        row, slice_entries = read.row, self._state.limits.slice_entries
+        locks = self._locks(read).in_rows(
+            row, row + b"\0", wanted=None, rows_max=1, looked_at_max=1, bytes_max=1
+        )
+        for _, column, record in locks.records:
+            self._report(index, row, column, record)
+        storage = self._state.storage
+        cursor = storage.cursor()
+        try:
+            cells = VisibleCells(
+                cursor,
+                storage.get,
+                read.timestamp,
+                wanted=None,
+                hidden=locks.cells,
+                report_deletes=read.report_deletes,
+            )
+            start = W + component(row)
+            cells.seek(start)
+            before = self._bytes
+            while cells.walk(after_component(start), slice_entries) is not Walked.TO_THE_END:
+                self._bytes = before + cells.bytes
+                if not self._has_room(index):
+                    self._bytes = before
+                    return
+                await asyncio.sleep(0)
+                self._state.require_open()
+            self._bytes = before
+        finally:
+            cursor.close()
+        offset = len(self._values)
+        self._reads.extend([index] * len(cells.values))
+        self._columns.extend(cells.columns)
+        self._commits.extend(cells.commit_timestamps)
+        self._values.extend(cells.values)
+        self._deletes.extend(offset + at for at in cells.deletes)
+        self._skipped += cells.skipped
+        self._bytes += cells.bytes
+
+    def _locks(self, read: pb.RowRead) -> LockReader:
+        passed = frozenset(read.passing)
+        return LockReader(self._state.storage, self._state.mirror, read.timestamp, passed)
+
+    def _report(self, index: int, row: bytes, column: bytes, record: bytes) -> None:
+        self._result.locks.add(read=index, lock=lock_cell(row, column, record))
+        self._bytes += len(record)
+
+    def _refuse_too_old(self) -> None:
+        state, safe_point = self._state, self._state.safe_points.reads
+        for index, read in enumerate(self._asked):
+            if read.timestamp < safe_point:
+                self._refused[index] = state.too_old(read.timestamp, safe_point)
+
+    def _drop_refused(self) -> None:
+        """Removes what was found for reads before they were refused."""
+        kept = [at for at, index in enumerate(self._reads) if index not in self._refused]
+        deleted = set(self._deletes)
+        self._deletes = [new for new, at in enumerate(kept) if at in deleted]
+        self._reads = [self._reads[at] for at in kept]
+        self._columns = [self._columns[at] for at in kept]
+        self._commits = [self._commits[at] for at in kept]
+        self._values = [self._values[at] for at in kept]

@@ -1,0 +1,181 @@
+"""What changes a tablet while it serves: it writes between two batches, when no cell is held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from percolator.tablet import bulk_load, opening
+from percolator.tablet.collection import trimming
+from percolator.tablet.collection.collection import collect
+from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
+from percolator.tablet.memory.change_feed import ChangeFeed
+from percolator.tablet.memory.state import Collected, SafePoints, TabletState
+from percolator.tablet.writing.group_commit import GroupCommit
+from percolator.tablet.writing.mutations import CheckedMutation
+from percolator.tablet.writing.together import apply_together
+from percolator.tasks import Tasks
+from percolator.v1 import tabletserver_pb2 as pb
+
+
+class Upkeep:
+    """The schema, safe points, collection, loads, groups of mutations and the end of one tablet."""
+
+    def __init__(
+        self,
+        state: TabletState,
+        commit: GroupCommit,
+        columns: ColumnEncoder,
+        *,
+        change_feed: bool,
+    ) -> None:
+        self._state = state
+        self._commit = commit
+        self._columns = columns
+        self._change_feed = change_feed
+        """What the current version of the schema says; the tablet has yet to follow it."""
+        self._tasks = Tasks()
+        """What writes between two batches: torn there, it would let the next batch be judged while
+        the disk is still at the write, and memory would never learn of what became durable."""
+
+    async def close(self) -> None:
+        """See `Tablet.close`."""
+        await self._tasks.run_to_the_end(self._close())
+
+    async def _close(self) -> None:
+        state = self._state
+        async with self._commit.between_batches():
+            served_until_now = state.closed_because is None
+            state.closed_because = state.closed_because or state.moved("closed here")
+            self._commit.abandon()
+            try:
+                try:
+                    if served_until_now:
+                        await self._note(STATISTICS_KEY, opening.counts_record(state))
+                finally:
+                    await state.storage.close()
+            except state.storage.failures as error:
+                raise state.storage_failed(error) from error
+
+    async def apply_together(
+        self, mutations: Sequence[CheckedMutation], schema_version: int, deadline_seconds: float
+    ) -> list[pb.MutationResult]:
+        """See `Tablet.mutate_together`."""
+        turn = self._commit.between_batches()
+        work = apply_together(self._state, turn, mutations, schema_version, deadline_seconds)
+        return await self._tasks.run_to_the_end(work)
+
+    async def set_schema_version(self, schema_version: int, *, change_feed: bool = False) -> None:
+        """Judges under this version from now on; returns once everything judged under an older
+        one is durable and answered, and the change feed is on or off, durably. Never goes back: an
+        older version is ignored."""
+        if schema_version > self._state.schema_version:
+            self._state.schema_version = schema_version
+            self._change_feed = change_feed
+        await self._tasks.run_to_the_end(self._follow_schema())
+
+    async def _follow_schema(self) -> None:
+        state = self._state
+        async with self._commit.between_batches():
+            state.require_open()
+            try:
+                await self.switch_feed()
+            except state.storage.failures as error:
+                raise state.storage_failed(error) from error
+
+    async def switch_feed(self) -> None:
+        """Turns the change feed on or off, as the schema says. Call it between two batches. Raises
+        the storage's `failures`."""
+        state, feed = self._state, self._state.feed
+        if not feed.is_changed_by(state.schema_version, on=self._change_feed):
+            return
+        feed = ChangeFeed(
+            state.schema_version,
+            self._change_feed,
+            state.recent.newest_commit,
+            max((fence.run for fence in state.load_fences), default=0),
+        )
+        batch = state.storage.batch()
+        feed.note(batch)
+        await state.storage.write(batch)
+        state.feed = feed
+
+    async def raise_safe_points(self, asked: SafePoints) -> None:
+        """Refuses reads and mutations below them from now on, durably; returns when nothing below
+        them is being judged. Never goes back."""
+        state = self._state
+        state.safe_points = state.safe_points.raised_to(asked)
+        await self._tasks.run_to_the_end(self._note_safe_points())
+
+    async def _note_safe_points(self) -> None:
+        state = self._state
+        async with self._commit.between_batches():
+            state.require_open()
+            await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
+            await state.require_ownership()
+
+    async def collect(self, below: int, ended_below: int = 0) -> Collected:
+        """Deletes what no read at or above `below` can see, and the evidence of transactions that
+        began below `ended_below`, while the tablet serves. The safe points of reads and of
+        transactions must have been raised to these, and all older locks of all tables be resolved.
+
+        Raises `NotReady` while such locks are left here, `StoreUnusable`, `TabletMoved`.
+        """
+        state = self._state
+        state.require_open()
+        try:
+            state.collected = await collect(
+                state,
+                self._commit.between_batches(),
+                below,
+                ended_below,
+                before_deleting=lambda: self.raise_safe_points(
+                    SafePoints(collected=max(below, ended_below))
+                ),
+            )
+        except state.storage.failures as error:
+            raise self._state.unreadable(error) from error
+        state.counters.cells_collected += state.collected.cells
+        state.counters.bytes_collected += state.collected.bytes
+        return state.collected
+
+    async def trim(self) -> int:
+        """Deletes such cells while the tablet serves; returns how many.
+
+        Raises `StoreUnusable`, `TabletMoved`.
+        """
+        state = self._state
+        state.require_open()
+        try:
+            return await trimming.trim(state, self._commit.between_batches())
+        except state.storage.failures as error:
+            raise self._state.unreadable(error) from error
+
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
+        """Closes rows for a bulk load, or opens them. Raises `InvalidArgument`, `NotReady` (as
+        `mutate` does), `StoreUnusable`, `TabletMoved`."""
+        guard, fence = self._state.guard, request.fence
+        # A run from the future would keep out every later load until then.
+        await guard.require(fence.run, "fence.run")
+        await guard.require(fence.commit_timestamp, "fence.commit_timestamp")
+        self._state.require_tablet(request.target)
+        try:
+            return await self._tasks.run_to_the_end(
+                bulk_load.fence(self._state, self._commit.between_batches(), request)
+            )
+        except self._state.storage.failures as error:
+            raise self._state.unreadable(error) from error
+
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        """Puts rows into a range that is fenced for them. Raises like `fence`, and
+        `SchemaChanged`."""
+        await self._state.guard.require(request.commit_timestamp, "commit_timestamp")
+        self._state.require_tablet(request.target)
+        turn = self._commit.between_batches()
+        await self._tasks.run_to_the_end(bulk_load.load(self._state, turn, request, self._columns))
+        return pb.LoadResponse()
+
+    async def _note(self, key: bytes, value: bytes) -> None:
+        """Stores something about the tablet itself. Writes only between two batches."""
+        batch = self._state.storage.batch()
+        batch.put(key, value)
+        await self._state.write(batch)

@@ -1,0 +1,306 @@
+"""Transactions that commit in one round: judged, held, given a timestamp, and ready to be written.
+
+While a batch is on its way to the disk, the next transactions are judged and their timestamps
+fetched, so neither the disk nor the oracle waits for the other. What each rule prevents:
+
+* A transaction is judged when none of its cells is held, or changed by the batch in progress. So
+  its conditions are judged against what is durable. Others wait for their cells (lines.py).
+* All its cells are judged, and held, at one moment. The own commit, a rollback marker, a lock, and
+  a newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
+  back.
+* Its own commit is looked for even below the safe point. Told there that it is too old, a client
+  would report as failed what an earlier copy of the message has committed.
+* The commit timestamp is asked for after that. A reader above an earlier one might have passed.
+* One that was refused is answered with the next batch, after the owner was checked.
+* Without a timestamp nothing is written: the transaction is definitely not executed. Nor are those
+  that wait for cells: while the oracle is silent, each of them in turn would wait for it, and the
+  mutations behind them for all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from percolator.errors import NotExecuted, PercolatorError
+from percolator.formats.records import timestamp_bytes
+from percolator.tablet.memory.load_fences import closed
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.commit_work import ANSWER_FULL, not_executed
+from percolator.tablet.writing.judge import Judge
+from percolator.tablet.writing.judged_batch import JudgedBatch
+from percolator.tablet.writing.lines import Lines, Place
+from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
+from percolator.tablet.writing.transactions import WholeTransaction
+from percolator.tasks import Tasks
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_ROLLBACK, SPACE_WRITE
+
+TIMESTAMPS_AT_ONCE_MAX = 1_024
+OWN_COMMIT = 0
+"""The first of the conditions below: the transaction is committed."""
+
+
+class HeldTransactions:
+    """The transactions of one tablet that are on their way."""
+
+    def __init__(
+        self,
+        state: TabletState,
+        lines: Lines,
+        *,
+        may_hold: Callable[[], bool],
+        stir: Callable[[], None],
+        on_answered: Callable[[int], None],
+    ) -> None:
+        """`stir` is called when there is something to write, `on_answered` with the weight of a
+        request that was answered."""
+        self._state = state
+        self._held = state.held
+        self._may_hold = may_hold
+        self._stir = stir
+        self._on_answered = on_answered
+        self._judge = Judge(state.storage, state.mirror, state.recent, state.last_changes)
+        self._lines = lines
+        self._waiting: dict[WholeTransaction, None] = {}
+        """Those in lines."""
+        self._called: deque[Place[WholeTransaction]] = deque()
+        """Those of them that are the next to have all their cells."""
+        self._ready: deque[WholeTransaction] = deque()
+        self._tasks = Tasks()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next batch has something to write or to answer."""
+        return bool(self._ready)
+
+    # ------------------------------------------------------------------ judging
+
+    def arrive(self, transactions: Iterable[WholeTransaction]) -> None:
+        """Judges those whose cells are open; the others wait."""
+        self._judge_all(self._open(transactions))
+
+    def admit(self) -> None:
+        """Judges those that have waited, and have all their cells now."""
+        if self._called and self._may_hold():
+            self._judge_all(self._next_called())
+
+    def _open(self, transactions: Iterable[WholeTransaction]) -> Iterator[WholeTransaction]:
+        may_hold, lines = self._may_hold(), self._lines
+        for transaction in transactions:
+            if may_hold and lines.are_open(transaction.cells):
+                yield transaction
+            else:
+                self._waiting[transaction] = None
+                lines.join(transaction, transaction.cells, self._called)
+
+    def _next_called(self) -> Iterator[WholeTransaction]:
+        lines, called = self._lines, self._called
+        while called:
+            place = called.popleft()
+            transaction = place.waiter
+            if transaction not in self._waiting:
+                lines.leave(place)  # it was given up
+            elif lines.still_has_its_cells(place):
+                del self._waiting[transaction]
+                yield transaction
+                lines.leave(place)
+
+    def _judge_all(self, transactions: Iterator[WholeTransaction]) -> None:
+        """Judges them one after the other, and holds the cells of those that pass."""
+        held: list[WholeTransaction] = []
+        judging: list[WholeTransaction] = []
+        try:
+            for transaction in transactions:
+                judging = [transaction]
+                obstacle = self._obstacle(transaction)
+                if obstacle is not None:
+                    self._end(transaction, not_executed(obstacle))
+                    continue
+                transaction.refusal = self._verdict(transaction)
+                if transaction.refusal is None:
+                    self._held.hold(transaction)
+                    held.append(transaction)
+                elif self._has_room(transaction, transaction.refusal):
+                    self._ready.append(transaction)
+                else:
+                    self._end(transaction, ANSWER_FULL)
+        except self._state.storage.failures as error:
+            why: PercolatorError = self._state.storage_failed(error)
+            self._give_up(held, [*judging, *transactions], not_executed(why))
+            return
+        except BaseException as error:
+            # Whatever the reason, no cell may stay held, and no caller be left without an answer.
+            why = NotExecuted(f"judging failed: {error!r}")
+            self._give_up(held, [*judging, *transactions], not_executed(why))
+            raise
+        finally:
+            self._judge.close()
+        for first in range(0, len(held), TIMESTAMPS_AT_ONCE_MAX):
+            part = held[first : first + TIMESTAMPS_AT_ONCE_MAX]
+            self._tasks.start(self._take_timestamps(part))
+        self._stir()
+
+    def _obstacle(self, transaction: WholeTransaction) -> PercolatorError | None:
+        """Why it is not judged: what may have changed while it waited."""
+        state, work = self._state, transaction.work
+        if state.closed_because is not None:
+            return state.closed_because
+        if work.schema_version != state.schema_version:
+            return state.schema_changed()
+        if state.clock.monotonic_seconds() >= work.deadline_seconds:
+            return NotExecuted("the deadline passed while the transaction waited for its cells")
+        if work.done.cancelled():
+            return NotExecuted("the caller has cancelled the request")
+        if state.load_fences:
+            for write in (*transaction.writes, *transaction.weak):
+                fence = state.load_fences.over(write[0])
+                if fence is not None:
+                    return closed(fence)
+        return None
+
+    def _verdict(self, transaction: WholeTransaction) -> pb.MutationResult | None:
+        """Why it is not committed now, or None."""
+        refusal, safe_points = self._refusal(transaction), self._state.safe_points
+        if transaction.start >= safe_points.transactions:
+            return refusal
+        if refusal is not None and refusal.failed_condition == OWN_COMMIT:
+            return refusal
+        too_old = self._state.too_old(transaction.start, safe_points.transactions)
+        return not_executed(too_old)
+
+    def _refusal(self, transaction: WholeTransaction) -> pb.MutationResult | None:
+        """The first condition of a prewrite that fails on a cell, or None."""
+        state, start = self._state, transaction.start
+        locked, bound = state.mirror.headers, state.recent.bound
+        may_be_marked = start <= state.recent.newest_marker
+        conditions: list[CheckedCondition] = []
+        for row, column, cell, _, _, _ in transaction.writes:
+            if not may_be_marked and cell not in locked and bound(cell) < start:
+                continue  # what nearly always holds, without building the conditions
+            conditions = conditions or prewrite_conditions(start)
+            refusal = self._judge.refusal((row, column, cell, start, conditions, []))
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _has_room(self, transaction: WholeTransaction, refusal: pb.MutationResult) -> bool:
+        """Whether the refusal fits into the answer: a short message may meet gigabytes of locks.
+        Its own commit always does: it is as long as the message, and `ANSWER_FULL` would deny it.
+        """
+        if refusal.failed_condition == OWN_COMMIT:
+            return True
+        work = transaction.work
+        work.refusal_bytes += len(refusal.cell.value)
+        return work.refusal_bytes <= self._state.limits.answer_bytes_max
+
+    # ------------------------------------------------------------------ timestamps
+
+    async def _take_timestamps(self, held: Sequence[WholeTransaction]) -> None:
+        """Fetches the commit timestamps of transactions whose cells are held."""
+        try:
+            first = await self._first_timestamp(held)
+        except PercolatorError as error:
+            self._without_timestamps(held, error.message)
+        except BaseException as error:
+            # A bug, or the end of the process: the cells must not stay held.
+            self._without_timestamps(held, repr(error))
+            raise
+        else:
+            in_time: list[WholeTransaction] = []
+            early: list[WholeTransaction] = []
+            for commit, transaction in enumerate(held, first):
+                if commit > transaction.start:
+                    transaction.commit = commit
+                    in_time.append(transaction)
+                else:
+                    early.append(transaction)
+            self._ready.extend(in_time)
+            self._held.changed(in_time)
+            if early:
+                # Their start was never handed out. They must not stop the others.
+                why = f"the oracle is at {first}, not above its start timestamp"
+                self._give_up(early, (), not_executed(NotExecuted(why)))
+            self._stir()
+
+    async def _first_timestamp(self, held: Sequence[WholeTransaction]) -> int:
+        timestamps = self._state.timestamps
+        if timestamps is None:
+            raise NotExecuted("this server has no oracle")
+        first = await timestamps(len(held))
+        self._state.guard.heard(first)
+        return first
+
+    def _without_timestamps(self, held: Sequence[WholeTransaction], why: str) -> None:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        self._give_up(held, waiting, not_executed(NotExecuted(f"no commit timestamp: {why}")))
+
+    def _give_up(
+        self,
+        held: Sequence[WholeTransaction],
+        others: Iterable[WholeTransaction],
+        result: pb.MutationResult,
+    ) -> None:
+        """Ends those that hold their cells, and others."""
+        self._held.let_go(held)
+        self._end_all(held, result)
+        self._end_all(others, result)
+        for transaction in held:
+            self._lines.look_again(transaction.cells)
+        self.admit()
+        self._stir()
+
+    # ------------------------------------------------------------------ batches
+
+    def fill(
+        self, batch: JudgedBatch, taken: list[WholeTransaction], cells_max: int, bytes_max: int
+    ) -> None:
+        """Adds what is ready to the batch, and to `taken`, as far as there is room."""
+        ready = self._ready
+        while ready and cells_max > 0 and batch.bytes < bytes_max:
+            transaction = ready.popleft()
+            taken.append(transaction)
+            if transaction.refusal is not None:
+                batch.refused += 1
+                continue
+            for mutation in transaction.mutations():
+                batch.add(mutation)
+            batch.applied += len(transaction.cells)
+            cells_max -= len(transaction.cells) + len(transaction.weak)
+
+    def conclude(self, taken: Sequence[WholeTransaction], result: pb.MutationResult | None) -> None:
+        """Ends the transactions of a batch; `result`, if given, replaces how they ended."""
+        if not taken:
+            return
+        self._held.let_go([one for one in taken if one.refusal is None])
+        for transaction in taken:
+            self._end(transaction, result or transaction.refusal)
+
+    def abandon(self, result: pb.MutationResult) -> None:
+        """Ends everything that waits, once the tablet is closed."""
+        ready, waiting = list(self._ready), list(self._waiting)
+        self._ready.clear()
+        self._waiting.clear()
+        self._called.clear()
+        self.conclude(ready, result)
+        self._end_all(waiting, result)
+
+    def _end_all(self, ending: Iterable[WholeTransaction], result: pb.MutationResult) -> None:
+        for transaction in ending:
+            self._end(transaction, result)
+
+    def _end(self, transaction: WholeTransaction, result: pb.MutationResult | None) -> None:
+        if transaction.end(result):
+            self._on_answered(transaction.work.weight)
+
+
+def prewrite_conditions(start: int) -> list[CheckedCondition]:
+    """The conditions of a prewrite, in its order (`percolator/protocol/steps.py`, which tablets do
+    not import). The client reads by that list which condition failed, so a test compares them."""
+    return [
+        (SPACE_WRITE, ABSENT, start, 0, timestamp_bytes(start), b"", b""),
+        (SPACE_ROLLBACK, ABSENT, start, start + 1, b"", b"", b""),
+        (SPACE_LOCK, ABSENT, 0, 0, b"", b"", b""),
+        (SPACE_WRITE, ABSENT, start, 0, b"", b"", b""),
+    ]

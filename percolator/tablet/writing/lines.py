@@ -1,0 +1,108 @@
+"""The lines in which mutations and transactions wait for their cells: what came first goes first.
+
+A cell is free when no transaction holds it, and the batch in progress does not change it. What each
+rule prevents:
+
+* What meets a cell that is not free, or in whose line others stand, joins the line. If it looked at
+  the cell alone, it would overtake an earlier mutation of the same cell when the cell is let go
+  while a batch is being judged. Nor can a crowd of transactions keep a roll-back waiting forever,
+  or a crowd of mutations a transaction.
+* A transaction joins the lines of all its cells at one moment. So no two wait for each other.
+* When a cell becomes free, the first in its line is called, and nothing else is looked at: what a
+  change costs does not depend on how many wait. It is still the first until it has taken the cell.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from percolator.tablet.memory.held_cells import HeldCells
+
+T = TypeVar("T")
+
+
+class Place(Generic[T]):
+    """A place in the lines of all cells that one mutation or transaction needs."""
+
+    __slots__ = ("called", "cells", "lacks", "waiter")
+
+    def __init__(self, waiter: T, cells: Sequence[bytes], called: deque[Place[T]]) -> None:
+        self.waiter = waiter
+        self.cells = cells
+        self.called = called
+        """Where it goes when it has all its cells."""
+        self.lacks = 0
+        """How many of the cells are not free, or have others first in their line."""
+
+
+class Lines:
+    """The lines of one tablet."""
+
+    def __init__(self, held: HeldCells) -> None:
+        self._held = held
+        self._lines: dict[bytes, deque[Place[Any]]] = {}
+        """By cell. None of them is empty."""
+        self._offered: set[bytes] = set()
+        """The cells that the first in their line has been told of."""
+        self.touched: Mapping[bytes, None] = {}
+        """The cells that the batch in progress changes."""
+
+    def are_open(self, cells: Iterable[bytes]) -> bool:
+        """Whether these cells are free, and nothing waits for them."""
+        holders, touched, lines = self._held.holders, self.touched, self._lines
+        return not any(cell in holders or cell in touched or cell in lines for cell in cells)
+
+    def join(self, waiter: T, cells: Sequence[bytes], called: deque[Place[T]]) -> None:
+        """Puts it into the lines of these cells. Its place goes to `called` when it has them all,
+        which may be at once."""
+        place = Place(waiter, cells, called)
+        place.lacks = len(cells)
+        for cell in cells:
+            self._lines.setdefault(cell, deque()).append(place)
+            self._offer(cell)
+
+    def still_has_its_cells(self, place: Place[Any]) -> bool:
+        """Whether a place that was called has all its cells still. If not, it is called again: a
+        transaction in the batch may notify observers of a cell that it does not hold."""
+        for cell in place.cells:
+            if not self._is_free(cell):
+                self._offered.discard(cell)
+                place.lacks += 1
+        return not place.lacks
+
+    def leave(self, place: Place[Any]) -> None:
+        """Ends a place that was called: its cells are taken now, or not needed any more."""
+        for cell in place.cells:
+            line = self._lines[cell]
+            line.popleft()
+            self._offered.discard(cell)
+            if line:
+                self._offer(cell)
+            else:
+                del self._lines[cell]
+
+    def look_again(self, cells: Iterable[bytes]) -> None:
+        """Calls what waits for those of these cells that are free now."""
+        if self._lines:
+            for cell in cells:
+                if cell in self._lines:
+                    self._offer(cell)
+
+    def clear(self) -> None:
+        """Forgets all places, once the tablet is closed."""
+        self._lines.clear()
+        self._offered.clear()
+
+    def _is_free(self, cell: bytes) -> bool:
+        return cell not in self._held.holders and cell not in self.touched
+
+    def _offer(self, cell: bytes) -> None:
+        if cell in self._offered or not self._is_free(cell):
+            return
+        self._offered.add(cell)
+        place = self._lines[cell][0]
+        place.lacks -= 1
+        if not place.lacks:
+            place.called.append(place)

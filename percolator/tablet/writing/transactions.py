@@ -1,0 +1,232 @@
+"""Whole transactions as they come in to be committed in one round: checked, and on their way.
+
+As with mutations, everything is checked before anything is queued. What a transaction will write is
+complete but for its commit timestamp, which is known only once its cells are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NoReturn
+
+from percolator.errors import InvalidArgument
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    KIND_PUT_IN_DATA,
+    KINDS,
+    WRITE_HEADER,
+)
+from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder, component
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.mutations import (
+    MUTATION_BYTES,
+    PUT,
+    CheckedChange,
+    CheckedMutation,
+)
+from percolator.v1 import tabletserver_pb2 as pb
+
+CellWrite = tuple[bytes, bytes, bytes, int, bytes, tuple[bytes, ...]]
+"""Row, column, `keys.cell_prefix` of the two, kind, value, and the observers to be notified."""
+
+
+class TransactionWork:
+    """The transactions of one request, and its answer: it leaves when all of them have ended."""
+
+    def __init__(
+        self, transactions: int, weight: int, schema_version: int, deadline_seconds: float
+    ) -> None:
+        self.weight = weight
+        self.schema_version = schema_version
+        self.deadline_seconds = deadline_seconds
+        self.commit_timestamps = [0] * transactions
+        self.uncommitted: list[tuple[int, pb.MutationResult]] = []
+        self.left = transactions
+        self.refusal_bytes = 0
+        """The size of the cells that made conditions fail."""
+        self.done: asyncio.Future[pb.TransactionBatchResult] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def ended(self, index: int, commit: int, result: pb.MutationResult | None) -> bool:
+        """Notes how a transaction ended. Returns True, and answers, when it was the last one."""
+        if result is None:
+            self.commit_timestamps[index] = commit
+        else:
+            self.uncommitted.append((index, result))
+        self.left -= 1
+        if self.left:
+            return False
+        if not self.done.done():
+            answer = pb.TransactionBatchResult(commit_timestamps=self.commit_timestamps)
+            for at, why in self.uncommitted:
+                answer.uncommitted.add(transaction=at, result=why)
+            self.done.set_result(answer)
+        return True
+
+
+class WholeTransaction:
+    """One transaction, from its arrival to its end."""
+
+    __slots__ = ("cells", "commit", "index", "refusal", "start", "weak", "work", "writes")
+
+    def __init__(
+        self,
+        work: TransactionWork,
+        index: int,
+        start: int,
+        writes: Sequence[CellWrite],
+        weak: Sequence[CellWrite],
+    ) -> None:
+        """`weak` are cells of which observers are notified although nothing is written to them."""
+        self.work = work
+        self.index = index
+        self.start = start
+        self.writes = writes
+        self.weak = weak
+        self.cells = [write[2] for write in writes]
+        self.commit = 0
+        self.refusal: pb.MutationResult | None = None
+        """Why it is not committed, if it was judged and a condition failed."""
+
+    def mutations(self) -> list[CheckedMutation]:
+        """What is written, once the commit timestamp is known."""
+        start, commit = self.start, self.commit
+        found: list[CheckedMutation] = []
+        for row, column, cell, kind, value, observers in self.writes:
+            header = WRITE_HEADER.pack(start, kind)
+            changes: list[CheckedChange]
+            if kind == KIND_PUT:
+                changes = [(PUT, WRITE, commit, header + value, b"")]
+            else:
+                changes = [(PUT, WRITE, commit, header, b"")]
+                if kind == KIND_PUT_IN_DATA:
+                    changes.append((PUT, DATA, start, value, b""))
+            if observers:
+                changes += [(PUT, NOTIFY, commit, b"", observer) for observer in observers]
+            found.append((row, column, cell, start, [], changes))
+        for row, column, cell, _, _, observers in self.weak:
+            notified: list[CheckedChange] = [
+                (PUT, NOTIFY, commit, b"", observer) for observer in observers
+            ]
+            found.append((row, column, cell, start, [], notified))
+        return found
+
+    def end(self, result: pb.MutationResult | None) -> bool:
+        """Ends it: committed, or with this result. True if its request is answered with it."""
+        return self.work.ended(self.index, self.commit, result)
+
+
+class TransactionChecker:
+    """Checks the transactions of one tablet."""
+
+    def __init__(self, state: TabletState, columns: ColumnEncoder) -> None:
+        self._start = state.identity.start
+        self._end = state.identity.end
+        self._limits = state.limits
+        self._guard = state.guard
+        self._columns = columns
+
+    def check(self, batch: pb.TransactionBatch, deadline_seconds: float) -> list[WholeTransaction]:
+        """Raises `InvalidArgument` and `UnheardTimestamp`."""
+        starts, counts = list(batch.start_timestamps), list(batch.cells)
+        if not starts:
+            raise InvalidArgument("start_timestamps", "none")
+        if len(starts) != len(counts):
+            raise InvalidArgument("cells", f"{len(counts)} entries for {len(starts)} transactions")
+        for index, start in enumerate(starts):
+            if not start:
+                _refuse("start_timestamps", index, "missing")
+            self._guard.admit(start, "start_timestamps[%d]", index)
+        observed = {one.column: tuple(one.observers) for one in batch.observed}
+        for names in observed.values():
+            self._check_observers("observed", names)
+        writes, weight = self._writes(batch, observed)
+        weak, weak_weight = self._weak(batch, len(starts))
+        weight += weak_weight
+        work = TransactionWork(len(starts), weight, batch.target.schema_version, deadline_seconds)
+        found: list[WholeTransaction] = []
+        first = 0
+        for index, (start, stop) in enumerate(zip(starts, accumulate(counts), strict=True)):
+            part = writes[first:stop]
+            if not counts[index] or stop > len(writes):
+                _refuse("cells", index, f"{counts[index]}, {len(part)} of them in the lists")
+            transaction = WholeTransaction(work, index, start, part, weak.get(index, ()))
+            if len(part) > 1 and len(set(transaction.cells)) != len(part):
+                _refuse("cells", index, "two writes of one cell")
+            found.append(transaction)
+            first = stop
+        if first != len(writes):
+            raise InvalidArgument("cells", f"{first} in all, {len(writes)} in the lists")
+        return found
+
+    def _writes(
+        self, batch: pb.TransactionBatch, observed: Mapping[bytes, tuple[bytes, ...]]
+    ) -> tuple[list[CellWrite], int]:
+        rows, columns, kinds, values = batch.rows, batch.columns, batch.kinds, batch.values
+        if not len(rows) == len(columns) == len(kinds) == len(values):
+            raise InvalidArgument("rows", "rows, columns, kinds and values differ in number")
+        value_bytes_max = self._limits.value_bytes_max
+        found: list[CellWrite] = []
+        weight = 0
+        cells = zip(rows, columns, kinds, values, strict=True)
+        for at, (row, column, kind, value) in enumerate(cells):
+            cell = self._cell("", at, row, column)
+            if kind not in KINDS:
+                _refuse("kinds", at, f"{kind} is not a kind of record")
+            if len(value) > value_bytes_max:
+                _refuse("values", at, f"{len(value)} bytes, at most {value_bytes_max} allowed")
+            if value and kind not in (KIND_PUT, KIND_PUT_IN_DATA):
+                _refuse("values", at, "only a put has a value")
+            observers = observed.get(column, ()) if kind != KIND_LOCK_ONLY else ()
+            found.append((row, column, cell, kind, value, observers))
+            weight += len(row) + len(value) + MUTATION_BYTES
+        return found, weight
+
+    def _weak(
+        self, batch: pb.TransactionBatch, count: int
+    ) -> tuple[dict[int, list[CellWrite]], int]:
+        found: dict[int, list[CellWrite]] = {}
+        weight = 0
+        for at, one in enumerate(batch.notifications):
+            if one.transaction >= count:
+                _refuse("notifications", at, f"there is no transaction {one.transaction}")
+            cell = self._cell(f"notifications[{at}].", 0, one.row, one.column)
+            names = tuple(one.observers)
+            self._check_observers(f"notifications[{at}].observers", names)
+            write = (one.row, one.column, cell, KIND_LOCK_ONLY, b"", names)
+            found.setdefault(one.transaction, []).append(write)
+            weight += len(one.row) + sum(map(len, names)) + MUTATION_BYTES
+        return found, weight
+
+    def _cell(self, prefix: str, at: int, row: bytes, column: bytes) -> bytes:
+        limits = self._limits
+        if row < self._start or (self._end and row >= self._end):
+            _refuse(f"{prefix}rows", at, "not in this tablet")
+        if len(row) > limits.row_bytes_max:
+            _refuse(
+                f"{prefix}rows", at, f"{len(row)} bytes, at most {limits.row_bytes_max} allowed"
+            )
+        if len(column) > limits.column_bytes_max:
+            reason = f"{len(column)} bytes, at most {limits.column_bytes_max} allowed"
+            _refuse(f"{prefix}columns", at, reason)
+        return component(row) + self._columns[column]
+
+    def _check_observers(self, field: str, names: Sequence[bytes]) -> None:
+        limits = self._limits
+        if len(names) >= limits.changes_max:
+            raise InvalidArgument(field, f"{len(names)}, fewer than {limits.changes_max} allowed")
+        if len(set(names)) != len(names):
+            raise InvalidArgument(field, "an observer is named twice")
+        for name in names:
+            if not 0 < len(name) <= limits.qualifier_bytes_max:
+                raise InvalidArgument(
+                    field, f"expected 1 to {limits.qualifier_bytes_max} bytes, the observer's name"
+                )
+
+
+def _refuse(field: str, at: int, reason: str) -> NoReturn:
+    raise InvalidArgument(f"{field}[{at}]", reason)

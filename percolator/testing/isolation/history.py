@@ -1,0 +1,285 @@
+"""What a run of transactions did and saw: the input of the checker.
+
+A `Recorder` runs beside the client and writes down, for every transaction, its timestamps, what
+every operation returned, how it ended, and the instants between which each timestamp was fetched.
+Recording appends named tuples to a list (about a microsecond each) and never makes a run fail.
+
+Invariant: at every instant, a record is correct if its client dies right then. It starts as
+aborted (nothing was sent), is unknown from the moment commit is called, and ends as what the
+client was told. So a crash of the client needs no further bookkeeping.
+
+For good explanations, each value in a workload should be unique: the checker's verdict is exact
+with any values, but it identifies the writer of a wrong value by the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from percolator.errors import UsageError
+
+CellKey = tuple[str, bytes, bytes]
+"""Table, row, column."""
+
+
+class Outcome(Enum):
+    """How a transaction ended, as far as its client was told."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+    FOUND_COMMITTED = "found committed"
+    """The outcome was unknown, and the store says that it committed. The client was never told."""
+
+
+class Read(NamedTuple):
+    """A cell was read; None means that there was none. A deleted cell is not an empty value."""
+
+    key: CellKey
+    value: bytes | None
+
+
+class Put(NamedTuple):
+    """A cell was written in the transaction's buffer."""
+
+    key: CellKey
+    value: bytes
+
+
+class Delete(NamedTuple):
+    """A cell was deleted in the transaction's buffer."""
+
+    key: CellKey
+
+
+class Lock(NamedTuple):
+    """A lock-only write: excludes concurrent writers of the cell, changes nothing."""
+
+    key: CellKey
+
+
+class Notify(NamedTuple):
+    """A weak notification of the observers of a cell."""
+
+    key: CellKey
+
+
+class Found(NamedTuple):
+    """One cell of the result of a scan."""
+
+    row: bytes
+    column: bytes
+    value: bytes
+
+
+class Scan(NamedTuple):
+    """A range of rows was read, in order, until nothing more came.
+
+    The transaction must not have written into the range while it was scanning it.
+    """
+
+    table: str
+    start: bytes
+    stop: bytes
+    """Exclusive; empty means "to the last row"."""
+    found: tuple[Found, ...]
+    columns: tuple[bytes, ...] | None = None
+    """None means all."""
+    reverse: bool = False
+    row_limit: int = 0
+    """0 means no limit."""
+    complete: bool = True
+    """False if the reader stopped early, at the end of a row: only what it saw is checked."""
+
+
+Operation = Read | Put | Delete | Lock | Notify | Scan
+
+
+@dataclass(slots=True)
+class TransactionRecord:
+    """One transaction. Its operations are in the order in which the program made them."""
+
+    session: str
+    """Who ran it. The transactions of one session follow one another and never overlap."""
+    number: int
+    """Its place among the transactions of the session."""
+    start_ts: int = 0
+    commit_ts: int = 0
+    """0 if it did not commit, is not known to have committed, or wrote nothing."""
+    outcome: Outcome = Outcome.ABORTED
+    operations: list[Operation] = field(default_factory=list)
+    historic: bool = False
+    """Whether it read a past snapshot chosen by timestamp, or one shared with other readers."""
+    observer: str = ""
+    """The observer whose run this is, if it is one."""
+    trigger: CellKey | None = None
+    """The cell whose change the observer runs for."""
+    clock: str = ""
+    """The clock that measured the instants: only instants of the same clock are compared."""
+    begin_called: float | None = None
+    begin_returned: float | None = None
+    commit_called: float | None = None
+    commit_returned: float | None = None
+
+    @property
+    def committed(self) -> bool:
+        return self.outcome in (Outcome.COMMITTED, Outcome.FOUND_COMMITTED)
+
+    def __str__(self) -> str:
+        return f"transaction {self.start_ts} ({self.session} #{self.number})"
+
+    def writes(self) -> dict[CellKey, bytes | None]:
+        """The final value of each cell that it put; None for each that it deleted."""
+        last: dict[CellKey, bytes | None] = {}
+        for operation in self.operations:
+            match operation:
+                case Put(key, value):
+                    last[key] = value
+                case Delete(key):
+                    last[key] = None
+                case _:
+                    pass
+        return last
+
+    def locked(self) -> set[CellKey]:
+        """Every cell that carries a lock while it commits: puts, deletes and lock-only writes."""
+        return {o.key for o in self.operations if isinstance(o, Put | Delete | Lock)}
+
+
+@dataclass
+class History:
+    """All transactions of a run, from every session, and what was stored before it."""
+
+    transactions: list[TransactionRecord] = field(default_factory=list)
+    initial: dict[CellKey, bytes] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.transactions)
+
+    def __iter__(self) -> Iterator[TransactionRecord]:
+        return iter(self.transactions)
+
+    def merged_with(self, others: Iterable[History]) -> History:
+        """One history of everything that several client processes recorded."""
+        merged = History(list(self.transactions), dict(self.initial))
+        for other in others:
+            merged.transactions.extend(other.transactions)
+            merged.initial.update(other.initial)
+        return merged
+
+
+Listener = Callable[[TransactionRecord], None]
+"""Called with a record whenever losing it would lose an outcome: before and after a commit."""
+
+
+class RecordedTransaction:
+    """Writes down one transaction, call by call, beside the client that runs it."""
+
+    __slots__ = ("_append", "_listener", "_now", "record")
+
+    def __init__(
+        self, record: TransactionRecord, now: Callable[[], float], listener: Listener | None
+    ) -> None:
+        self.record = record
+        self._append = record.operations.append
+        self._now = now
+        self._listener = listener
+
+    def began(self, start_ts: int) -> None:
+        """The start timestamp has become known."""
+        self.record.start_ts = start_ts
+        self.record.begin_returned = self._now()
+
+    def read(self, key: CellKey, value: bytes | None) -> None:
+        self._append(Read(key, value))
+
+    def put(self, key: CellKey, value: bytes) -> None:
+        self._append(Put(key, value))
+
+    def delete(self, key: CellKey) -> None:
+        self._append(Delete(key))
+
+    def lock(self, key: CellKey) -> None:
+        self._append(Lock(key))
+
+    def notify(self, key: CellKey) -> None:
+        self._append(Notify(key))
+
+    def scan(self, scan: Scan) -> None:
+        self._append(scan)
+
+    def commit_called(self) -> None:
+        """Call it before commit: from here on, only a response tells how the transaction ended."""
+        record = self.record
+        if not record.start_ts and record.locked():
+            # The store identifies a transaction by this number alone; without it, an unknown
+            # outcome could never be resolved.
+            raise UsageError("a transaction that writes must have begun() before it commits")
+        record.outcome = Outcome.UNKNOWN
+        record.commit_called = self._now()
+        self._tell()
+
+    def committed(self, commit_ts: int = 0) -> None:
+        """Commit has returned. A transaction that wrote nothing has no commit timestamp."""
+        self.record.commit_ts = commit_ts
+        self._end(Outcome.COMMITTED)
+
+    def aborted(self) -> None:
+        """It is certain that nothing was committed."""
+        self._end(Outcome.ABORTED)
+
+    def unknown(self) -> None:
+        """Commit has raised `OutcomeUnknown`."""
+        self._end(Outcome.UNKNOWN)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.record.outcome = outcome
+        self.record.commit_returned = self._now()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener(self.record)
+
+
+class Recorder:
+    """Records the transactions of one process.
+
+    `now` orders events: it is the monotonic clock of the machine or, in a simulation, a counter
+    (`itertools.count().__next__`), which also orders events of the same virtual instant.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], *, clock: str = "", listener: Listener | None = None
+    ) -> None:
+        self.history = History()
+        self._now = now
+        self._clock = clock
+        self._listener = listener
+        self._numbers: dict[str, int] = {}
+
+    def begin(
+        self,
+        session: str,
+        *,
+        historic: bool = False,
+        observer: str = "",
+        trigger: CellKey | None = None,
+    ) -> RecordedTransaction:
+        """Call it before the transaction begins: it reads the clock."""
+        number = self._numbers.get(session, 0) + 1
+        self._numbers[session] = number
+        record = TransactionRecord(
+            session,
+            number,
+            historic=historic,
+            observer=observer,
+            trigger=trigger,
+            clock=self._clock,
+            begin_called=self._now(),
+        )
+        self.history.transactions.append(record)
+        return RecordedTransaction(record, self._now, self._listener)

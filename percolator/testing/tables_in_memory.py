@@ -1,0 +1,209 @@
+"""The tables of a cluster in memory, and their tablets: what a client asks masters for.
+
+A deleted table is kept, at epochs that are told only to clients that resolve locks, while a lock in
+another table has its primary there, as in a real cluster: only the primary knows whether the lock's
+transaction has committed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.formats.records import LockRecord
+from percolator.observers.registry.observer_change import changed_observers
+from percolator.tablet import keys
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.testing.memory_ownership import MemoryOwnership
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.v1 import master_pb2
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire.table_options import require_options
+from percolator.world import Clock
+
+ADDRESS = "in-memory:1"
+
+
+class TablesInMemory(ABC):
+    """Answers the calls that a client makes to masters about tables."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._tables: dict[str, master_pb2.Table] = {}
+        self._deleting: dict[int, master_pb2.Table] = {}
+        self.tablets: dict[int, Tablet] = {}
+        self._disks: dict[int, DurableMemory] = {}
+        self._watch = NotificationWatch()
+        self._guard = TimestampGuard(self._next_timestamp, clock)
+
+    @abstractmethod
+    def _allocate(self, count: int) -> int:
+        """As the oracle: the first of `count` new timestamps."""
+
+    async def _next_timestamp(self) -> int:
+        return self._allocate(1)
+
+    async def _take_timestamps(self, count: int) -> int:
+        return self._allocate(count)
+
+    async def create_table(
+        self, request: master_pb2.CreateTableRequest
+    ) -> master_pb2.CreateTableResponse:
+        known = self._tables.get(request.name)
+        if known is not None:
+            if not request.exist_ok:
+                raise SchemaError(f"table {request.name!r} exists", table=request.name)
+            require_options(request.name, known.options, request.options)
+            return master_pb2.CreateTableResponse(table=known)
+        bounds = [b"", *request.splits, b""]
+        if any(a >= b for a, b in itertools.pairwise(bounds[1:-1])) or b"" in request.splits:
+            raise InvalidArgument("splits", "must ascend, and none may be empty")
+        table = master_pb2.Table(
+            table_id=next(self._ids),
+            name=request.name,
+            schema_version=1,
+            options=request.options,
+            tablets=len(bounds) - 1,
+            created_at=self._allocate(1),
+        )
+        for start, end in itertools.pairwise(bounds):
+            identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
+            self._disks[identity.tablet_id] = DurableMemory()
+            await self._open(identity, table)
+        self._tables[table.name] = table
+        return master_pb2.CreateTableResponse(table=table, created=True)
+
+    async def delete_table(
+        self, request: master_pb2.DeleteTableRequest
+    ) -> master_pb2.DeleteTableResponse:
+        if request.name not in self._tables:
+            if request.missing_ok:
+                return master_pb2.DeleteTableResponse()
+            raise self._no_table(request.name, 0)
+        table = self._tables.pop(request.name)
+        self._deleting[table.table_id] = table
+        for tablet in self._tablets_of(table.table_id):
+            await tablet.close()
+            later = replace(tablet.identity, epoch=tablet.identity.epoch + 1)
+            await self._open(later, table)
+        await self._remove_unneeded()
+        return master_pb2.DeleteTableResponse(deleted=True)
+
+    async def list_tables(
+        self, request: master_pb2.ListTablesRequest
+    ) -> master_pb2.ListTablesResponse:
+        return master_pb2.ListTablesResponse(
+            tables=[self._tables[name] for name in sorted(self._tables)]
+        )
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        table = self._table(request.name, request.table_id)
+        return master_pb2.DescribeTableResponse(table=table)
+
+    async def change_observers(
+        self, request: master_pb2.ChangeObserversRequest
+    ) -> master_pb2.ChangeObserversResponse:
+        table = self._table(request.table, 0)
+        change = changed_observers(table.name, table.observers, request)
+        del table.observers[:]
+        table.observers.extend(change.observers)
+        table.schema_version += change.raises_version
+        await self._tell_tablets(table)
+        return master_pb2.ChangeObserversResponse(table=table)
+
+    async def set_change_feed(
+        self, request: master_pb2.SetChangeFeedRequest
+    ) -> master_pb2.SetChangeFeedResponse:
+        table = self._table(request.table, 0)
+        if table.options.change_feed != request.change_feed:
+            table.options.change_feed = request.change_feed
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.SetChangeFeedResponse(table=table)
+
+    async def _tell_tablets(self, table: master_pb2.Table) -> None:
+        for tablet in self._tablets_of(table.table_id):
+            await tablet.set_schema_version(
+                table.schema_version, change_feed=table.options.change_feed
+            )
+
+    async def locate_tablets(
+        self, request: master_pb2.LocateTabletsRequest
+    ) -> master_pb2.LocateTabletsResponse:
+        if request.even_deleting:
+            await self._remove_unneeded()
+        deleting = self._deleting.get(request.table_id) if request.even_deleting else None
+        table = deleting or self._table("", request.table_id)
+        locations = [
+            TabletLocation(
+                table_id=table.table_id,
+                tablet_id=tablet.identity.tablet_id,
+                epoch=tablet.identity.epoch,
+                range=RowRange(start=tablet.identity.start, end=tablet.identity.end),
+                address=ADDRESS,
+            )
+            for tablet in self._tablets_of(table.table_id)
+        ]
+        return master_pb2.LocateTabletsResponse(
+            locations=locations,
+            schema_version=table.schema_version,
+            observers=table.observers,
+        )
+
+    # ------------------------------------------------------------------ deleted tables
+
+    async def _remove_unneeded(self) -> None:
+        """Removes deleted tables, except those that still decide about locks in other tables."""
+        needed = {
+            LockRecord.decode(value).primary.table_id
+            for tablet_id, tablet in self.tablets.items()
+            if tablet.identity.table_id not in self._deleting and tablet.statistics().locks
+            for key, value in self._disks[tablet_id].durable.items()
+            if key.startswith(keys.L)
+        }
+        for table_id in self._deleting.keys() - needed:
+            del self._deleting[table_id]
+            for tablet in self._tablets_of(table_id):
+                del self.tablets[tablet.identity.tablet_id], self._disks[tablet.identity.tablet_id]
+                await tablet.close()
+
+    # ------------------------------------------------------------------ tablets
+
+    async def _open(self, identity: TabletIdentity, table: master_pb2.Table) -> None:
+        tablet = Tablet(
+            identity,
+            schema_version=table.schema_version,
+            storage=MemoryStorage(self._disks[identity.tablet_id]),
+            clock=self._clock,
+            ownership=MemoryOwnership(),
+            on_closed=lambda _: None,
+            guard=self._guard,
+            watch=self._watch,
+            change_feed=table.options.change_feed,
+            timestamps=self._take_timestamps,
+        )
+        await tablet.open()
+        self.tablets[identity.tablet_id] = tablet
+
+    def _table(self, name: str, table_id: int) -> master_pb2.Table:
+        for table in self._tables.values():
+            if table.name == name if name else table.table_id == table_id:
+                return table
+        raise self._no_table(name, table_id)
+
+    @staticmethod
+    def _no_table(name: str, table_id: int) -> SchemaError:
+        which = repr(name) if name else f"with id {table_id}"
+        return SchemaError(f"there is no table {which}", table=name, table_id=table_id)
+
+    def _tablets_of(self, table_id: int) -> list[Tablet]:
+        found = [t for t in self.tablets.values() if t.identity.table_id == table_id]
+        return sorted(found, key=lambda tablet: tablet.identity.start)

@@ -1,0 +1,10 @@
+"""How a service is called: the gRPC server, who may call, limits, health and metrics.
+
+Open `rpc.py` first: it serves a handler's methods, maps its errors and counts its calls.
+`server.py` puts the server together with `health.py`, `metrics_endpoint.py` and `server_tls.py`.
+`access.py` decides who is calling, once per call and before the call is decoded; `tokens.py` keeps
+the tokens.
+
+Handlers know nothing of this room: they take and return messages, and raise errors of
+`percolator.errors`.
+"""

@@ -1,0 +1,99 @@
+"""The standard gRPC health service: per service name, and "" for the whole process.
+
+This is not the one from grpcio-health-checking: there, when one watcher leaves, all the others
+lose their notifications, and open watches keep a server from stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from services.chassis.serving.decoding import decoded, none_unless
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
+    """The services of this process, and whether they are serving."""
+
+    def __init__(self) -> None:
+        self._names = {""}
+        self._serving = False
+        self._finished = False
+        self._changed = asyncio.Event()
+
+    def add(self, names: Iterable[str]) -> None:
+        """Adds services that share the status of the process."""
+        self._names.update(names)
+        self._tell()
+
+    def set_serving(self, serving: bool) -> None:
+        """Changes the status of every service."""
+        self._serving = serving
+        self._tell()
+
+    def finish(self) -> None:
+        """Reports NOT_SERVING for good, and ends the watches."""
+        self._finished = True
+        self.set_serving(False)
+
+    async def Check(  # noqa: N802  # gRPC's name
+        self, request: HealthCheckRequest | None, context: grpc.aio.ServicerContext
+    ) -> HealthCheckResponse:
+        """The current status."""
+        request = await decoded(request, context)
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+        return HealthCheckResponse(status=self._status(request.service))
+
+    async def Watch(  # noqa: N802
+        self, request: HealthCheckRequest | None, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[HealthCheckResponse]:
+        """The current status, and the new one each time it changes."""
+        request = await decoded(request, context)
+        told = None
+        while True:
+            # Take all three at one moment: a change while the response leaves is sent next.
+            changed, finished = self._changed, self._finished
+            status = self._status(request.service)
+            if status != told:
+                told = status
+                yield HealthCheckResponse(status=status)
+            if finished:
+                return
+            await changed.wait()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The handler for the calls. Handlers that are added in gRPC's own way come before all
+        others, even before those that forward calls to other servers."""
+        return grpc.method_handlers_generic_handler(
+            health.SERVICE_NAME,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(
+                    self.Check,
+                    request_deserializer=none_unless(HealthCheckRequest),
+                    response_serializer=HealthCheckResponse.SerializeToString,
+                ),
+                "Watch": grpc.unary_stream_rpc_method_handler(
+                    self.Watch,
+                    request_deserializer=none_unless(HealthCheckRequest),
+                    response_serializer=HealthCheckResponse.SerializeToString,
+                ),
+            },
+        )
+
+    def _status(self, name: str) -> int:
+        if name not in self._names:
+            return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        if self._serving and not self._finished:
+            return int(health_pb2.HealthCheckResponse.SERVING)
+        return int(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def _tell(self) -> None:
+        # A new event for the next change: those that wait for this one keep it, however late they
+        # look.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

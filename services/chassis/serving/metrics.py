@@ -1,0 +1,146 @@
+"""Prometheus metrics of calls, of the process and of its event loop.
+
+Counting a call costs a few additions to plain integers, on the event loop's thread. They are
+converted to what Prometheus expects when it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from percolator.world import Clock
+from services.chassis.version import version
+
+BUCKETS_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds of the latency histograms."""
+
+_LAG_SAMPLE_SECONDS = 0.25
+
+
+class MethodMetrics:
+    """The figures of one method. Only the event loop changes them; any thread may read them."""
+
+    __slots__ = ("buckets", "by_code", "in_flight", "method", "seconds", "service")
+
+    def __init__(self, service: str, method: str) -> None:
+        self.service = service
+        self.method = method
+        self.in_flight = 0
+        # INTERNAL from the start: a counter that appears with its first event has not increased.
+        self.by_code: dict[str, int] = {"OK": 0, "INTERNAL": 0}
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
+
+    def finished(self, code: str, seconds: float) -> None:
+        """Counts the end of a call that was counted in `in_flight`."""
+        self.in_flight -= 1
+        self.by_code[code] = self.by_code.get(code, 0) + 1
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += 1
+
+
+class RpcMetrics(Collector):
+    """The figures of all methods."""
+
+    def __init__(self) -> None:
+        self._methods: list[MethodMetrics] = []
+
+    def method(self, service: str, method: str) -> MethodMetrics:
+        metrics = MethodMetrics(service, method)
+        self._methods.append(metrics)
+        return metrics
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["service", "method"]
+        finished = CounterMetricFamily(
+            "percolator_rpc_finished", "Calls answered, by status code.", labels=[*labels, "code"]
+        )
+        in_flight = GaugeMetricFamily(
+            "percolator_rpc_in_flight", "Calls in progress.", labels=labels
+        )
+        seconds = HistogramMetricFamily(
+            "percolator_rpc_seconds", "Time from a call to its answer.", labels=labels
+        )
+        for of in self._methods:
+            names = [of.service, of.method]
+            for code, count in tuple(of.by_code.items()):
+                finished.add_metric([*names, code], count)
+            in_flight.add_metric(names, of.in_flight)
+            seconds.add_metric(names, _cumulative(of.buckets), sum_value=of.seconds)
+        yield from (finished, in_flight, seconds)
+
+
+def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
+    bounds = [*map(str, BUCKETS_SECONDS), "+Inf"]
+    total = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, tuple(buckets), strict=True):
+        total += count
+        found.append((bound, total))
+    return found
+
+
+def process_registry(service: str) -> CollectorRegistry:
+    """A registry of this process alone: its memory, descriptors, CPU, interpreter and build."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    Gauge(
+        "percolator_process_threads",
+        "Threads of this process, including those of gRPC and LevelDB.",
+        registry=registry,
+    ).set_function(_threads)
+    build = Info("percolator_build", "What runs here.", registry=registry)
+    build.info({"service": service, "version": version()})
+    return registry
+
+
+def _threads() -> float:
+    return float(len(os.listdir("/proc/self/task")))
+
+
+def tell_expiry(registry: CollectorRegistry, expires_seconds: Callable[[], float]) -> None:
+    """Reports when the certificate expires, which would stop the cluster at a known time."""
+    Gauge(
+        "percolator_tls_certificate_expires_seconds",
+        "When this server's certificate expires, in seconds since 1970; absent without TLS.",
+        registry=registry,
+    ).set_function(expires_seconds)
+
+
+async def watch_event_loop(registry: CollectorRegistry, clock: Clock) -> None:
+    """Measures how late the event loop is: every call waits this long in addition to its work."""
+    lag = Histogram(
+        "percolator_event_loop_lag_seconds",
+        "How late a timer of the event loop fires.",
+        buckets=BUCKETS_SECONDS,
+        registry=registry,
+    )
+    tasks = Gauge("percolator_event_loop_tasks", "Tasks that are not done.", registry=registry)
+    while True:
+        due = clock.monotonic_seconds() + _LAG_SAMPLE_SECONDS
+        await clock.sleep(_LAG_SAMPLE_SECONDS)
+        lag.observe(max(0.0, clock.monotonic_seconds() - due))
+        tasks.set(len(asyncio.all_tasks()))

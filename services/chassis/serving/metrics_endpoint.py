@@ -1,0 +1,121 @@
+"""The HTTP endpoint of the metrics, on threads beside the event loop.
+
+Each connection has its own thread from the first byte on. The server of prometheus_client does the
+handshake on the thread that accepts connections: there, a single peer that connects over TLS and
+then stays silent would block all other readers of the metrics, and the end of this process.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import IO, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import structlog
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from percolator.wire.addresses import HostPort
+
+_SILENCE_SECONDS = 5.0
+"""How long a peer may be silent before its connection is closed."""
+_CONNECTIONS_MAX = 32
+"""Connections at once; Prometheus has one. Any further one is closed."""
+_STOP_SECONDS = 0.1
+
+_log = structlog.get_logger("percolator.metrics")
+
+Context = Callable[[], ssl.SSLContext]
+"""Returns the current certificate and the authority to trust: both may be renewed."""
+
+
+@contextmanager
+def served(
+    registry: CollectorRegistry, listen: HostPort | None, context: Context | None = None
+) -> Iterator[HostPort | None]:
+    """Serves the metrics over HTTP, and yields the bound address.
+
+    With TLS, only clients with a certificate of the cluster's authority can read them.
+    """
+    if listen is None:
+        yield None
+        return
+    with _Endpoint(listen, context) as server:
+        server.set_app(_logging_failures(make_wsgi_app(registry)))
+        thread = threading.Thread(
+            target=server.serve_forever, args=(_STOP_SECONDS,), name="metrics", daemon=True
+        )
+        thread.start()
+        try:
+            yield listen.with_port(server.server_port)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs nothing: reading metrics is not an event."""
+
+    def get_stderr(self) -> IO[str]:
+        """Where wsgiref prints a traceback when a peer hangs up: nowhere. Any peer could cause one
+        as often as it likes."""
+        return io.StringIO()
+
+
+def _logging_failures(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """The application; an error of its own, unlike one of the connection, is logged."""
+
+    def logging(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            return app(environ, start_response)
+        except Exception:
+            _log.exception("metrics cannot be collected")
+            raise
+
+    return logging
+
+
+class _Endpoint(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listen: HostPort, context: Context | None) -> None:
+        self._context = context
+        self._free = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        found = socket.getaddrinfo(
+            listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self.address_family = found[0]
+        super().__init__((listen.host, listen.port), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401 - wsgiref's
+        return self._free.acquire(blocking=False)
+
+    def process_request_thread(
+        self,
+        request: Any,  # noqa: ANN401 - wsgiref's
+        client_address: Any,  # noqa: ANN401 - wsgiref's
+    ) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - wsgiref's
+        request.settimeout(_SILENCE_SECONDS)
+        if self._context is None:
+            super().finish_request(request, client_address)
+            return
+        with self._context().wrap_socket(request, server_side=True) as secured:
+            super().finish_request(secured, client_address)
+            self.shutdown_request(secured)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - wsgiref's
+        # The peer hung up, was silent, or showed no certificate: not an error of this service.
+        _log.debug("metrics request failed", peer=str(client_address[0]), exc_info=True)

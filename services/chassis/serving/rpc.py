@@ -1,0 +1,310 @@
+"""The gRPC edge: plain objects on one side, bytes on the wire on the other.
+
+A handler is an object with one method per RPC, in snake_case. It knows messages and
+`PercolatorError`s, but not gRPC, so that a simulation can call the very same object. This module
+counts and times a call, checks it against the limits, decodes it, and maps its error.
+
+A method may be cancelled at any `await`, when its caller gives up: work that must not be torn
+belongs in a separate task of the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+)
+from percolator.wire.methods import method_name
+from percolator.wire.status import status_code
+from percolator.world import Clock
+from services.chassis.serving.access import Access, Check
+from services.chassis.serving.metrics import MethodMetrics, RpcMetrics
+from services.chassis.serving.trailers import failure
+
+_OVERLOADED_RETRY_SECONDS = 0.1
+_STARTING_RETRY_SECONDS = 0.25
+_OWN_PACKAGE = "/percolator."
+
+_remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
+
+_log = structlog.get_logger("percolator.rpc")
+
+
+def remaining_seconds() -> float | None:
+    """How long the caller of the current RPC will still wait; None if it set no deadline."""
+    remaining = _remaining.get()
+    return None if remaining is None else remaining()
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """A service of the wire API, and the object that answers it.
+
+    `descriptor` is, for example, `oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]`. A unary
+    method is `async def get_timestamps(self, request) -> response`; a method that streams its
+    response is an asynchronous generator.
+    """
+
+    descriptor: ServiceDescriptor
+    handler: object
+
+    def __post_init__(self) -> None:
+        for method in self.descriptor.methods:
+            if not callable(getattr(self.handler, method_name(method.name), None)):
+                raise InvariantViolation(
+                    f"{type(self.handler).__name__} has no {method_name(method.name)}(), "
+                    f"which {self.descriptor.full_name} needs"
+                )
+
+
+class Relay(Protocol):
+    """Forwards calls that are meant for other servers, without decoding them."""
+
+    @property
+    def services(self) -> Sequence[str]:
+        """Full names of the services for which it answers, in addition to those of this process."""
+        ...
+
+    def handler(
+        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check | None
+    ) -> grpc.RpcMethodHandler | None:
+        """None for a call that is meant for this process.
+
+        The handler that it returns subjects the call to the gate and the check.
+        """
+        ...
+
+
+class Gate:
+    """What every call has to pass: the limit of concurrent calls, whether this server answers at
+    all, and the size of its request.
+
+    Belongs to the event loop. `idle` is set while no admitted call is in progress.
+    """
+
+    def __init__(self, concurrency_max: int, request_bytes_max: int) -> None:
+        self.in_flight = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._concurrency_max = concurrency_max
+        self._request_bytes_max = request_bytes_max
+        self._refusal: PercolatorError | None = None
+        self._closed = False
+
+    def refuse(self, error: PercolatorError | None) -> None:
+        """From now on every new call gets this error; None admits calls again."""
+        if not self._closed:
+            self._refusal = error
+
+    def close(self, error: PercolatorError) -> None:
+        """Refuses every new call for good."""
+        self.refuse(error)
+        self._closed = True
+
+    def enter(self) -> None:
+        """Admits a call, or raises. A call that was admitted must `leave`."""
+        if self._refusal is not None:
+            # A copy for each call: raising an error adds to the traceback that it keeps.
+            raise copy(self._refusal)
+        if self.in_flight >= self._concurrency_max:
+            raise Overloaded(
+                f"{self._concurrency_max} calls are in progress, the limit of this server",
+                retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
+            )
+        self.in_flight += 1
+        if self.in_flight == 1:
+            self.idle.clear()
+
+    def require_size(self, raw: bytes) -> None:
+        """Refuses a request above the limit. gRPC would do so too, but without any detail."""
+        if len(raw) > self._request_bytes_max:
+            raise InvalidArgument(
+                "request",
+                f"has {len(raw)} bytes, at most {self._request_bytes_max} are accepted "
+                "(request_bytes_max); send less in one call",
+            )
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.idle.set()
+
+
+class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Answers the calls to the exposed services; before they are, tells callers to come back."""
+
+    def __init__(
+        self, gate: Gate, metrics: RpcMetrics, clock: Clock, access: Access | None = None
+    ) -> None:
+        self._gate = gate
+        self._access = access
+        self._metrics = metrics
+        self._clock = clock
+        self._methods: dict[str, grpc.RpcMethodHandler] = {}
+        self._relay: Relay | None = None
+        self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
+            _refuse_starting
+        )
+
+    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+        """From now on these services are answered; other methods do not exist, except those of the
+        relay. Call it once.
+        """
+        self._relay = relay
+        for exposed in services:
+            for method in exposed.descriptor.methods:
+                path = f"/{exposed.descriptor.full_name}/{method.name}"
+                self._methods[path] = self._handler(exposed, method, path)
+        self._starting = None
+
+    def mount(self, path: str, handler: grpc.RpcMethodHandler) -> None:
+        """Adds a method that does not belong to the service: it is not counted and not limited."""
+        self._methods[path] = handler
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Called by gRPC for every call."""
+        path: str = details.method
+        if self._relay is not None:
+            check = self._access.check_of(path) if self._access else None
+            passed_on = self._relay.handler(details, self._gate, check)
+            if passed_on is not None:
+                return passed_on
+        handler = self._methods.get(path)
+        if handler is None and path.startswith(_OWN_PACKAGE):
+            return self._starting
+        return handler
+
+    def _handler(
+        self, exposed: Exposed, method: MethodDescriptor, path: str
+    ) -> grpc.RpcMethodHandler:
+        if method.client_streaming:
+            raise InvariantViolation(f"{path} streams its requests, which nothing needs")
+        call = _Call(
+            path=path,
+            parse=GetMessageClass(method.input_type).FromString,
+            handle=getattr(exposed.handler, method_name(method.name)),
+            gate=self._gate,
+            check=self._access.check_of(path) if self._access else None,
+            metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
+            now=self._clock.monotonic_seconds,
+        )
+        # Bytes in, bytes out: decode here, where a failure becomes a typed error.
+        if method.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(call.stream)
+        return grpc.unary_unary_rpc_method_handler(call.unary)
+
+
+async def _refuse_starting(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    error = NotReady("the service is starting", retry_after_seconds=_STARTING_RETRY_SECONDS)
+    await _abort(error, context)
+    raise error
+
+
+async def _abort(error: PercolatorError, context: grpc.aio.ServicerContext) -> None:
+    """Ends the call by raising gRPC's own exception."""
+    await context.abort(*failure(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One method of one service; its two coroutines are what grpc.aio calls.
+
+    Their common part is written twice: a context manager around it took 0.5 µs of each call, a
+    third of the whole cost of this edge.
+    """
+
+    path: str
+    parse: Callable[[bytes], Message]
+    handle: Callable[[Message], Any]
+    gate: Gate
+    check: Check | None
+    metrics: MethodMetrics
+    now: Callable[[], float]
+
+    async def unary(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        started = self.now()
+        self.metrics.in_flight += 1
+        admitted = False
+        code = "CANCELLED"
+        try:
+            self.gate.enter()
+            admitted = True
+            if self.check is not None:
+                self.check(context)
+            _remaining.set(context.time_remaining)
+            answer: Awaitable[Message] = self.handle(self._decode(raw))
+            encoded = (await answer).SerializeToString()
+            code = "OK"
+        except Exception as error:
+            known = self._known(error)
+            code = status_code(known).name
+            await _abort(known, context)
+            raise
+        else:
+            return encoded
+        finally:
+            if admitted:
+                self.gate.leave()
+            self.metrics.finished(code, self.now() - started)
+
+    async def stream(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        started = self.now()
+        self.metrics.in_flight += 1
+        admitted = False
+        code = "CANCELLED"
+        try:
+            self.gate.enter()
+            admitted = True
+            if self.check is not None:
+                self.check(context)
+            _remaining.set(context.time_remaining)
+            # Close it at once when the caller is gone, not whenever it is garbage-collected.
+            async with aclosing(self.handle(self._decode(raw))) as messages:
+                async for message in messages:
+                    yield message.SerializeToString()
+            code = "OK"
+        except Exception as error:
+            known = self._known(error)
+            code = status_code(known).name
+            await _abort(known, context)
+            raise
+        finally:
+            if admitted:
+                self.gate.leave()
+            self.metrics.finished(code, self.now() - started)
+
+    def _decode(self, raw: bytes) -> Message:
+        self.gate.require_size(raw)
+        try:
+            return self.parse(raw)
+        except DecodeError as error:
+            raise InvalidArgument("request", f"is not a message of its type: {error}") from None
+
+    def _known(self, error: Exception) -> PercolatorError:
+        if isinstance(error, PercolatorError):
+            if isinstance(error, InvariantViolation):
+                _log.error("an invariant is violated", rpc=self.path, error=str(error))
+            return error
+        _log.error("a call failed unexpectedly", rpc=self.path, exc_info=error)
+        # The text of an unknown exception may hold stored values: it only goes to the log.
+        return InvariantViolation(
+            f"failed unexpectedly ({type(error).__name__}); see the server's log",
+            where=self.path,
+        )

@@ -1,0 +1,182 @@
+"""The listening sockets of a service: gRPC with health and reflection, and the metrics endpoint.
+
+The port is taken, and calls are answered (with `NotReady`), from the start of the process on. So a
+port in use is reported at once, and callers do not have to wait for a time-out to learn that a
+service is still starting.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from prometheus_client import CollectorRegistry
+
+from percolator.wire.addresses import HostPort
+from percolator.world import Clock
+from services.chassis.serving import metrics, metrics_endpoint
+from services.chassis.serving.access import Access
+from services.chassis.serving.decoding import all_decoded, none_unless
+from services.chassis.serving.health import Health
+from services.chassis.serving.rpc import Exposed, Gate, Relay, RpcEdge
+from services.chassis.serving.server_tls import ServerTls
+from services.chassis.serving.tokens import Tokens
+from services.chassis.settings.service_settings import ServiceSettings
+
+_REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+
+
+_INT_MAX = 2**31 - 1
+
+
+class CannotListen(Exception):
+    """An address cannot be listened on; the text says which setting, which address and why."""
+
+
+_PENDING_CALLS_MAX = 100_000
+"""Calls that were received, but not examined yet. Examining one takes about ten microseconds."""
+
+
+def received_bytes_max(request_bytes_max: int) -> int:
+    """gRPC's own limit of a request's size. It is above the limit that is documented, so that the
+    gate refuses what is too large, with a typed error; gRPC has none. This one limits memory."""
+    return min(2 * request_bytes_max, _INT_MAX)
+
+
+class Server:
+    """The gRPC server of one process."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        gate: Gate,
+        registry: CollectorRegistry,
+        clock: Clock,
+        tls: ServerTls | None = None,
+        tokens: Tokens | None = None,
+    ) -> None:
+        """Without TLS callers cannot be identified, and any caller may call everything."""
+        self._listen = settings.listen_address
+        self._tls = tls
+        calls = metrics.RpcMetrics()
+        registry.register(calls)
+        access = Access(tokens) if tls is not None else None
+        self._edge = RpcEdge(gate, calls, clock, access)
+        self.health = Health()
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", received_bytes_max(settings.request_bytes_max)),
+                ("grpc.max_send_message_length", -1),  # responses have their own limits
+                # gRPC drops calls that wait to be examined, some above 1,000 and all above 3,000,
+                # and says that they were cancelled. The gate refuses with a reason, and says when
+                # to come back.
+                ("grpc.server.max_pending_requests", _PENDING_CALLS_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS_MAX),
+                # Otherwise a second process could take the same port, and half of the calls.
+                ("grpc.so_reuseport", 0),
+                # Clients look for dead connections every 10 s (percolator/wire/channels.py).
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((self._edge, self.health.handler()))
+
+    async def start(self) -> HostPort:
+        """Listens; returns the address with the port that was taken."""
+        check_free(self._listen, "listen")
+        try:
+            port = self._take_port()
+        except RuntimeError as error:
+            raise CannotListen(f"listen {self._listen}: {error}") from None
+        await self._server.start()
+        return self._listen.with_port(port)
+
+    def _take_port(self) -> int:
+        address = str(self._listen)
+        if self._tls is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, self._tls.grpc_credentials()))
+
+    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+        """The service is built: from now on its calls are answered, and the relay's forwarded."""
+        names = [exposed.descriptor.full_name for exposed in services]
+        self.health.add(names)
+        passed_on = relay.services if relay is not None else ()
+        listed = [*names, *passed_on, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._edge.mount(_REFLECTION_PATH, reflection_handler(listed))
+        self._edge.expose(services, relay)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Closes all connections; cancels calls that are still in progress after the grace."""
+        self.health.finish()
+        await self._server.stop(grace_seconds)
+
+
+def reflection_handler(names: list[str]) -> grpc.RpcMethodHandler:
+    """The reflection service. gRPC's own way would need the names before the start; this handler is
+    mounted when they are known."""
+    servicer = reflection.aio.ReflectionServicer(names)
+
+    async def info(
+        requests: AsyncIterator[reflection_pb2.ServerReflectionRequest | None],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
+        async for answer in servicer.ServerReflectionInfo(all_decoded(requests, context), context):
+            yield answer
+
+    return grpc.stream_stream_rpc_method_handler(
+        info,
+        request_deserializer=none_unless(reflection_pb2.ServerReflectionRequest),
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+
+
+@contextmanager
+def listening_metrics(
+    registry: CollectorRegistry, settings: ServiceSettings, tls: ServerTls | None
+) -> Iterator[HostPort | None]:
+    """Serves the metrics; yields the address with the port that was taken, or None."""
+    listen = settings.metrics_address
+    if listen is not None:
+        check_free(listen, "metrics_listen")
+    context = tls.http_context if tls is not None else None
+    with metrics_endpoint.served(registry, listen, context) as bound:
+        yield bound
+
+
+def check_free(address: HostPort, field: str) -> None:
+    """Raises `CannotListen` with the system's own reason, which gRPC and others do not report."""
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise CannotListen(f"{field} {address}: {error.strerror}") from None
+    failures = [reason for reason in map(_bind_error, found) if reason]
+    # A name may resolve to an address of a family that this machine does not have.
+    if len(failures) == len(found) or errno.EADDRINUSE in failures:
+        raise CannotListen(f"{field} {address}: {os.strerror(failures[0]).lower()}")
+
+
+def _bind_error(
+    found: tuple[
+        int, int, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+    ],
+) -> int:
+    family, kind, protocol, _, where = found
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: lingering connections of a former process are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(where)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

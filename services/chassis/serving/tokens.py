@@ -1,0 +1,94 @@
+"""The tokens that a cluster accepts: a TOML file of their hashes, so that reading it reveals none.
+
+    [shop]                      # the owner, for people
+    role = "client"             # or "admin"
+    sha256 = "9f86d081884c..."  # of the token
+
+The file is read again when it changes: removing an entry shuts its owner out within seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import structlog
+
+from percolator.errors import InvalidArgument
+from percolator.wire.roles import Role
+from percolator.wire.tokens import NAME, ROLES, token_hash
+from percolator.world import Clock
+
+_HASH = re.compile("[0-9a-f]{64}")
+_LOOK_SECONDS = 2.0
+_FIELD = "tokens"
+
+_log = structlog.get_logger("percolator.tokens")
+
+
+class Tokens:
+    """The content of the file when it was last valid."""
+
+    def __init__(self, path: Path) -> None:
+        """`InvalidArgument` names what is wrong with the file."""
+        self._path = path
+        self._seen = _state_of(path)
+        self._roles = _read(path)
+
+    def role_of(self, token: str) -> Role | None:
+        """The role of a token; None if it is unknown."""
+        return self._roles.get(token_hash(token))
+
+    async def follow(self, clock: Clock) -> None:
+        """Follows the file until cancelled: a valid change takes effect within seconds; an invalid
+        one never does."""
+        while True:
+            await clock.sleep(_LOOK_SECONDS)
+            try:
+                state = _state_of(self._path)
+                if state == self._seen:
+                    continue
+                self._seen = state
+                self._roles = _read(self._path)
+            except InvalidArgument as error:
+                _log.error(
+                    "the tokens cannot be read; the former ones remain in force", error=str(error)
+                )
+            else:
+                _log.info("tokens read again", tokens=len(self._roles))
+
+
+def _state_of(path: Path) -> tuple[int, int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InvalidArgument(_FIELD, f"{path}: {error.strerror}") from None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: Path) -> dict[bytes, Role]:
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(_FIELD, f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        # Leave out the reason, which may show a part of the file.
+        raise InvalidArgument(_FIELD, f"{path}: not TOML") from None
+    roles: dict[bytes, Role] = {}
+    for name, entry in entries.items():
+        where = f"{path}: [{name}]" if NAME.fullmatch(name) else f"{path}: a name"
+        if not NAME.fullmatch(name):
+            raise InvalidArgument(_FIELD, f"{where}: expected letters, digits, - and _")
+        if not isinstance(entry, dict) or entry.keys() != {"role", "sha256"}:
+            raise InvalidArgument(_FIELD, f"{where}: expected role and sha256, and nothing else")
+        if entry["role"] not in ROLES:
+            raise InvalidArgument(_FIELD, f"{where}: role: expected client or admin")
+        # Never show the value: it may be the token itself, put there by mistake.
+        if not isinstance(entry["sha256"], str) or not _HASH.fullmatch(entry["sha256"]):
+            raise InvalidArgument(_FIELD, f"{where}: sha256: expected 64 hexadecimal digits")
+        digest = bytes.fromhex(entry["sha256"])
+        if digest in roles:
+            raise InvalidArgument(_FIELD, f"{where}: sha256: another token has the same")
+        roles[digest] = ROLES[entry["role"]]
+    return roles

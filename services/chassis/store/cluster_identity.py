@@ -1,0 +1,151 @@
+"""Which cluster a store root belongs to: the file `cluster.json` in it.
+
+    {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
+
+Invariants:
+- The file appears at once with its whole, durable content, or not at all, and is never changed. If
+  several masters start at once on an empty root, exactly one writes it; all read the same.
+- A root that holds anything but has no identity is refused: it is used for something else, or its
+  file was lost, and data of two clusters in one root could never be told apart again.
+- A root of a newer format is refused: an old release would damage what it does not understand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
+from percolator.world import Random
+from services.chassis.store.files import Files
+from services.chassis.version import version
+
+FILE_NAME = "cluster.json"
+STORE_FORMAT = 1
+"""The format of the store root that this release writes; it reads it and all older ones."""
+
+_BYTES_MAX = 4_096
+_CLUSTER_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_UNFINISHED = FILE_NAME + ".new-"
+_IN_NEW_FILE_SYSTEMS = frozenset({"lost+found"})
+"""Names that do not make a store root foreign: a new file system is not empty."""
+
+
+@dataclass(frozen=True)
+class ClusterIdentity:
+    """What a store root says about itself."""
+
+    cluster_id: str
+    format: int
+
+
+async def establish_identity(files: Files, root: Path, random: Random) -> ClusterIdentity:
+    """The identity of the root, created if the root is empty. Also finds out if it is writable."""
+    names = await _names(files, root)
+    found = FILE_NAME in names
+    if not found:
+        _refuse_foreign(root, names)
+    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
+    content = {
+        "cluster_id": f"{random.getrandbits(128):032x}",
+        "format": STORE_FORMAT,
+        "created_by": version(),
+    }
+    async with await files.create(unfinished) as file:
+        await file.append((json.dumps(content) + "\n").encode())
+        await file.fsync()
+    if not found:
+        # Another master may have been faster: then its identity counts.
+        with suppress(FileExistsError):
+            # Creates exclusively, like O_EXCL, but never shows half a file.
+            await files.link(unfinished, root / FILE_NAME)
+    await files.unlink(unfinished)
+    await files.fsync_directory(root)
+    return await read_identity(files, root)
+
+
+async def read_identity(files: Files, root: Path) -> ClusterIdentity:
+    """The identity of a root that has one."""
+    path = root / FILE_NAME
+    try:
+        data = await files.read(path, bytes_max=_BYTES_MAX)
+    except FileNotFoundError:
+        raise InvalidArgument(
+            "store", f"{root} belongs to no cluster yet: start a master on it first"
+        ) from None
+    try:
+        content = json.loads(data)
+        cluster_id, number = content["cluster_id"], content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
+        raise _damaged(path, f"cluster_id is {str(cluster_id)[:64]!r}")
+    if type(number) is not int or number < 1:
+        raise _damaged(path, f"format is {number!r}")
+    if number > STORE_FORMAT:
+        raise WrongCluster(
+            f"store: {root} has format {number}, written by release "
+            f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
+            f"to {STORE_FORMAT}",
+            expected=f"format {STORE_FORMAT}",
+            found=f"format {number}",
+        )
+    return ClusterIdentity(cluster_id, number)
+
+
+async def check_identity(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root of a cluster other than the one to which this process belongs."""
+    found = (await read_identity(files, root)).cluster_id
+    if found != cluster_id:
+        raise WrongCluster(
+            f"store: {root} belongs to cluster {found}, the masters to cluster {cluster_id}",
+            expected=cluster_id,
+            found=found,
+        )
+
+
+async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root whose identity names another cluster or a newer format.
+
+    For a service that may have its own disk, where no master ever wrote an identity.
+    """
+    try:
+        await files.stat(root / FILE_NAME)
+    except FileNotFoundError:
+        return
+    if cluster_id:
+        await check_identity(files, root, cluster_id)
+    else:
+        await read_identity(files, root)
+
+
+async def _names(files: Files, root: Path) -> list[str]:
+    try:
+        return await files.list(root)
+    except FileNotFoundError:
+        # Create only the last directory: a missing parent is often a disk that is not mounted, and
+        # a new cluster in its place would be a surprise.
+        await files.make_directory(root)
+        await files.fsync_directory(root.parent)
+        return []
+
+
+def _refuse_foreign(root: Path, names: list[str]) -> None:
+    foreign = [
+        name
+        for name in names
+        if name not in _IN_NEW_FILE_SYSTEMS and not name.startswith(_UNFINISHED)
+    ]
+    if foreign:
+        raise InvalidArgument(
+            "store",
+            f"{root} is not empty (it holds {foreign[0]!r}), but has no {FILE_NAME}: a cluster "
+            "begins in an empty directory",
+        )
+
+
+def _damaged(path: Path, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"store: {path} is damaged: {reason}", fault=StoreFault.DAMAGED)

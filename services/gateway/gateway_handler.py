@@ -1,0 +1,203 @@
+"""`percolator.v1.GatewayService`: runs the transaction protocol on behalf of callers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+
+from percolator.aio.engine import Engine
+from percolator.errors import (
+    ConflictError,
+    DeadlineExceeded,
+    InvalidArgument,
+    Retry,
+    SnapshotTooOld,
+)
+from percolator.protocol.change_reader import ChangeReader
+from percolator.protocol.environment import Statistics
+from percolator.protocol.read import read_rows
+from percolator.protocol.scan import scan_pages
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.routing.cells import FoundCell, RowRequest, StoredChange
+from percolator.v1 import gateway_pb2 as wire
+from percolator.v1.tabletserver_pb2 import RowRead
+from services.chassis.serving.rpc import remaining_seconds
+from services.gateway.commits import Commits
+from services.gateway.requests import Requests
+
+CALL_SECONDS_MAX = 60.0
+_ANSWER_SECONDS = 0.2
+_ANSWER_SHARE = 0.1
+"""What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
+better than no answer."""
+
+
+class GatewayHandler:
+    """Answers the calls to one gateway."""
+
+    def __init__(self, engine: Engine, commits: Commits, *, answer_bytes_max: int) -> None:
+        self._engine = engine
+        self._commits = commits
+        self._requests = Requests(engine)
+        self._answer_bytes_max = answer_bytes_max
+
+    async def begin(self, request: wire.BeginRequest) -> wire.BeginResponse:
+        return wire.BeginResponse(start_timestamp=await self._commits.begin(self._deadline()))
+
+    async def get(self, request: wire.GetRequest) -> wire.GetResponse:
+        deadline, start = self._deadline(), request.start_timestamp
+        await self._commits.check_start(start, deadline)
+        cells_max = self._engine.limits.get_many_cells_max
+        if sum(max(len(query.columns), 1) for query in request.rows) > cells_max:
+            raise InvalidArgument(
+                "rows", f"have more than {cells_max} cells, the limit of one call"
+            )
+        reads = []
+        for place, query in enumerate(request.rows):
+            field = f"rows[{place}]"
+            self._requests.check_row_query(field, query)
+            table_id = await self._requests.table_id(f"{field}.table", query.table, start, deadline)
+            read = RowRead(
+                row=query.row,
+                columns=query.columns,
+                all_columns=not query.columns,
+                timestamp=start,
+            )
+            reads.append(RowRequest(table_id, read))
+        env, cleanup = self._engine.env, self._engine.cleanup
+        with _locks_only_delay():
+            answers = await read_rows(env, cleanup, reads, start, deadline, Statistics())
+        response = wire.GetResponse(
+            rows=[
+                _row(query.row, answer.found)
+                for query, answer in zip(request.rows, answers, strict=True)
+            ]
+        )
+        if response.ByteSize() > self._answer_bytes_max:
+            raise InvalidArgument(
+                "rows",
+                f"the answer would have {response.ByteSize()} bytes; the limit is "
+                f"{self._answer_bytes_max}: ask for fewer rows at once",
+            )
+        return response
+
+    async def scan_table(
+        self, request: wire.ScanTableRequest
+    ) -> AsyncIterator[wire.ScanTableResponse]:
+        seconds = self._seconds()
+        deadline = self._engine.now() + seconds
+        await self._commits.check_start(request.start_timestamp, deadline)
+        found_range = await self._requests.range_request(request, deadline)
+        if found_range is None:
+            return
+        left = request.row_limit
+        env, cleanup = self._engine.env, self._engine.cleanup
+        pages = scan_pages(env, cleanup, found_range, None, seconds, Statistics())
+        with _locks_only_delay():
+            async with aclosing(pages):
+                async for page in pages:
+                    rows = page[:left] if request.row_limit else page
+                    if rows:
+                        yield wire.ScanTableResponse(rows=[_row(row, cells) for row, cells in rows])
+                    left -= len(rows)
+                    if request.row_limit and left <= 0:
+                        return
+
+    async def follow_changes(
+        self, request: wire.FollowChangesRequest
+    ) -> AsyncIterator[wire.FollowChangesResponse]:
+        seconds = self._engine.limits.call_seconds
+        deadline = self._engine.now() + seconds
+        engine, after = self._engine, request.after
+        await self._commits.check_timestamp("after", after, deadline)
+        if request.until:
+            await self._commits.check_timestamp("until", request.until, deadline)
+            if request.until < after:
+                raise InvalidArgument("until", f"{request.until} is below after, {after}")
+        table = await self._requests.table("table", request.table, deadline)
+        reader = ChangeReader(
+            engine.env, engine.cleanup, engine.router, table, after, before=request.before
+        )
+        # While the stream lasts, history is kept from where it is.
+        engine.open_starts.add(reader, reader.position)
+        try:
+            await reader.begin(await engine.env.timestamps.get(timeout_seconds=seconds), seconds)
+            async with aclosing(reader.follow(request.until, seconds)) as pages:
+                async for page in pages:
+                    yield wire.FollowChangesResponse(
+                        changes=map(_change, page), reached=reader.position
+                    )
+                    engine.open_starts.add(reader, reader.position)
+        finally:
+            engine.open_starts.discard(reader)
+
+    async def commit(self, request: wire.CommitRequest) -> wire.CommitResponse:
+        deadline, start = self._deadline(), request.start_timestamp
+        await self._commits.check_start(start, deadline)
+        writes = await self._requests.writes(request, deadline)
+        if writes.primary is None and not writes.notified:
+            return wire.CommitResponse()
+        try:
+            commit = await self._commits.commit(start, writes, deadline)
+        except SnapshotTooOld as error:
+            error.message += "; the outcome of the transaction can no longer be determined"
+            raise
+        # A repeated commit sends mere notifications again, which is harmless.
+        return wire.CommitResponse(commit_timestamp=commit if writes.primary is not None else 0)
+
+    async def resolve(self, request: wire.ResolveRequest) -> wire.ResolveResponse:
+        deadline, start = self._deadline(), request.start_timestamp
+        await self._commits.check_start(start, deadline)
+        primary = await self._requests.primary(request, deadline)
+        field = "primary" if request.HasField("primary") else "cells"
+        outcome = await self._commits.resolve(start, primary, field, deadline)
+        if outcome == ROLLED_BACK:
+            return wire.ResolveResponse(fate=wire.ResolveResponse.FATE_ABORTED)
+        return wire.ResolveResponse(
+            fate=wire.ResolveResponse.FATE_COMMITTED, commit_timestamp=outcome
+        )
+
+    def _seconds(self) -> float:
+        remaining = remaining_seconds()
+        if remaining is None:
+            return self._engine.limits.call_seconds
+        reserved = min(remaining * _ANSWER_SHARE, _ANSWER_SECONDS)
+        return max(min(remaining - reserved, CALL_SECONDS_MAX), 0.0)
+
+    def _deadline(self) -> float:
+        return self._engine.now() + self._seconds()
+
+
+@contextmanager
+def _locks_only_delay() -> Iterator[None]:
+    """A read that a lock has blocked ran out of time. A conflict would mean to callers that their
+    transaction is rolled back for good."""
+    try:
+        yield
+    except ConflictError as error:
+        late = DeadlineExceeded(error.message)
+        late.retry = Retry.SAFE
+        raise late from error
+
+
+def _change(change: StoredChange) -> wire.FollowedChange:
+    return wire.FollowedChange(
+        commit_timestamp=change.commit_timestamp,
+        row=change.row,
+        column=change.column,
+        value=change.value,
+        before=change.before,
+    )
+
+
+def _row(row: bytes, cells: Mapping[bytes, FoundCell]) -> wire.FoundRow:
+    return wire.FoundRow(
+        row=row,
+        cells=[
+            wire.FoundCell(
+                column=column, value=found.value, commit_timestamp=found.commit_timestamp
+            )
+            for column, found in sorted(cells.items())
+            if found.value is not None
+        ],
+    )

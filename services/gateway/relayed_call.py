@@ -1,0 +1,232 @@
+"""One relayed call: its bytes pass unread between a client and a server.
+
+Metadata, deadline and bytes go to the server; the bytes of the answer come back, or the status with
+its trailers. A message is read only when the one before it has been taken. Otherwise the messages
+for a slow reader would pile up in this process. When the caller goes away, the call to the server
+is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, Protocol
+
+import grpc
+
+from percolator.errors import NotReady, PercolatorError
+from percolator.v1.cluster_pb2 import Server
+from percolator.wire.channels import SERVER_METADATA
+from percolator.wire.status import from_rpc_error, status_code, too_large
+from services.chassis.serving.access import Check
+from services.chassis.serving.rpc import Gate
+from services.chassis.serving.trailers import failure
+
+_OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
+"""Metadata that belongs to a connection, and is not relayed."""
+
+_DRAINING_RETRY_SECONDS = 0.5
+
+Context = Any
+"""`grpc.aio.ServicerContext`: grpc has no types."""
+
+
+class Figures(Protocol):
+    """What is counted about relayed calls."""
+
+    in_flight: int
+    request_bytes: int
+    answer_bytes: int
+
+    def finish(self, method: str, code: str) -> None: ...
+
+
+class Routes(Protocol):
+    """Where calls go."""
+
+    @property
+    def calls(self) -> Figures: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    @property
+    def endless(self) -> dict[grpc.aio.Call, None]: ...
+
+    async def targets(self, names: Sequence[object]) -> list[Server]: ...
+
+    def answered(self, server: Server, problem: PercolatorError | None) -> None: ...
+
+    def channel(self, server: Server) -> grpc.aio.Channel: ...
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None: ...
+
+    @staticmethod
+    def is_endless(path: str) -> bool: ...
+
+
+class RelayedCall:
+    """One call. grpc.aio calls its coroutines."""
+
+    def __init__(
+        self,
+        routes: Routes,
+        path: str,
+        counted_as: str,
+        names: Sequence[object],
+        gate: Gate,
+        check: Check | None,
+    ) -> None:
+        self._routes = routes
+        self._path = path
+        self._counted_as = counted_as
+        self._names = names
+        self._gate = gate
+        self._check = check
+        self._code = "CANCELLED"
+        self._admitted = False
+
+    async def unary(self, raw: bytes, context: Context) -> bytes:
+        calls = self._routes.calls
+        with self._counted():
+            try:
+                targets = await self._enter(context)
+                self._gate.require_size(raw)
+            except PercolatorError as problem:
+                await self._fail(problem, context)
+            calls.request_bytes += len(raw)
+            answer, trailers = await self._ask(targets, raw, context)
+            if trailers:
+                context.set_trailing_metadata(tuple(trailers))
+            calls.answer_bytes += len(answer)
+            self._code = "OK"
+            return answer
+
+    async def _ask(
+        self, targets: list[Server], raw: bytes, context: Context
+    ) -> tuple[bytes, grpc.aio.Metadata]:
+        while True:
+            server = targets.pop(0)
+            call = self._routes.channel(server).unary_unary(self._path)(
+                raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+            try:
+                answer: bytes = await call
+            except grpc.aio.AioRpcError as error:
+                meaning = from_rpc_error(error, self._path)
+                self._routes.answered(server, meaning)
+                # A standby has done nothing, so another master is asked.
+                if not targets or not isinstance(meaning, NotReady):
+                    await self._fail_alike(error, context)
+            else:
+                self._routes.answered(server, None)
+                return answer, await call.trailing_metadata()
+
+    async def stream(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
+        self._routes.calls.request_bytes += len(raw)
+
+        def begin(server: Server) -> grpc.aio.Call:
+            self._gate.require_size(raw)
+            return self._routes.channel(server).unary_stream(self._path)(
+                raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+
+        async for message in self._answers(begin, context):
+            yield message
+
+    async def any_stream(
+        self, requests: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        """Streams in both directions; also unknown methods, since one message is a stream too."""
+
+        def begin(server: Server) -> grpc.aio.Call:
+            return self._routes.channel(server).stream_stream(self._path)(
+                requests, timeout=context.time_remaining(), metadata=_metadata(context, server)
+            )
+
+        async for message in self._answers(begin, context):
+            yield message
+
+    async def _answers(
+        self, begin: Callable[[Server], grpc.aio.Call], context: Context
+    ) -> AsyncIterator[bytes]:
+        routes = self._routes
+        with self._counted():
+            try:
+                server = (await self._enter(context))[0]
+                call = begin(server)
+            except PercolatorError as problem:
+                await self._fail(problem, context)
+            is_endless = routes.is_endless(self._path)
+            if is_endless:
+                routes.endless[call] = None
+            try:
+                async for message in call:
+                    routes.calls.answer_bytes += len(message)
+                    yield message
+                trailers = await call.trailing_metadata()
+                if trailers:
+                    context.set_trailing_metadata(tuple(trailers))
+                self._code = "OK"
+            except grpc.aio.AioRpcError as error:
+                await self._fail_alike(error, context)
+            except asyncio.CancelledError:
+                if not (routes.draining and is_endless):
+                    raise
+                await self._fail(_draining(), context)
+            finally:
+                routes.endless.pop(call, None)
+                call.cancel()  # has no effect once it has ended
+
+    async def _enter(self, context: Context) -> list[Server]:
+        self._gate.enter()
+        self._admitted = True
+        if self._check is not None:
+            self._check(context)
+        if self._routes.draining and self._routes.is_endless(self._path):
+            raise _draining()
+        return await self._routes.targets(self._names)
+
+    async def _fail(self, problem: PercolatorError, context: Context) -> NoReturn:
+        """Ends the call with this error, by raising gRPC's own exception."""
+        self._code = status_code(problem).name
+        await context.abort(*failure(problem))
+        raise problem
+
+    async def _fail_alike(self, error: grpc.aio.AioRpcError, context: Context) -> NoReturn:
+        """Ends the call with the status and trailers of the server's failure."""
+        self._routes.failed(error)
+        problem = too_large(error, self._path)
+        if problem is not None:
+            # gRPC's own refusal has no details, and its text would be ours: "CLIENT".
+            await self._fail(problem, context)
+        self._code = error.code().name
+        trailers = tuple(error.trailing_metadata() or ())
+        await context.abort(error.code(), error.details() or "", trailers)
+        raise error
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        calls = self._routes.calls
+        calls.in_flight += 1
+        try:
+            yield
+        finally:
+            if self._admitted:
+                self._gate.leave()
+            calls.finish(self._counted_as, self._code)
+
+
+def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes], ...]:
+    """What the caller sent, and the name of the server, which shows that the call is relayed."""
+    kept = [
+        (key, value)
+        for key, value in context.invocation_metadata() or ()
+        if key not in _OF_THE_CONNECTION and not key.startswith(("grpc-", ":"))
+    ]
+    return (*kept, (SERVER_METADATA, server.server_id))
+
+
+def _draining() -> NotReady:
+    return NotReady("the gateway is shutting down", retry_after_seconds=_DRAINING_RETRY_SECONDS)

@@ -1,0 +1,139 @@
+"""Which calls are relayed, and to which server, for clients that can reach only a gateway.
+
+A call whose metadata has `percolator-server` goes to the server with that id or advertised address.
+Only servers of this cluster are dialled: otherwise a gateway would be an open proxy into its
+network. A call to `MasterService` needs no such metadata: it goes to any master.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    Unavailable,
+)
+from percolator.v1.cluster_pb2 import Server
+from percolator.v1.master_pb2 import DESCRIPTOR as MASTER_PROTO
+from percolator.wire import methods
+from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
+from percolator.world import StreamMethod, UnaryMethod
+from services.chassis.serving.access import Check
+from services.chassis.serving.rpc import Gate
+from services.gateway.relayed_call import RelayedCall
+from services.gateway.servers import Servers
+
+_MASTER_SERVICE = MASTER_PROTO.services_by_name["MasterService"].full_name
+_MASTER_PATHS = f"/{_MASTER_SERVICE}/"
+
+_KNOWN = [one for one in vars(methods).values() if isinstance(one, UnaryMethod | StreamMethod)]
+_UNARY = {method.path for method in _KNOWN if isinstance(method, UnaryMethod)}
+_STREAMS = {method.path for method in _KNOWN if isinstance(method, StreamMethod)}
+
+_NO_MASTER_RETRY_SECONDS = 0.5
+
+
+class RelayedCalls:
+    """The figures of relayed calls."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.finished: dict[tuple[str, str], int] = {}
+        """By method and status code."""
+        self.request_bytes = 0
+        self.answer_bytes = 0
+
+    def finish(self, method: str, code: str) -> None:
+        self.in_flight -= 1
+        key = method, code
+        self.finished[key] = self.finished.get(key, 0) + 1
+
+
+class ServerRoutes:
+    """A `services.chassis.serving.rpc.Relay`, and the `Routes` of its calls."""
+
+    def __init__(self, network: GrpcNetwork, servers: Servers, own: Server) -> None:
+        self.calls = RelayedCalls()
+        self.draining = False
+        self.endless: dict[grpc.aio.Call, None] = {}
+        """Streams in progress that end only when their callers end them."""
+        self._network = network
+        self._servers = servers
+        self._own = ([own.server_id], [own.address])
+        self._first_master = ""
+        """The id of the master that answered last."""
+        self._last_master = ""
+        """The id of the master that last gave no answer at all. A master that was killed stays
+        listed for seconds, and would otherwise fail every call until then."""
+
+    @property
+    def services(self) -> Sequence[str]:
+        """Services that are reached without naming a server: any master answers."""
+        return (_MASTER_SERVICE,)
+
+    def handler(
+        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check | None
+    ) -> grpc.RpcMethodHandler | None:
+        path = details.method
+        names = [value for key, value in details.invocation_metadata if key == SERVER_METADATA]
+        if names in self._own or (not names and not path.startswith(_MASTER_PATHS)):
+            return None
+        if path in _UNARY:
+            call = RelayedCall(self, path, path, names, gate, check)
+            return grpc.unary_unary_rpc_method_handler(call.unary)
+        if path in _STREAMS:
+            call = RelayedCall(self, path, path, names, gate, check)
+            return grpc.unary_stream_rpc_method_handler(call.stream)
+        call = RelayedCall(self, path, "other", names, gate, check)
+        return grpc.stream_stream_rpc_method_handler(call.any_stream)
+
+    async def targets(self, names: Sequence[object]) -> list[Server]:
+        """Where a call may go: one server, or the masters, one after another."""
+        if names:
+            if len(names) > 1 or not isinstance(names[0], str):
+                raise InvalidArgument(SERVER_METADATA, f"expected one server, found {names!r}")
+            return [await self._servers.find(names[0])]
+        if not self._servers.masters:
+            await self._servers.refresh()
+        found = sorted(self._servers.masters, key=self._rank)
+        if not found:
+            raise NotReady("no master is known", retry_after_seconds=_NO_MASTER_RETRY_SECONDS)
+        return found
+
+    def _rank(self, master: Server) -> tuple[bool, bool]:
+        name = master.server_id
+        return name != self._first_master, name == self._last_master
+
+    def answered(self, server: Server, problem: PercolatorError | None) -> None:
+        """Remembers the master that leads, which is asked first, and one that is silent."""
+        if problem is None:
+            self._first_master = server.server_id
+        elif server.server_id == self._first_master:
+            self._first_master = ""
+        if isinstance(problem, Unavailable | DeadlineExceeded):
+            self._last_master = server.server_id
+        elif server.server_id == self._last_master:
+            self._last_master = ""
+
+    def channel(self, server: Server) -> grpc.aio.Channel:
+        return self._network.channel(server.address)
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None:
+        """Lets the network read this gateway's certificate again, in case it was renewed."""
+        self._network.failed(error)
+
+    @staticmethod
+    def is_endless(path: str) -> bool:
+        """Whether only its caller ends the stream. Unknown streams are assumed to be endless."""
+        return path not in _STREAMS or path.rpartition("/")[2].startswith("Watch")
+
+    async def end_watches(self) -> None:
+        """To be called at shutdown: callers that watch are told to come back later."""
+        self.draining = True
+        for call in tuple(self.endless):
+            call.cancel()

@@ -1,0 +1,109 @@
+"""`percolator.v1.ClusterService`, as a master serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from percolator.errors import InvalidArgument, WrongCluster
+from percolator.v1 import cluster_pb2 as wire
+from percolator.world import Clock
+from services.chassis.compatibility import are_compatible
+from services.chassis.lived_time import ASK_SECONDS
+from services.chassis.store.cluster_identity import ClusterIdentity
+from services.master.registry import Registry
+
+REPORT_INTERVAL_MILLISECONDS = 1_000
+
+
+class Members(Protocol):
+    """The processes of the cluster, as far as this master knows."""
+
+    @property
+    def masters(self) -> Sequence[wire.Server]:
+        """All living masters, including this one."""
+        ...
+
+    @property
+    def timestamp_lead_milliseconds(self) -> int | None:
+        """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
+        ...
+
+    async def servers(self) -> Sequence[wire.Server]:
+        """All other servers."""
+        ...
+
+    async def registered(self, server: wire.Server, wall_milliseconds: int) -> None:
+        """A server reports. `NotReady` tells it to report to another master."""
+        ...
+
+
+class ClusterHandler:
+    """Describes the cluster, and refuses processes of other clusters and releases.
+
+    `watch_forever` has to run beside it: it advances time, and forgets servers that fell silent.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        identity: ClusterIdentity,
+        own: wire.Server,
+        registry: Registry,
+        members: Members,
+    ) -> None:
+        self._clock = clock
+        self._identity = identity
+        self._own = own
+        self._started = clock.monotonic_seconds()
+        self._registry = registry
+        self._members = members
+
+    async def describe(self, request: wire.DescribeRequest) -> wire.DescribeResponse:
+        own = wire.Server()
+        own.CopyFrom(self._own)
+        own.uptime_milliseconds = int((self._clock.monotonic_seconds() - self._started) * 1000)
+        own.clock_lead_milliseconds = 0
+        others = [one for one in self._members.masters if one.server_id != own.server_id]
+        servers = [own, *others, *await self._members.servers()]
+        servers.sort(key=lambda server: (server.kind, server.address))
+        return wire.DescribeResponse(
+            cluster_id=self._identity.cluster_id,
+            version=self._own.version,
+            format=self._identity.format,
+            route=wire.ROUTE_DIRECT,
+            servers=servers,
+            wall_milliseconds=self._clock.wall_milliseconds(),
+            timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
+        )
+
+    async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+        if not request.HasField("server"):
+            raise InvalidArgument("server", "is missing")
+        self._refuse_foreign(request)
+        await self._members.registered(request.server, request.wall_milliseconds)
+        return wire.RegisterResponse(
+            cluster_id=self._identity.cluster_id,
+            format=self._identity.format,
+            interval_milliseconds=REPORT_INTERVAL_MILLISECONDS,
+        )
+
+    async def watch_forever(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._clock.sleep(ASK_SECONDS)
+            self._registry.forget_silent()
+
+    def _refuse_foreign(self, request: wire.RegisterRequest) -> None:
+        own, other = self._identity.cluster_id, request.cluster_id
+        # Empty for a process that does not know the id yet, and learns it from the answer.
+        if other and other != own:
+            raise WrongCluster(f"this is cluster {own}, not {other}", expected=own, found=other)
+        release = request.server.version
+        if not are_compatible(self._own.version, release):
+            raise WrongCluster(
+                f"release {release!r} does not work with release {self._own.version}: both must "
+                "have the same major version, and be at most one minor version apart",
+                expected=self._own.version,
+                found=release,
+            )

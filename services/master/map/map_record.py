@@ -1,0 +1,131 @@
+"""The map as it is stored and sent. docs/formats.md says where it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from percolator.errors import StoreFault, StoreUnusable
+from percolator.v1 import errors_pb2, master_pb2, master_records_pb2
+from percolator.v1.cells_pb2 import RowRange
+from services.master.map.cluster_map import ClusterMap, Observer, Table, Tablet
+
+
+def encode(current: ClusterMap) -> bytes:
+    """The bytes of the value "map"."""
+    record = master_records_pb2.MapRecord(
+        next_id=current.next_id,
+        tables=[table_message(table) for table in current.tables.values()],
+        tablets=[_tablet_record(tablet) for tablet in current.tablets.values()],
+        draining=sorted(current.draining),
+        retired=[
+            master_records_pb2.RetiredTablet(table_id=table, tablet_id=tablet)
+            for table, tablet in current.retired
+        ],
+    )
+    return record.SerializeToString(deterministic=True)
+
+
+def decode(data: bytes) -> ClusterMap:
+    """Raises `StoreUnusable` or `InvariantViolation` if `encode` cannot have written it."""
+    try:
+        record = master_records_pb2.MapRecord.FromString(data)
+    except DecodeError as error:
+        raise StoreUnusable(
+            f"the master's map is damaged: {error}", fault=StoreFault.DAMAGED
+        ) from None
+    return ClusterMap(
+        next_id=record.next_id,
+        tables={table.table_id: _table(table) for table in record.tables},
+        tablets={tablet.tablet_id: _tablet(tablet) for tablet in record.tablets},
+        draining=frozenset(record.draining),
+        retired=tuple((one.table_id, one.tablet_id) for one in record.retired),
+    )
+
+
+def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
+    """A table as clients see it."""
+    return master_pb2.Table(
+        table_id=table.table_id,
+        name=table.name,
+        schema_version=table.schema_version,
+        options=options_message(table),
+        observers=observer_messages(table),
+        tablets=tablets,
+        deleting=table.deleting,
+        created_at=table.created_at,
+    )
+
+
+def options_message(table: Table) -> master_pb2.TableOptions:
+    return master_pb2.TableOptions(
+        retention_milliseconds=table.retention_milliseconds,
+        split_bytes=table.split_bytes,
+        change_feed=table.change_feed,
+    )
+
+
+def observer_messages(table: Table) -> list[master_pb2.Observer]:
+    return [
+        master_pb2.Observer(name=one.name, columns=one.columns, weak=one.weak, paused=one.paused)
+        for one in table.observers
+    ]
+
+
+def observers_of(messages: Iterable[master_pb2.Observer]) -> tuple[Observer, ...]:
+    return tuple(Observer(one.name, tuple(one.columns), one.weak, one.paused) for one in messages)
+
+
+def location_message(tablet: Tablet, *, served: bool = True) -> errors_pb2.TabletLocation:
+    """Where a tablet is; without an address if no server serves it."""
+    return errors_pb2.TabletLocation(
+        table_id=tablet.table_id,
+        tablet_id=tablet.tablet_id,
+        epoch=tablet.epoch,
+        range=RowRange(start=tablet.start, end=tablet.end),
+        address=tablet.address if served else "",
+    )
+
+
+def _table(table: master_pb2.Table) -> Table:
+    return Table(
+        table_id=table.table_id,
+        name=table.name,
+        schema_version=table.schema_version,
+        retention_milliseconds=table.options.retention_milliseconds,
+        split_bytes=table.options.split_bytes,
+        observers=observers_of(table.observers),
+        deleting=table.deleting,
+        created_at=table.created_at,
+        change_feed=table.options.change_feed,
+    )
+
+
+def _tablet_record(tablet: Tablet) -> master_records_pb2.TabletRecord:
+    return master_records_pb2.TabletRecord(
+        tablet_id=tablet.tablet_id,
+        table_id=tablet.table_id,
+        epoch=tablet.epoch,
+        range=RowRange(start=tablet.start, end=tablet.end),
+        server_id=tablet.server_id,
+        address=tablet.address,
+        exists=tablet.exists,
+        origin_tablet_id=tablet.origin_tablet_id,
+        origin_epoch=tablet.origin_epoch,
+    )
+
+
+def _tablet(record: master_records_pb2.TabletRecord) -> Tablet:
+    return Tablet(
+        tablet_id=record.tablet_id,
+        table_id=record.table_id,
+        start=record.range.start,
+        end=record.range.end,
+        epoch=record.epoch,
+        server_id=record.server_id,
+        address=record.address,
+        exists=record.exists,
+        origin_tablet_id=record.origin_tablet_id,
+        origin_epoch=record.origin_epoch,
+    )

@@ -1,0 +1,86 @@
+"""The oracle's time, as the leading master knows it and passes it on to the tablet servers.
+
+Otherwise a tablet server that has just started and cannot reach the oracle would know no timestamp,
+and would have to refuse all of them.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from percolator.errors import NotReady, PercolatorError
+from percolator.timestamps import Timestamp
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import World
+from services.master.registry import Registry
+
+_ASK_SECONDS = 1.0
+_ANSWER_SECONDS = 2.0
+
+_log = structlog.get_logger("percolator.master")
+
+
+class OracleTime:
+    """`run` has to run while this master leads."""
+
+    def __init__(self, world: World, registry: Registry) -> None:
+        self._world = world
+        self._registry = registry
+        self._addresses: list[str] = []
+        self._source: TimestampSource | None = None
+        self._trouble = ""
+        self.newest = 0
+        """A timestamp about a second old at most; 0 before the oracle has answered."""
+        self._heard_at = 0.0
+
+    @property
+    def lead_milliseconds(self) -> int | None:
+        """How far timestamps are ahead of this master's wall clock; None before they are known."""
+        if not self.newest:
+            return None
+        clock = self._world.clock
+        elapsed = (clock.monotonic_seconds() - self._heard_at) * 1000
+        now = Timestamp(self.newest).physical_milliseconds + elapsed
+        return round(now - clock.wall_milliseconds())
+
+    def source(self) -> TimestampSource:
+        """Timestamps for this master. Raises `NotReady` while no oracle is known."""
+        self._addresses[:] = [
+            one.address
+            for one in self._registry.servers()
+            if one.kind == ServiceKind.SERVICE_KIND_ORACLE
+        ] or self._addresses
+        if not self._addresses:
+            raise NotReady("no oracle is known")
+        if self._source is None:
+            self._source = TimestampSource(self._world, self._addresses)
+        return self._source
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._ask()
+                except PercolatorError as error:
+                    self._say(str(error))
+                else:
+                    self._say("")
+                await self._world.clock.sleep(_ASK_SECONDS)
+        finally:
+            if self._source is not None:
+                await self._source.close()
+
+    async def _ask(self) -> None:
+        self.newest = await self.source().get(timeout_seconds=_ANSWER_SECONDS)
+        self._heard_at = self._world.clock.monotonic_seconds()
+
+    def _say(self, trouble: str) -> None:
+        """Logs when the trouble begins and when it ends."""
+        if bool(trouble) != bool(self._trouble):
+            if trouble:
+                _log.warning("the oracle does not answer this master", error=trouble)
+            else:
+                _log.info("the oracle answers again")
+        self._trouble = trouble

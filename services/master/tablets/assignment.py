@@ -1,0 +1,314 @@
+"""The loop that gets every tablet served by a living server, as the map says.
+
+It compares the map with what the servers report, over and over. A tablet of a dead server is given
+to a living one, durably, before that server hears of it. A server is ordered to open each tablet
+that it was given and does not serve, and to close each one that was given to another server. An
+order may be lost, late or repeated: the epoch directories decide what it can still do. So a
+restarted master has nothing to recover but the map.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Collection
+
+import structlog
+
+from percolator.errors import (
+    NotReady,
+    PercolatorError,
+    StoreUnusable,
+    TabletMoved,
+)
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire import methods
+from percolator.wire.backoff import pause_seconds
+from percolator.world import World
+from services.chassis.store.epoch_directory import EPOCH_MAX
+from services.master.map.cluster_map import ClusterMap, Tablet
+from services.master.map.map_store import MapStore
+from services.master.tablets.closing import Closing, Start
+from services.master.tablets.server_watch import ServerWatch, WatchedServer
+
+_ROUND_SECONDS = 0.5
+"""The longest pause between two comparisons. `wake` ends it early."""
+_ORDER_SECONDS = 10.0
+_ORDERS_PER_SERVER = 8
+_RETRY_SECONDS_MIN = 0.1
+_RETRY_SECONDS_MAX = 10.0
+_POLL_SECONDS = 0.02
+_BROKEN_AFTER_FAILURES = 5
+"""Consecutive failures. With the pauses between them, this takes about two seconds."""
+
+_log = structlog.get_logger("percolator.master")
+
+
+class Assignment:
+    """`run` has to run while this master leads."""
+
+    def __init__(
+        self,
+        world: World,
+        store: MapStore,
+        watch: ServerWatch,
+        start: Start,
+        *,
+        gather_seconds: float,
+    ) -> None:
+        """For `gather_seconds` after the first server has appeared, tablets without an owner wait.
+        Otherwise all of them would go to the server that happens to register first."""
+        self._world = world
+        self._store = store
+        self._watch = watch
+        self._start = start
+        self._gather_seconds = gather_seconds
+        self._gathered_at: float | None = None
+        """None while there is no server."""
+        self._news = asyncio.Event()
+        self._ordered: set[tuple[int, int]] = set()
+        """Orders to open that are in progress, by (tablet, epoch). One to a silent server may take
+        long, but no longer matters once the tablet is given to another, at the next epoch."""
+        self._used_up: dict[int, int] = {}
+        """By tablet: the highest epoch known to be used, at which it cannot be opened again. If the
+        map was damaged, this may be far above the map's epoch. The next epoch is above both."""
+        self._retries: dict[int, tuple[int, float]] = {}
+        """By tablet: consecutive failed orders, and when the next one may be sent."""
+        self._limits: dict[str, asyncio.Semaphore] = {}
+        self._held: set[int] = set()
+        self.closing = Closing(world, store, watch, start, self._held)
+        self.errors: dict[int, PercolatorError] = {}
+        """By tablet id: why it is not served."""
+
+    # ------------------------------------------------------------------------- questions
+
+    def is_served(self, tablet: Tablet) -> bool:
+        """Whether its owner reports it at this epoch and under the current schema."""
+        server = self._watch.servers.get(tablet.server_id)
+        if server is None or server.is_dead():
+            return False
+        reported = server.reported.get(tablet.tablet_id)
+        table = self._store.current.tables[tablet.table_id]
+        return (
+            reported is not None
+            and reported.epoch == tablet.epoch
+            and reported.schema_version >= table.schema_version
+            and not reported.HasField("error")
+        )
+
+    def is_broken(self, tablet: Tablet) -> bool:
+        """Whether its orders keep failing, so that it may not be served for a long time."""
+        return self._retries.get(tablet.tablet_id, (0, 0.0))[0] >= _BROKEN_AFTER_FAILURES
+
+    def usable(self) -> list[WatchedServer]:
+        """The living servers that accept tablets."""
+        draining = self._store.current.draining
+        return [one for one in self._watch.alive() if one.server_id not in draining]
+
+    def preferred(self) -> list[WatchedServer]:
+        """The usable servers that do not come and go, or all of them if none is steady."""
+        usable = self.usable()
+        steady = {one.server_id for one in self._watch.steady()}
+        return [one for one in usable if one.server_id in steady] or usable
+
+    def load(self) -> Counter[str]:
+        """The number of tablets by server id."""
+        return Counter(tablet.server_id for tablet in self._store.current.tablets.values())
+
+    async def until_served(self, tablet_ids: Collection[int], deadline: float) -> None:
+        """Returns when all that still exist are served. `NotReady` names one that is not."""
+        self.wake()
+        while True:
+            tablets = self._store.current.tablets
+            missing = [
+                one for key in tablet_ids if (one := tablets.get(key)) and not self.is_served(one)
+            ]
+            if not missing:
+                return
+            if self._world.clock.monotonic_seconds() >= deadline:
+                reason = self.errors.get(missing[0].tablet_id, "no server has opened it yet")
+                raise NotReady(
+                    f"{len(missing)} tablets are not served, such as {missing[0].tablet_id}: "
+                    f"{reason}; opening continues in the background"
+                )
+            await self._world.clock.sleep(_POLL_SECONDS)
+
+    def wake(self) -> None:
+        """To be called when something has changed: the next comparison begins at once."""
+        self._news.set()
+
+    def hold(self, tablet_id: int) -> None:
+        """Stops orders for a tablet while it is moved or split, which only one call may do."""
+        if tablet_id in self._held:
+            raise NotReady(f"tablet {tablet_id} is being moved or split", retry_after_seconds=0.1)
+        self._held.add(tablet_id)
+
+    def let_go(self, tablet_id: int) -> None:
+        self._held.discard(tablet_id)
+        self.wake()
+
+    # ------------------------------------------------------------------------- the loop
+
+    async def run(self) -> None:
+        """Runs until cancelled, or until this master is deposed."""
+        while True:
+            self._news.clear()
+            try:
+                await self._note_existing()
+                await self._assign_orphans()
+            except StoreUnusable as error:
+                _log.error("no tablet can be assigned", error=str(error))
+            self._order()
+            self.closing.close_strays()
+            try:
+                async with asyncio.timeout(_ROUND_SECONDS):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    async def _note_existing(self) -> None:
+        """Notes which tablets hold data. From now on a missing directory is a loss."""
+        new = [one for one in self._store.current.tablets.values() if not one.exists]
+        if not any(map(self.is_served, new)):
+            return
+
+        def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
+            found = [one for one in current.tablets.values() if not one.exists]
+            return current.with_existing([one for one in found if self.is_served(one)]), None
+
+        await self._store.change(decide)
+
+    async def _assign_orphans(self) -> None:
+        if not self._are_gathered():
+            return
+        if not any(map(self._is_orphan, self._store.current.tablets.values())):
+            return
+
+        def decide(current: ClusterMap) -> tuple[ClusterMap, int]:
+            orphans = [one for one in current.tablets.values() if self._is_orphan(one)]
+            given = self._given(orphans)
+            return current.with_tablets(given) if given else current, len(given)
+
+        count = await self._store.change(decide)
+        _log.info("tablets assigned", tablets=count)
+
+    def _are_gathered(self) -> bool:
+        now = self._world.clock.monotonic_seconds()
+        if not self.usable():
+            self._gathered_at = None
+            return False
+        if self._gathered_at is None:
+            self._gathered_at = now + self._gather_seconds
+        return now >= self._gathered_at
+
+    def _is_orphan(self, tablet: Tablet) -> bool:
+        if tablet.tablet_id in self._held:
+            return False
+        return (
+            not tablet.server_id
+            or self._watch.is_dead(tablet.server_id)
+            or tablet.epoch <= self._used_up.get(tablet.tablet_id, 0)
+        )
+
+    def _given(self, orphans: list[Tablet]) -> list[Tablet]:
+        """Gives each orphan to the server that has the fewest tablets by then."""
+        load = self.load()
+        heap = [(load[one.server_id], one.address, one.server_id) for one in self.preferred()]
+        heapq.heapify(heap)
+        given: list[Tablet] = []
+        for tablet in orphans:
+            if not heap:
+                break
+            count, address, server_id = heap[0]
+            heapq.heapreplace(heap, (count + 1, address, server_id))
+            used_up = self._used_up.get(tablet.tablet_id, 0)
+            given.append(tablet.given_to(server_id, address, used_up))
+        return given
+
+    # ------------------------------------------------------------------------- orders
+
+    def _order(self) -> None:
+        now = self._world.clock.monotonic_seconds()
+        for tablet in self._store.current.tablets.values():
+            key, order = tablet.tablet_id, (tablet.tablet_id, tablet.epoch)
+            if order in self._ordered or key in self._held or self.is_served(tablet):
+                continue
+            if self._watch.is_dead(tablet.server_id):
+                continue
+            if self._retries.get(key, (0, 0.0))[1] > now:
+                continue
+            self._ordered.add(order)
+            self._start(f"open tablet {key}", self._open(tablet))
+
+    async def _open(self, tablet: Tablet) -> None:
+        limit = self._limits.setdefault(tablet.server_id, asyncio.Semaphore(_ORDERS_PER_SERVER))
+        try:
+            async with limit:
+                await self._ask_to_open(tablet)
+        except PercolatorError as error:
+            if self._is_current(tablet):
+                self._refused(tablet, error)
+        else:
+            self.errors.pop(tablet.tablet_id, None)
+            self._retries.pop(tablet.tablet_id, None)
+        finally:
+            self._ordered.discard((tablet.tablet_id, tablet.epoch))
+            self.wake()
+
+    def _is_current(self, tablet: Tablet) -> bool:
+        """Whether the tablet was not given to another server meanwhile."""
+        found = self._store.current.tablets.get(tablet.tablet_id)
+        return found is not None and found.epoch == tablet.epoch
+
+    async def _ask_to_open(self, tablet: Tablet) -> None:
+        # A former leader that was paused must not send orders.
+        await self._store.leadership.check()
+        current = self._store.current
+        if current.tablets.get(tablet.tablet_id) != tablet:
+            return
+        table = current.tables[tablet.table_id]
+        order = wire.OpenTabletRequest(
+            table_id=tablet.table_id,
+            tablet_id=tablet.tablet_id,
+            epoch=tablet.epoch,
+            schema_version=table.schema_version,
+            change_feed=table.change_feed,
+            range=RowRange(start=tablet.start, end=tablet.end),
+            must_exist=tablet.exists,
+            origin_tablet_id=tablet.origin_tablet_id,
+            origin_epoch=tablet.origin_epoch,
+        )
+        call = self._world.network.unary(tablet.address, methods.OPEN_TABLET)
+        opened = (await call(order, _ORDER_SECONDS)).tablet
+        server = self._watch.servers.get(tablet.server_id)
+        if server is not None:
+            server.reported[tablet.tablet_id] = wire.ReportedTablet(
+                tablet_id=opened.tablet_id,
+                epoch=opened.epoch,
+                schema_version=opened.schema_version,
+            )
+
+    def _refused(self, tablet: Tablet, error: PercolatorError) -> None:
+        if isinstance(error, TabletMoved):
+            known = self._used_up.get(tablet.tablet_id, 0)
+            # None lies above the highest: an answer that says so is wrong, and following it would
+            # lead to an epoch that the map cannot hold, and so end this master.
+            highest = error.highest_epoch if error.highest_epoch < EPOCH_MAX else 0
+            self._used_up[tablet.tablet_id] = max(known, tablet.epoch, highest)
+        else:
+            self.errors[tablet.tablet_id] = error
+        failures, _ = self._retries.get(tablet.tablet_id, (0, 0.0))
+        pause = pause_seconds(
+            self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX, doublings=failures
+        )
+        at = self._world.clock.monotonic_seconds() + pause
+        self._retries[tablet.tablet_id] = (failures + 1, at)
+        _log.warning(
+            "tablet not opened",
+            tablet=tablet.tablet_id,
+            epoch=tablet.epoch,
+            address=tablet.address,
+            error=str(error),
+        )

@@ -1,0 +1,227 @@
+"""Moving tablets, splitting them, and draining a server.
+
+Moves and splits first close the tablet, so that its log is flushed and clients learn at once that
+it is moving. That is only for speed. They are safe because the map is changed in one durable step,
+and because a server that opens a tablet seals the previous owner's directory: acknowledged writes
+are in the clone, and later ones are not acknowledged. After a crash before the step the former
+tablet is opened again; after a crash behind it, the new ones are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import structlog
+
+from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.world import World
+from services.master.map.cluster_map import ClusterMap, Tablet
+from services.master.map.map_store import MapStore
+from services.master.tablets.assignment import Assignment
+from services.master.tablets.server_watch import ServerWatch, WatchedServer
+from services.master.tablets.tables import ROW_BYTES_MAX
+
+_PROPOSE_SECONDS = 10.0
+_MOVES_AT_ONCE = 4
+_POLL_SECONDS = 0.02
+
+_log = structlog.get_logger("percolator.master")
+
+
+class TabletChanges:
+    """Changes that the leading master makes to tablets that are served."""
+
+    def __init__(
+        self,
+        world: World,
+        store: MapStore,
+        watch: ServerWatch,
+        assignment: Assignment,
+        *,
+        tablets_max: int,
+    ) -> None:
+        self._world = world
+        self._store = store
+        self._watch = watch
+        self._assignment = assignment
+        self._tablets_max = tablets_max
+
+    async def move(self, tablet_id: int, server: str, deadline: float) -> Tablet:
+        """Returns when that server (if empty: the least loaded one) serves the tablet."""
+        await self._give(tablet_id, server)
+        await self._assignment.until_served([tablet_id], deadline)
+        return self._tablet(tablet_id)
+
+    async def _give(self, tablet_id: int, server: str) -> None:
+        """Makes the decision durable, and leaves the rest to the assignment."""
+        target = self._target(server, self._tablet(tablet_id))
+        self._assignment.hold(tablet_id)
+        try:
+            tablet = self._tablet(tablet_id)
+            if tablet.server_id == target.server_id:
+                return
+            await self._close(tablet)
+
+            def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
+                _unchanged(current, tablet)
+                # Chosen again: other moves may have filled the chosen server meanwhile.
+                chosen = self._target(server, tablet)
+                given = tablet.given_to(chosen.server_id, chosen.address)
+                return current.with_tablets([given]), None
+
+            await self._store.change(decide)
+        finally:
+            self._assignment.let_go(tablet_id)
+
+    async def split(
+        self, tablet_id: int, row: bytes | None, deadline: float
+    ) -> tuple[Tablet, Tablet]:
+        """Returns when both halves are served. Clients notice nothing but a short pause."""
+        self._assignment.hold(tablet_id)
+        try:
+            parent = self._tablet(tablet_id)
+            if not parent.exists or not self._assignment.is_served(parent):
+                raise NotReady(f"tablet {tablet_id} is not served", retry_after_seconds=1.0)
+            if len(self._store.current.tablets) >= self._tablets_max:
+                raise InvalidArgument(
+                    "tablet_id", f"the cluster has {self._tablets_max} tablets, the limit"
+                )
+            cut = _checked(row, parent) if row is not None else await self._propose(parent)
+            await self._close(parent)
+
+            def decide(current: ClusterMap) -> tuple[ClusterMap, tuple[Tablet, Tablet]]:
+                _unchanged(current, parent)
+                changed, lower, upper = current.with_split(parent, cut)
+                return changed, (lower, upper)
+
+            halves = await self._store.change(decide)
+        finally:
+            self._assignment.let_go(tablet_id)
+        _log.info("tablet split", tablet=tablet_id, into=[half.tablet_id for half in halves])
+        await self._assignment.until_served([half.tablet_id for half in halves], deadline)
+        lower, upper = (self._tablet(half.tablet_id) for half in halves)
+        return lower, upper
+
+    async def drain(self, name: str, *, undo: bool, deadline: float) -> None:
+        """Returns when the server has no tablets, and gets no more."""
+        server = self._watch.find(name)
+        if server is None:
+            raise InvalidArgument("server", f"no tablet server {name!r} is alive")
+        await self._mark_draining(server, undo=undo)
+        if undo:
+            return
+        moved = await self._empty(server, deadline)
+        served = self._assignment.is_served
+        while self._assignment.usable() and self._world.clock.monotonic_seconds() < deadline:
+            tablets = self._store.current.tablets
+            if all(served(one) for key in moved if (one := tablets.get(key))):
+                return
+            await self._world.clock.sleep(_POLL_SECONDS)
+        raise NotReady(f"{server.address} has no tablets, but not all are served elsewhere yet")
+
+    async def _empty(self, server: WatchedServer, deadline: float) -> list[int]:
+        """Gives every tablet of the server to another one, and returns which they were."""
+        moved: list[int] = []
+        while tablets := self._tablets_of(server):
+            if self._world.clock.monotonic_seconds() >= deadline:
+                raise NotReady(
+                    f"{len(tablets)} tablets are left on {server.address}; it gets no new ones"
+                )
+            batch = [one.tablet_id for one in tablets[:_MOVES_AT_ONCE]]
+            # Not one by one until served: a server that takes them may be drained next.
+            await asyncio.gather(*(self._give(tablet_id, "") for tablet_id in batch))
+            moved += batch
+        return moved
+
+    async def _mark_draining(self, server: WatchedServer, *, undo: bool) -> None:
+        def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
+            if undo:
+                draining = current.draining - {server.server_id}
+            else:
+                others = {one.server_id for one in self._assignment.usable()} - {server.server_id}
+                if not others:
+                    raise InvalidArgument(
+                        "server", f"{server.address} is the last server that can serve tablets"
+                    )
+                draining = current.draining | {server.server_id}
+            return replace(current, draining=draining), None
+
+        await self._store.change(decide)
+
+    def _tablets_of(self, server: WatchedServer) -> list[Tablet]:
+        tablets = self._store.current.tablets.values()
+        return [one for one in tablets if one.server_id == server.server_id]
+
+    def _tablet(self, tablet_id: int) -> Tablet:
+        found = self._store.current.tablets.get(tablet_id)
+        if found is None:
+            raise InvalidArgument("tablet_id", f"there is no tablet {tablet_id}")
+        return found
+
+    def _target(self, name: str, tablet: Tablet) -> WatchedServer:
+        usable = self._assignment.usable()
+        if not name:
+            load = self._assignment.load()
+            preferred = self._assignment.preferred()
+            others = _without(tablet.server_id, preferred) or _without(tablet.server_id, usable)
+            others = others or usable
+            if not others:
+                raise NotReady("no tablet server is alive", retry_after_seconds=1.0)
+            return min(others, key=lambda one: (load[one.server_id], one.address))
+        for server in usable:
+            if name in (server.address, server.server_id):
+                return server
+        raise InvalidArgument("server", f"no tablet server {name!r} is alive and takes tablets")
+
+    async def _propose(self, tablet: Tablet) -> bytes:
+        call = self._world.network.unary(tablet.address, methods.PROPOSE_SPLIT)
+        target = wire.TabletTarget(
+            tablet_id=tablet.tablet_id,
+            epoch=tablet.epoch,
+            schema_version=self._store.current.tables[tablet.table_id].schema_version,
+        )
+        answer = await call(wire.ProposeSplitRequest(target=target), _PROPOSE_SECONDS)
+        if not answer.HasField("row") or not _is_inside(answer.row, tablet):
+            raise InvalidArgument(
+                "row", f"tablet {tablet.tablet_id} has too few rows to be split by size"
+            )
+        return answer.row
+
+    async def _close(self, tablet: Tablet) -> None:
+        if self._watch.is_dead(tablet.server_id):
+            return
+        try:
+            await self._assignment.closing.close(tablet.address, tablet.tablet_id, tablet.epoch)
+        except PercolatorError as error:
+            # Harmless: the next owner replays what was not flushed.
+            _log.info(
+                "tablet not closed before a change", tablet=tablet.tablet_id, error=str(error)
+            )
+
+
+def _unchanged(current: ClusterMap, tablet: Tablet) -> None:
+    """Raises `NotReady` if the tablet was given to another server meanwhile."""
+    found = current.tablets.get(tablet.tablet_id)
+    if found is None or found.epoch != tablet.epoch:
+        raise NotReady(f"tablet {tablet.tablet_id} was given to another server meanwhile")
+
+
+def _without(server_id: str, servers: list[WatchedServer]) -> list[WatchedServer]:
+    return [one for one in servers if one.server_id != server_id]
+
+
+def _is_inside(row: bytes, tablet: Tablet) -> bool:
+    return row > tablet.start and (not tablet.end or row < tablet.end)
+
+
+def _checked(row: bytes, tablet: Tablet) -> bytes:
+    if not _is_inside(row, tablet):
+        raise InvalidArgument(
+            "row", f"{row!r} is not inside tablet {tablet.tablet_id}, above its first row"
+        )
+    if len(row) > ROW_BYTES_MAX:
+        raise InvalidArgument("row", f"is longer than {ROW_BYTES_MAX} bytes")
+    return row

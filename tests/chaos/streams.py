@@ -1,0 +1,107 @@
+"""Strikes at many roles at the same time: one stream of faults for each, all decided by a seed.
+
+In a stream, one fault after another strikes, repairs what it broke, and waits until everything
+works again; then comes a pause of random length. The order of the faults and the lengths of the
+pauses are decided by the seed; which strikes meet depends on how fast the machine is. No role is
+ever struck twice at once, so another process can always take over, and since each stream waits for
+recovery before it strikes again, the cluster cannot be kept down forever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console
+
+from percolator.world import Random
+from tests.chaos.faults import Fault
+from tests.chaos.pulse import now
+from tests.chaos.recovery import Struck
+from tests.chaos.scene import Scene
+from tests.chaos.standing_still import DidNotStrike
+
+console = Console(highlight=False, markup=False, soft_wrap=True)
+
+_PAUSE_SECONDS = 1.5
+"""The average pause of a stream of ten kinds of faults. One of fewer kinds pauses longer."""
+_KINDS = 10
+_OVERTIME_SECONDS = 120.0
+"""How long kinds that have not struck when the time is up may still be tried."""
+
+
+class Streams:
+    """The strikes of one run."""
+
+    def __init__(
+        self, scene: Scene, kinds: Mapping[str, Sequence[Fault]], *, seed: int, together: int
+    ) -> None:
+        """At most `together` faults strike at the same time."""
+        self.struck: list[Struck] = []
+        self.missed: list[str] = []
+        """Why strikes did not happen, one line for each."""
+        self._scene = scene
+        self._kinds = kinds
+        self._seed = seed
+        self._turn = asyncio.Semaphore(together)
+        self._began = 0.0
+        self._in_effect: dict[str, float] = {}
+
+    async def run(self, seconds: float) -> None:
+        """Returns when the time is up, and every kind has struck or been tried for long."""
+        self._began = now()
+        async with asyncio.TaskGroup() as tasks:
+            for name, faults in self._kinds.items():
+                tasks.create_task(self._stream(name, faults, self._began + seconds))
+
+    def never_struck(self) -> list[str]:
+        struck = {one.kind for one in self.struck}
+        everything = [fault.name for faults in self._kinds.values() for fault in faults]
+        return [name for name in everything if name not in struck]
+
+    async def _stream(self, name: str, faults: Sequence[Fault], deadline: float) -> None:
+        chance = Random(f"chaos {self._seed} {name}")
+        for fault in _endless(faults, chance):
+            await asyncio.sleep(chance.expovariate(len(faults) / (_KINDS * _PAUSE_SECONDS)))
+            late = now() - deadline
+            missing = {one.name for one in faults} & set(self.never_struck())
+            if late > _OVERTIME_SECONDS or (late > 0 and not missing):
+                return
+            if late > 0 and fault.name not in missing:
+                continue
+            async with self._turn, self._scene.roles.taken(fault.roles):
+                await self._strike(fault, chance)
+
+    async def _strike(self, fault: Fault, chance: Random) -> None:
+        began = self._in_effect[fault.name] = now()
+        console.print(f"{self._now()}  {fault.name} ...")
+        try:
+            seconds = await fault.strike(self._scene, chance)
+        except DidNotStrike as reason:
+            self.missed.append(f"{fault.name}: {reason}")
+            console.print(f"{self._now()}  {fault.name} did not strike: {reason}")
+        except Exception as error:
+            others = ", ".join(sorted(self._in_effect.keys() - {fault.name}))
+            at = began - self._began
+            error.add_note(f"during {fault.name} at {at:.1f} s, beside: {others or 'nothing'}")
+            raise
+        else:
+            until = now()
+            # It is over when everything works again, and when what was broken is repaired.
+            self.struck.append(
+                Struck(fault.name, began - self._began, until - self._began, seconds)
+            )
+            console.print(f"{self._now()}  {fault.name}: worked again after {seconds:.2f} s")
+        finally:
+            del self._in_effect[fault.name]
+
+    def _now(self) -> str:
+        return f"{now() - self._began:6.1f} s"
+
+
+def _endless(faults: Sequence[Fault], chance: Random) -> Iterator[Fault]:
+    """Yields each kind once before any is repeated."""
+    while True:
+        order = list(faults)
+        chance.shuffle(order)
+        yield from order

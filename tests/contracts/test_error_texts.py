@@ -1,0 +1,262 @@
+"""What errors say: where, how often, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+import pytest
+
+from percolator import (
+    ConflictError,
+    Database,
+    InvalidArgument,
+    Outcome,
+    RetryPolicy,
+    SchemaError,
+    Table,
+    Transaction,
+    UsageError,
+    aio,
+    codecs,
+    transactional,
+)
+from tests.contracts.conftest import Accounts
+
+Use = Callable[[Transaction, Accounts, Any], object]
+
+
+def in_asyncio(db: Database, function: Callable[[aio.Database], Any]) -> object:
+    """Runs a coroutine function with the database that the blocking one wraps."""
+    return db._loop_thread.call(lambda: function(db._database))
+
+
+# ---------------------------------------------------------------------------- values and keys
+
+
+WRONG: dict[str, tuple[str, Use]] = {
+    "value": (
+        "row 'bob', column 'balance': expected int, got str",
+        lambda tx, one, untyped: tx.set("bob", untyped, "10"),
+    ),
+    "value of too many bits": (
+        "row 'bob', column 'balance': 9223372036854775808 does not fit into 64 bits",
+        lambda tx, one, untyped: tx.set("bob", untyped, 2**63),
+    ),
+    "row to write": (
+        "row 5, column 'balance': expected str, got int",
+        lambda tx, one, untyped: tx.set(5, untyped, 5),
+    ),
+    "row to delete": (
+        "row 5, column 'balance': expected str, got int",
+        lambda tx, one, untyped: tx.delete(5, untyped),
+    ),
+    "row to lock": (
+        "row 5, column 'balance': expected str, got int",
+        lambda tx, one, untyped: tx.lock(5, untyped),
+    ),
+    "row to read": (
+        "row 5, column 'balance': expected str, got int",
+        lambda tx, one, untyped: tx.get(5, untyped),
+    ),
+    "one of many rows": (
+        "row 5: expected str, got int",
+        lambda tx, one, untyped: tx.get_many(untyped.table, ["bob", 5]),
+    ),
+    "start": (
+        "start 5: expected str, got int",
+        lambda tx, one, untyped: list(tx.scan(untyped.table, start=5)),
+    ),
+    "end": (
+        "end 5: expected str, got int",
+        lambda tx, one, untyped: list(tx.scan(untyped.table, end=5)),
+    ),
+    "prefix": (
+        "prefix 5: expected str, got int",
+        lambda tx, one, untyped: list(tx.scan(untyped.table, prefix=5)),
+    ),
+    "very long row": (
+        "row b'x{98}\\.\\.\\.: expected str, got bytes",
+        lambda tx, one, untyped: tx.get_many(untyped.table, [b"x" * 4_000]),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_named(db: Database, accounts: Accounts, what: str) -> None:
+    expected, use = WRONG[what]
+    with (
+        db.transaction() as tx,
+        pytest.raises(SchemaError, match=f"^table '{accounts.table.name}', {expected}"),
+    ):
+        use(tx, accounts, accounts.balance)
+    assert tx.commit_timestamp is None
+
+
+def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accounts) -> None:
+    with db.transaction() as tx:
+        tx.set("bob", accounts.table.column("balance", codecs.raw), b"abc")
+    where = f"^table '{accounts.table.name}', row 'bob', column 'balance': 3 stored bytes are not"
+    with db.snapshot() as snapshot:
+        with pytest.raises(SchemaError, match=where):
+            snapshot.get("bob", accounts.balance)
+        (bob,) = snapshot.get_many(accounts.table, ["bob"])
+        with pytest.raises(SchemaError, match=where):
+            bob[accounts.balance]
+        with pytest.raises(SchemaError, match=where):
+            bob.get(accounts.balance)
+        other = Table(accounts.table.name, key=codecs.ordered_integer)
+        with pytest.raises(SchemaError, match=f"^table '{other.name}', row b'bob': 3 stored bytes"):
+            list(snapshot.scan(other))
+
+
+def test_a_split_that_does_not_fit_is_named(db: Database) -> None:
+    untyped: Any = [5]
+    with pytest.raises(SchemaError, match=r"^table 'never', split 5: expected str, got int"):
+        db.create_table(Table("never"), splits=untyped)
+
+
+# ---------------------------------------------------------------------------- the end of attempts
+
+
+def _always_too_late(db: Database, accounts: Accounts) -> Callable[[Transaction], None]:
+    """A function whose transaction always finds that another one was first."""
+
+    def function(tx: Transaction) -> None:
+        tx.get("a", accounts.balance)
+        with db.transaction() as other:
+            other.set("a", accounts.balance, 0)
+        tx.set("a", accounts.balance, 1)
+
+    return function
+
+
+def test_a_conflict_names_the_table_and_shortens_long_names(
+    db: Database, accounts: Accounts
+) -> None:
+    row = "a" * 4_000
+    tx = db.transaction()
+    tx.get(row, accounts.balance)
+    db.run(lambda other: other.set(row, accounts.balance, 0))
+    tx.set(row, accounts.balance, 1)
+    with pytest.raises(ConflictError) as caught:
+        tx.commit()
+    text = f"b'{'a' * 64}'... (4000 bytes), b'balance' of table '{accounts.table.name}' was"
+    assert text in str(caught.value)
+    assert caught.value.cell is not None
+    assert caught.value.cell.row == row.encode()
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_the_last_error_says_how_often_and_how_long_it_was_tried(
+    db: Database, accounts: Accounts, attempts: int
+) -> None:
+    tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+    with pytest.raises(
+        ConflictError,
+        match=rf"^gave up after {tried} in \d+\.\d s; last error: .*was committed by transaction",
+    ) as caught:
+        db.run(_always_too_late(db, accounts), retry=RetryPolicy(attempts_max=attempts))
+    assert caught.value.cell is not None
+    assert isinstance(caught.value.__cause__, ConflictError)
+    assert not caught.value.__cause__.message.startswith("gave up")
+
+
+def test_the_same_in_asyncio(db: Database, accounts: Accounts) -> None:
+    async def too_late(tx: aio.Transaction) -> None:
+        await tx.get("a", accounts.balance)
+        async with db._database.transaction() as other:
+            await other.set("a", accounts.balance, 0)
+        await tx.set("a", accounts.balance, 1)
+
+    with pytest.raises(ConflictError, match=r"^gave up after 2 attempts in") as caught:
+        in_asyncio(db, lambda one: one.run(too_late, retry=RetryPolicy(attempts_max=2)))
+    assert isinstance(caught.value.__cause__, ConflictError)
+
+
+def test_an_error_that_is_useless_to_repeat_is_raised_as_it_is(db: Database) -> None:
+    def function(tx: Transaction) -> None:
+        tx.get("a", Table("nowhere").column("c", codecs.text))
+
+    with pytest.raises(
+        SchemaError, match=r"^there is no table 'nowhere': create it with"
+    ) as caught:
+        db.run(function)
+    assert caught.value.__cause__ is None
+
+
+# ---------------------------------------------------------------------------- misuse
+
+
+def test_a_committed_transaction_is_not_rolled_back(db: Database, accounts: Accounts) -> None:
+    with db.transaction() as tx:
+        tx.set("a", accounts.balance, 1)
+    with pytest.raises(UsageError, match="has committed, so it cannot be rolled back"):
+        tx.rollback()
+    assert tx.outcome is Outcome.COMMITTED
+    with db.transaction() as tx:
+        tx.get("a", accounts.balance)
+    with pytest.raises(UsageError, match="has committed"):
+        tx.rollback()
+
+    async def in_a_task(one: aio.Database) -> None:
+        async with one.transaction() as tx:
+            await tx.set("a", accounts.balance, 2)
+        tx.rollback()
+
+    with pytest.raises(UsageError, match="has committed"):
+        in_asyncio(db, in_a_task)
+
+
+def test_rolling_back_twice_is_harmless(db: Database, accounts: Accounts) -> None:
+    tx = db.transaction()
+    tx.set("a", accounts.balance, 1)
+    tx.rollback()
+    tx.rollback()
+    assert tx.outcome is Outcome.ABORTED
+
+
+@pytest.mark.parametrize("at", [5, 0, 1_700_000_000])
+def test_a_bare_number_is_no_moment(db: Database, at: Any) -> None:
+    said = rf"^at: {at} is a bare int: write percolator\.Timestamp\({at}\)"
+    with pytest.raises(InvalidArgument, match=said):
+        db.snapshot(at=at)
+    with pytest.raises(InvalidArgument, match=said):
+        db.pin(at=at)
+    with pytest.raises(InvalidArgument, match=said):
+        db._database.internal.snapshot(at, None)
+
+
+def test_a_generator_function_is_refused(db: Database, accounts: Accounts) -> None:
+    """Its body would run after the commit, or never."""
+
+    def yields(tx: Transaction) -> Generator[int]:
+        tx.set("a", accounts.balance, 1)
+        yield 1
+
+    async def yields_in_asyncio(tx: aio.Transaction) -> AsyncGenerator[int, None]:
+        await tx.set("a", accounts.balance, 1)
+        yield 1
+
+    untyped: Any = yields_in_asyncio
+    function: Callable[[Transaction], object] = yields
+    calls: list[Callable[[], object]] = [
+        lambda: db.run(yields),
+        lambda: transactional(function)(db),
+        lambda: db.run(lambda tx: (row for row in tx.scan(accounts.table))),
+        lambda: in_asyncio(db, lambda one: one.run(untyped)),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="a generator, whose body would run afterwards"):
+            call()
+    with db.snapshot() as snapshot:
+        assert not list(snapshot.scan(accounts.table))
+
+
+def test_internal_tables_are_neither_created_nor_dropped(db: Database) -> None:
+    for name in ("percolator.mine", "percolator.dead-letters", "percolator."):
+        with pytest.raises(InvalidArgument, match=f"^table: '{name}' is internal"):
+            db.create_table(Table(name))
+        with pytest.raises(InvalidArgument, match="is internal"):
+            db.drop_table(Table(name), missing_ok=True)
+    db.create_table(Table("percolators"), exist_ok=True)

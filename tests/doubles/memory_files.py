@@ -1,0 +1,324 @@
+"""`Files` on a `MemoryDisk`: one process's view, which can be made to fail and to die.
+
+Before each system call, `faults` is asked: it may raise the error with which the call shall fail,
+or kill the process. A killed process does nothing more: its next call never returns (the test or
+simulation that runs it cancels its tasks), and its locks are free. What it had written stays until
+the power fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from services.chassis.store.files import FileLock, FileStatus, OpenFile
+from tests.doubles.memory_disk import Directory, File, MemoryDisk, fault
+
+T = TypeVar("T")
+
+_FSYNCS = ("fsync", "fsync_directory")
+
+
+@dataclass
+class _Failure:
+    operation: str
+    number: int
+    calls_before: int
+    calls_failing: int
+
+
+class Faults:
+    """Decides which system calls of one process fail, and when it dies."""
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+        """The names of the system calls made so far: "fsync", "append", …"""
+        self.struck = 0
+        """How many calls have failed."""
+        self._failures: list[_Failure] = []
+        self._kill_at: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """The number of system calls so far, as for `kill_at`."""
+        return len(self.operations)
+
+    def fail(
+        self, operation: str, *, nth: int = 1, times: int = 1, number: int = errno.EIO
+    ) -> None:
+        """The `nth` call of `operation` ("fsync", "append", …) from now on fails, and the next
+        `times - 1` too, with this errno."""
+        self._failures.append(_Failure(operation, number, nth - 1, times))
+
+    def heal(self) -> None:
+        """Removes all faults."""
+        self._failures.clear()
+
+    def kill_at(self, call: int) -> None:
+        """The process dies before its system call of this number (from 0) is made."""
+        self._kill_at = call
+
+    def strike(self, operation: str, path: Path) -> bool:
+        """Counts one call. Returns True if the process dies now. Raises the error of the call."""
+        if self._kill_at is not None and self.calls == self._kill_at:
+            return True
+        self.operations.append(operation)
+        for failure in self._failures:
+            if failure.operation == operation and failure.calls_failing > 0:
+                if failure.calls_before > 0:
+                    failure.calls_before -= 1
+                else:
+                    failure.calls_failing -= 1
+                    self.struck += 1
+                    raise fault(failure.number, path)
+        return False
+
+
+class MemoryFiles:
+    """The file system in memory, as one process sees it."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.disk = disk
+        self.faults = Faults()
+        self.killed = asyncio.Event()
+        self.before_fsync: Callable[[], Awaitable[object]] | None = None
+        """What each fsync of a file waits for, if anything, to simulate a slow disk."""
+        self.fsyncs = 0
+        self.bytes_free = 1 << 40
+        self.answers = asyncio.Event()
+        """While it is not set, the store hangs."""
+        self.answers.set()
+        self._is_killed = False
+        self._generation = disk.generation
+        self._locked: set[File] = set()
+
+    def kill(self) -> None:
+        """Dies as with kill -9: nothing more happens, nothing is cleaned up, the locks are free."""
+        self._is_killed = True
+        self.killed.set()
+        self.close()
+
+    def close(self) -> None:
+        for file in self._locked:
+            file.locked = False
+        self._locked.clear()
+
+    async def make_directory(self, path: Path) -> None:
+        await self.step("make_directory", path)
+        parent = self._parent_without(path)
+        parent.change({path.name: self.disk.new_directory()})
+
+    async def remove_directory(self, path: Path) -> None:
+        await self.step("remove_directory", path)
+        if self.disk.find_directory(path).names:
+            raise fault(errno.ENOTEMPTY, path)
+        self._parent(path).change({path.name: None})
+
+    async def rename(self, source: Path, target: Path) -> None:
+        await self.step("rename", source)
+        if source.parent != target.parent:
+            raise fault(errno.EXDEV, target)
+        node = self.disk.find(source)
+        parent = self._parent(source)
+        replaced = parent.names.get(target.name)
+        if replaced is node:
+            return
+        if isinstance(node, File) and isinstance(replaced, Directory):
+            raise fault(errno.EISDIR, target)
+        if isinstance(node, Directory) and isinstance(replaced, File):
+            raise fault(errno.ENOTDIR, target)
+        if isinstance(replaced, Directory) and replaced.names:
+            raise fault(errno.ENOTEMPTY, target)
+        parent.change({source.name: None, target.name: node})
+
+    async def link(self, source: Path, target: Path) -> None:
+        await self.step("link", source)
+        node = self.disk.find(source)
+        parent = self._parent_without(target)
+        if isinstance(node, Directory):
+            raise fault(errno.EPERM, source)
+        parent.change({target.name: node})
+
+    async def unlink(self, path: Path) -> None:
+        await self.step("unlink", path)
+        self.disk.find_file(path)
+        self._parent(path).change({path.name: None})
+
+    async def stat(self, path: Path) -> FileStatus:
+        await self.step("stat", path)
+        return self.disk.find(path).status
+
+    def stat_now(self, path: Path) -> FileStatus:
+        """A process that is killed here sees the result, but gets no further than its next call."""
+        self.survives("stat", path)
+        return self.disk.find(path).status
+
+    async def stat_waits(self, device: int) -> bool:
+        """As over a network: what looks shows more orders than what need not wait."""
+        return True
+
+    async def list(self, path: Path) -> list[str]:
+        await self.step("list", path)
+        return sorted(self.disk.find_directory(path).names)
+
+    async def read(self, path: Path, *, bytes_max: int) -> bytes:
+        await self.step("read", path)
+        content = self.disk.find_file(path).content
+        if len(content) > bytes_max:
+            raise fault(errno.EFBIG, path)
+        return content
+
+    async def create(self, path: Path, *, exclusive: bool = True) -> OpenFile:
+        await self.step("create", path)
+        return MemoryOpenFile(self, path, self._created(path, exclusive=exclusive))
+
+    async def open_to_append(self, path: Path) -> OpenFile:
+        await self.step("open_to_append", path)
+        return MemoryOpenFile(self, path, self.disk.find_file(path))
+
+    async def fsync_directory(self, path: Path) -> None:
+        await self.step("fsync_directory", path)
+        self.disk.find_directory(path).fsync()
+
+    async def free_bytes(self, path: Path) -> int:
+        await self.step("free_bytes", path)
+        return self.bytes_free
+
+    async def file_system(self, path: Path) -> str:
+        await self.step("file_system", path)
+        return "tmpfs"
+
+    async def lock(self, path: Path) -> FileLock:
+        await self.step("lock", path)
+        parent = self._parent(path)
+        if path.name in parent.names:
+            file = self.disk.find_file(path)
+        else:
+            file = self._created(path, exclusive=True)
+        if file.locked:
+            raise fault(errno.EAGAIN, path)
+        file.locked = True
+        self._locked.add(file)
+        return MemoryFileLock(self, file)
+
+    def unlock(self, file: File) -> None:
+        """Frees only what this process holds: after its death another one may hold the lock."""
+        if file in self._locked:
+            self._locked.remove(file)
+            file.locked = False
+
+    async def step(self, operation: str, path: Path) -> None:
+        """One system call is about to happen, unless it fails or the process is dead."""
+        if not self.answers.is_set():
+            await self.answers.wait()
+        if not self.survives(operation, path):
+            await asyncio.get_running_loop().create_future()
+
+    def survives(self, operation: str, path: Path) -> bool:
+        """Whether the process survives this call. Raises the error of the call."""
+        if operation in _FSYNCS:
+            self.fsyncs += 1
+        if self._generation != self.disk.generation and not self._is_killed:
+            self._is_killed = True
+            self.killed.set()
+        if self._is_killed:
+            return False
+        if self.faults.strike(operation, path):
+            self.kill()
+            return False
+        return True
+
+    def _parent(self, path: Path) -> Directory:
+        return self.disk.find_directory(path.parent)
+
+    def _parent_without(self, path: Path) -> Directory:
+        parent = self._parent(path)
+        if path.name in parent.names:
+            raise fault(errno.EEXIST, path)
+        return parent
+
+    def _created(self, path: Path, *, exclusive: bool) -> File:
+        parent = self._parent(path)
+        if path.name in parent.names:
+            if exclusive:
+                raise fault(errno.EEXIST, path)
+            file = self.disk.find_file(path)
+            file.truncate()
+            return file
+        file = self.disk.new_file()
+        parent.change({path.name: file})
+        return file
+
+
+class MemoryOpenFile:
+    """An open file of `MemoryFiles`."""
+
+    def __init__(self, files: MemoryFiles, path: Path, file: File) -> None:
+        self._files = files
+        self._path = path
+        self._file = file
+
+    async def append(self, data: bytes) -> None:
+        try:
+            await self._files.step("append", self._path)
+        except OSError:
+            # A full disk accepts what still fits.
+            self._file.append(data[: len(data) // 2])
+            raise
+        self._file.append(data)
+
+    async def fsync(self) -> None:
+        if self._files.before_fsync is not None:
+            await self._files.before_fsync()
+        try:
+            await self._files.step("fsync", self._path)
+        except OSError:
+            self._file.fail_fsync()
+            raise
+        self._file.fsync()
+
+    async def close(self) -> None:
+        """Does nothing: there is nothing to release."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class MemoryFileLock:
+    """A lock of `MemoryFiles`."""
+
+    def __init__(self, files: MemoryFiles, file: File) -> None:
+        self._files = files
+        self._file: File | None = file
+
+    def release(self) -> None:
+        # Only once: by the second time, another process may have locked the file.
+        file, self._file = self._file, None
+        if file is not None:
+            self._files.unlock(file)
+
+
+async def run_until_killed(files: MemoryFiles, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None if the process of `files` died first."""
+    working = asyncio.ensure_future(work)
+    dying = asyncio.ensure_future(files.killed.wait())
+    try:
+        await asyncio.wait({working, dying}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, dying):
+            task.cancel()
+        await asyncio.gather(working, dying, return_exceptions=True)

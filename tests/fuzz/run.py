@@ -1,0 +1,198 @@
+"""A fuzzed cluster from start to end: callers, a canary, and everything that is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from percolator.errors import PercolatorError
+from percolator.wire import tls
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.credentials import Credentials
+from percolator.world import Random
+from services.local.authority import files_in, make_all
+from services.local.cluster import LocalCluster
+from tests.fuzz import recorded
+from tests.fuzz.calls import Calls, Tokens
+from tests.fuzz.canary import Canary
+from tests.fuzz.export_directories import ExportDirectories, fuzz_exports, judged
+from tests.fuzz.findings import FOUND, Input, Record
+from tests.fuzz.processes import Processes
+from tests.fuzz.recorded import Recorded, RecordingNetwork
+from tests.fuzz.scene import Scene
+from tests.fuzz.sockets import Sockets
+
+CALLERS = 6
+_EXPORTS_SHARE = 0.15
+"""The share of the time that imports have; calls have the rest."""
+_RENEW_SECONDS = 6.0
+_LEARN_SECONDS = 0.5
+_OBSERVERS = "tests.integration.observed_orders:observers"
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A running cluster with a scene, a canary, and callers that are ready to begin."""
+
+    cluster: LocalCluster
+    scene: Scene
+    canary: Canary
+    exports: ExportDirectories
+    calls: Calls
+    processes: Processes
+    sockets: Sockets
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[tuple[LocalCluster, Path]]:
+    """A cluster in which every kind of service runs, and the directory of its certificates."""
+    certificates = directory / "certificates"
+    certificates.mkdir()
+    make_all(certificates)
+    with LocalCluster(
+        directory / "cluster",
+        tablet_servers=2,
+        gateways=1,
+        workers=1,
+        observers=[_OBSERVERS],
+        certificates=certificates,
+    ) as cluster:
+        yield cluster, certificates
+
+
+@asynccontextmanager
+async def rigged(
+    cluster: LocalCluster, certificates: Path, record: Record, seed: int
+) -> AsyncIterator[Rig]:
+    """Sets the scene; closes all connections at the end."""
+    token = (certificates / "client" / "client.token").read_text().strip()
+    admin = (certificates / "client" / "admin.token").read_text().strip()
+    as_client = tls.load(files_in(certificates / "client"), str, serves=False)
+    as_server = tls.load(files_in(certificates / "cluster"), str, serves=True)
+    known = Recorded()
+    library = RecordingNetwork(Credentials(as_client, admin))
+    library.recorded = known
+    network, client = GrpcNetwork(Credentials(as_server)), GrpcNetwork(Credentials(as_client))
+    scene = Scene(cluster, network)
+    database = await recorded.connected(cluster.address, library, "the canary")
+    try:
+        playing = asyncio.create_task(recorded.play(database))
+        await asyncio.to_thread(cluster.wait_workers)
+        await playing
+        canary = Canary(database, record)
+        await canary.hatch(scene)
+        await scene.renew()
+        processes = Processes(cluster, _https(certificates), record)
+        calls = Calls(scene, known, record, client, Tokens(token, admin), seed)
+        sockets = Sockets(cluster, certificates, record, seed)
+        exports = ExportDirectories(certificates.parent / "exports", database)
+        yield Rig(cluster, scene, canary, exports, calls, processes, sockets)
+    finally:
+        await database.close()
+        await asyncio.gather(network.close(), client.close())
+
+
+def _https(certificates: Path) -> ssl.SSLContext:
+    files = files_in(certificates / "client")
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    context.check_hostname = False
+    return context
+
+
+async def fuzz(directory: Path, record: Record, *, seconds: float, seed: int) -> list[str]:
+    """Fuzzes a cluster for so long. Returns what was measured, in sentences."""
+    with running(directory) as (cluster, certificates):
+        async with rigged(cluster, certificates, record, seed) as rig:
+            usual = await rig.processes.in_flight()
+            await fuzz_exports(rig.exports, record, seconds=seconds * _EXPORTS_SHARE, seed=seed)
+            await _disturb(rig, record, seconds * (1 - _EXPORTS_SHARE))
+            await rig.canary.judge()
+            await rig.processes.require_done(usual)
+            rig.processes.look()
+            said = _measured(rig)
+        rig.processes.judge_logs()
+    if record.found:
+        FOUND.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(cluster.data / "logs", FOUND / "logs", dirs_exist_ok=True)
+    return said
+
+
+async def replay(directory: Path, record: Record, inputs: Sequence[Input]) -> None:
+    """Gives calls, or exports, to a new cluster, one after another."""
+    with running(directory) as (cluster, certificates):
+        async with rigged(cluster, certificates, record, 0) as rig:
+            await rig.exports.prepare()
+            for one in inputs:
+                if one.target == rig.exports.name:
+                    await judged(rig.exports, one, record)
+                else:
+                    await rig.calls.send(one, Random(0))
+            await rig.canary.judge()
+            rig.processes.look()
+        rig.processes.judge_logs()
+
+
+async def _disturb(rig: Rig, record: Record, seconds: float) -> None:
+    deadline = asyncio.get_running_loop().time() + seconds
+    watching = [
+        asyncio.create_task(rig.canary.sing()),
+        asyncio.create_task(rig.processes.watch()),
+        asyncio.create_task(_keep_scene(rig.scene, record)),
+    ]
+    try:
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(CALLERS):
+                callers.create_task(rig.calls.go_on(deadline))
+            callers.create_task(rig.sockets.go_on(deadline))
+    finally:
+        for task in watching:
+            task.cancel()
+        ended = await asyncio.gather(*watching, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, Exception):
+            raise one
+
+
+async def _keep_scene(scene: Scene, record: Record) -> None:
+    """Keeps the scene fit for valid requests, until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    renewed = loop.time()
+    while True:
+        await asyncio.sleep(_LEARN_SECONDS)
+        try:
+            if loop.time() - renewed > _RENEW_SECONDS:
+                await scene.renew()
+                renewed = loop.time()
+            else:
+                with suppress(_Gone):
+                    await _learn(scene)
+        except PercolatorError as error:
+            record.wrong(f"the scene cannot be set: {type(error).__name__}: {error}")
+
+
+class _Gone(Exception):
+    """A table of the scene was deleted by a call: the next renewal brings another."""
+
+
+async def _learn(scene: Scene) -> None:
+    try:
+        await scene.learn()
+    except PercolatorError as error:
+        raise _Gone from error
+
+
+def _measured(rig: Rig) -> list[str]:
+    growth = rig.processes.growth()
+    memory = ", ".join(f"{name} {first} → {most}" for name, (first, most) in growth.items())
+    return [
+        f"{rig.calls.drawn:,} calls drawn",
+        f"memory in MiB: {memory}",
+        f"the canary was read {rig.canary.reads} times, at most "
+        f"{rig.canary.longest_seconds:.2f} s for a scan and a commit",
+    ]

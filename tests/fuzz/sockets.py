@@ -1,0 +1,78 @@
+"""Noise on the ports themselves: no TLS, half a handshake, no HTTP, no end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from percolator.world import Random
+from services.local.authority import files_in
+from services.local.cluster import LocalCluster
+from tests.fuzz.findings import Record
+
+_PAUSE_SECONDS = 0.05
+_ANSWER_SECONDS = 0.2
+_NOISE = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"GET /metrics?name[]=%00 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    b"POST /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64,
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"",
+)
+
+
+class Sockets:
+    """Connects to the ports of all processes, and writes what they do not expect."""
+
+    def __init__(
+        self, cluster: LocalCluster, certificates: Path, record: Record, seed: int
+    ) -> None:
+        self._cluster = cluster
+        self._record = record
+        self._chance = Random(f"sockets {seed}")
+        files = files_in(certificates / "client")
+        self._tls = ssl.create_default_context(cafile=files.ca)
+        self._tls.load_cert_chain(files.certificate, files.key)
+        self._tls.check_hostname = False
+        self._tls.set_alpn_protocols(["h2"])
+
+    async def go_on(self, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < deadline:
+            process = self._chance.choice(
+                [one for one in self._cluster.processes.values() if one.ready is not None]
+            )
+            port = self._chance.choice(("calls", "metrics"))
+            address = process.address
+            if port == "metrics" and process.ready is not None:
+                address = process.ready.metrics_address
+            secure = self._chance.random() < 0.5
+            kind = f"{'TLS' if secure else 'plain'} to the port of {port}"
+            try:
+                outcome = await self._connect(address, secure=secure)
+            except ConnectionRefusedError:
+                outcome = "wrong"
+                self._record.wrong(f"{process.name} does not listen on {address} any more")
+            self._record.count("sockets", kind, outcome)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _connect(self, address: str, *, secure: bool) -> str:
+        host, _, port = address.rpartition(":")
+        context = self._tls if secure else None
+        noise = self._chance.choice((*_NOISE, self._chance.randbytes(300)))
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        except ssl.SSLError:
+            return "no handshake"
+        try:
+            writer.write(noise)
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await writer.drain()
+                answer = await reader.read(1024)
+        except (TimeoutError, OSError):
+            return "no answer"
+        finally:
+            writer.transport.abort()
+        return "accepted" if answer else "closed"

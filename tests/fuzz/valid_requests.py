@@ -1,0 +1,327 @@
+"""A valid request for every method, made for the cluster as it is now.
+
+The other inputs are made from these. A method without an entry fails the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from percolator.formats.records import RecordKind, WriteRecord, timestamp_bytes
+from percolator.v1 import cells_pb2 as cells
+from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1 import gateway_pb2 as gateway
+from percolator.v1 import lockservice_pb2 as locks
+from percolator.v1 import master_pb2 as master
+from percolator.v1 import oracle_pb2 as oracle
+from percolator.v1 import tabletserver_pb2 as tablets
+from percolator.world import Random
+from tests.fuzz.scene import COLUMN, LOAD, OBSERVED, OBSERVER, SPLIT, Scene
+
+Make = Callable[[Scene, Random], Message]
+
+_TTL_MILLISECONDS = 5_000
+
+
+def _session(scene: Scene, chance: Random) -> bytes:
+    return chance.choice(scene.sessions)
+
+
+def _info(scene: Scene) -> locks.SessionInfo:
+    return locks.SessionInfo(
+        description="fuzzed",
+        ttl_milliseconds=_TTL_MILLISECONDS,
+        oldest_start_timestamp=scene.timestamp(),
+    )
+
+
+def _rows(target: tablets.TabletTarget, scene: Scene, chance: Random) -> bytes:
+    """A row of the tablet."""
+    lower = scene.table.tablets[0].tablet_id == target.tablet_id
+    return b"row-%02d" % (chance.randrange(10) + (0 if lower else 10))
+
+
+def _range(target: tablets.TabletTarget, scene: Scene) -> cells.RowRange:
+    for one in scene.table.tablets:
+        if one.tablet_id == target.tablet_id:
+            return cells.RowRange(start=one.start, end=one.end)
+    return cells.RowRange()
+
+
+def _mutate(scene: Scene, chance: Random) -> Message:
+    target, start, commit = scene.table.target(chance), scene.timestamp(), scene.timestamp()
+    row = _rows(target, scene, chance)
+    record = WriteRecord(start, RecordKind.PUT, b"fuzzed").encode()
+    put = tablets.Mutation(row=row, column=COLUMN, not_below=start)
+    put.conditions.add(space=cells.SPACE_LOCK, expectation=tablets.Condition.EXPECTATION_ABSENT)
+    put.conditions.add(
+        space=cells.SPACE_WRITE,
+        expectation=tablets.Condition.EXPECTATION_ABSENT,
+        from_timestamp=start,
+        prefix=timestamp_bytes(start),
+    )
+    put.changes.add(
+        kind=tablets.Change.KIND_PUT, space=cells.SPACE_WRITE, timestamp=commit, value=record
+    )
+    return tablets.MutateRequest(batches=[tablets.MutationBatch(target=target, mutations=[put])])
+
+
+def _mutate_together(scene: Scene, chance: Random) -> Message:
+    batch = tablets.MutationBatch()
+    batch.CopyFrom(_mutate(scene, chance).batches[0])  # type: ignore[attr-defined]
+    return tablets.MutateTogetherRequest(batch=batch)
+
+
+def _commit_transactions(scene: Scene, chance: Random) -> Message:
+    target, start = scene.table.target(chance), scene.timestamp()
+    batch = tablets.TransactionBatch(
+        target=target,
+        start_timestamps=[start],
+        cells=[1],
+        rows=[_rows(target, scene, chance)],
+        columns=[COLUMN],
+        kinds=[RecordKind.PUT],
+        values=[b"fuzzed"],
+        observed=[tablets.ObservedColumn(column=COLUMN, observers=[b"fuzzed"])],
+    )
+    return tablets.CommitTransactionsRequest(batches=[batch])
+
+
+def _read(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    read = tablets.RowRead(
+        row=_rows(target, scene, chance), columns=[COLUMN], timestamp=scene.timestamp()
+    )
+    return tablets.ReadRequest(batches=[tablets.ReadBatch(target=target, reads=[read])])
+
+
+def _scan(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    return tablets.ScanRequest(
+        target=target, range=_range(target, scene), all_columns=True, timestamp=scene.timestamp()
+    )
+
+
+def _scan_cells(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    space = chance.choice((cells.SPACE_WRITE, cells.SPACE_LOCK, cells.SPACE_NOTIFY))
+    return tablets.ScanCellsRequest(target=target, space=space, range=_range(target, scene))
+
+
+def _scan_notifications(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    scan = tablets.NotificationScan(
+        target=target,
+        range=_range(target, scene),
+        observers=[OBSERVER.encode()],
+        locked_columns=[OBSERVED],
+        locks_before=scene.timestamp(),
+    )
+    return tablets.ScanNotificationsRequest(scans=[scan])
+
+
+def _watch(scene: Scene, _chance: Random) -> Message:
+    watched = tablets.WatchNotificationsRequest.Watched(
+        table_id=scene.table.table_id, observers=[OBSERVER.encode()]
+    )
+    return tablets.WatchNotificationsRequest(watched=[watched])
+
+
+def _scan_changes(scene: Scene, chance: Random) -> Message:
+    target = scene.table.target(chance)
+    after, until = scene.timestamp(), scene.timestamp()
+    return tablets.ScanChangesRequest(
+        target=target, range=_range(target, scene), after=after, until=until, before=True
+    )
+
+
+def _look_for_changes(scene: Scene, chance: Random) -> Message:
+    after, until = scene.timestamp(), scene.timestamp()
+    look = tablets.ChangesLook(target=scene.table.target(chance), after=after, until=until)
+    return tablets.LookForChangesRequest(looks=[look])
+
+
+def _load(scene: Scene, _chance: Random) -> Message:
+    tablet = scene.loading.tablets[0]
+    return tablets.LoadRequest(
+        target=scene.loading.target_of(tablet),
+        name=LOAD,
+        start_timestamp=scene.load_run,
+        commit_timestamp=scene.load_run + 1,
+        rows=[b"loaded"],
+        columns=[COLUMN],
+        values=[b"value"],
+    )
+
+
+def _fence(scene: Scene, _chance: Random) -> Message:
+    tablet = scene.loading.tablets[0]
+    return tablets.FenceRequest(
+        target=scene.loading.target_of(tablet),
+        action=tablets.FenceRequest.ACTION_LOOK,
+        fence=scene.fence(),
+    )
+
+
+def _open_tablet(scene: Scene, chance: Random) -> Message:
+    one = chance.choice(scene.shaken.tablets)
+    return tablets.OpenTabletRequest(
+        table_id=one.table_id,
+        tablet_id=one.tablet_id,
+        epoch=one.epoch,
+        schema_version=scene.shaken.schema_version,
+        range=cells.RowRange(start=one.start, end=one.end),
+        must_exist=True,
+    )
+
+
+def _close_tablet(scene: Scene, chance: Random) -> Message:
+    one = chance.choice(scene.shaken.tablets)
+    return tablets.CloseTabletRequest(tablet_id=one.tablet_id, epoch=one.epoch)
+
+
+def _raise_safe_points(scene: Scene, chance: Random) -> Message:
+    one = chance.choice(scene.shaken.tablets)
+    point = tablets.SafePoint(tablet_id=one.tablet_id, epoch=one.epoch, reads=1, transactions=1)
+    return tablets.RaiseSafePointsRequest(safe_points=[point])
+
+
+def _register(scene: Scene, chance: Random) -> Message:
+    server = cluster.Server()
+    server.CopyFrom(chance.choice(scene.servers))
+    return cluster.RegisterRequest(cluster_id=scene.cluster_id, server=server)
+
+
+def _create_table(scene: Scene, chance: Random) -> Message:
+    del scene
+    return master.CreateTableRequest(name=f"made-{chance.randrange(6)}", exist_ok=True)
+
+
+def _change_observers(scene: Scene, _chance: Random) -> Message:
+    observer = master.Observer(name=OBSERVER, columns=[OBSERVED])
+    return master.ChangeObserversRequest(table=scene.table.name, add=[observer], replace=True)
+
+
+def _split(scene: Scene, _chance: Random) -> Message:
+    return master.SplitTabletRequest(tablet_id=scene.shaken.tablets[0].tablet_id, row=b"row-05")
+
+
+def _follow_changes(scene: Scene, _chance: Random) -> Message:
+    after, until = scene.timestamp(), scene.timestamp()
+    return gateway.FollowChangesRequest(table=scene.table.name, after=after, until=until)
+
+
+def _commit(scene: Scene, chance: Random) -> Message:
+    write = gateway.CellWrite(
+        kind=gateway.CellWrite.KIND_PUT,
+        table=scene.table.name,
+        row=b"row-%02d" % chance.randrange(20),
+        column=OBSERVED,
+        value=b"committed",
+    )
+    return gateway.CommitRequest(start_timestamp=scene.timestamp(), writes=[write])
+
+
+def _get(scene: Scene, chance: Random) -> Message:
+    query = gateway.RowQuery(table=scene.table.name, row=b"row-%02d" % chance.randrange(20))
+    return gateway.GetRequest(start_timestamp=scene.timestamp(), rows=[query])
+
+
+def _resolve(scene: Scene, chance: Random) -> Message:
+    cell = gateway.CellName(
+        table=scene.table.name, row=b"row-%02d" % chance.randrange(20), column=COLUMN
+    )
+    return gateway.ResolveRequest(start_timestamp=scene.timestamp(), cells=[cell])
+
+
+_V1 = "/percolator.v1."
+VALID: dict[str, Make] = {
+    f"{_V1}OracleService/GetTimestamps": lambda s, c: oracle.GetTimestampsRequest(count=1),
+    f"{_V1}LockService/OpenSession": lambda s, c: locks.OpenSessionRequest(info=_info(s)),
+    f"{_V1}LockService/RenewSession": lambda s, c: locks.RenewSessionRequest(
+        session_id=_session(s, c), info=_info(s)
+    ),
+    f"{_V1}LockService/EndSession": lambda s, c: locks.EndSessionRequest(session_id=bytes(16)),
+    f"{_V1}LockService/CheckSessions": lambda s, c: locks.CheckSessionsRequest(
+        session_ids=s.sessions
+    ),
+    f"{_V1}LockService/ListSessions": lambda s, c: locks.ListSessionsRequest(page_size=10),
+    f"{_V1}LockService/TryLock": lambda s, c: locks.TryLockRequest(
+        session_id=_session(s, c), names=[b"fuzzed"], ttl_milliseconds=_TTL_MILLISECONDS
+    ),
+    f"{_V1}LockService/RenewLocks": lambda s, c: locks.RenewLocksRequest(
+        session_id=_session(s, c), names=[b"fuzzed"], ttl_milliseconds=_TTL_MILLISECONDS
+    ),
+    f"{_V1}LockService/Unlock": lambda s, c: locks.UnlockRequest(
+        session_id=_session(s, c), names=[b"fuzzed"]
+    ),
+    f"{_V1}ClusterService/Describe": lambda s, c: cluster.DescribeRequest(),
+    f"{_V1}ClusterService/Register": _register,
+    f"{_V1}MasterService/CreateTable": _create_table,
+    f"{_V1}MasterService/DeleteTable": lambda s, c: master.DeleteTableRequest(
+        name=f"made-{c.randrange(6)}", missing_ok=True
+    ),
+    f"{_V1}MasterService/ListTables": lambda s, c: master.ListTablesRequest(),
+    f"{_V1}MasterService/DescribeTable": lambda s, c: master.DescribeTableRequest(
+        name=s.table.name
+    ),
+    f"{_V1}MasterService/ChangeObservers": _change_observers,
+    f"{_V1}MasterService/SetChangeFeed": lambda s, c: master.SetChangeFeedRequest(
+        table=s.table.name, change_feed=True
+    ),
+    f"{_V1}MasterService/LocateTablets": lambda s, c: master.LocateTabletsRequest(
+        table_id=s.table.table_id, range=cells.RowRange(start=SPLIT), limit=2
+    ),
+    f"{_V1}MasterService/ListTablets": lambda s, c: master.ListTabletsRequest(limit=5),
+    f"{_V1}MasterService/DescribeCollection": lambda s, c: master.DescribeCollectionRequest(),
+    f"{_V1}MasterService/SplitTablet": _split,
+    f"{_V1}MasterService/MoveTablet": lambda s, c: master.MoveTabletRequest(
+        tablet_id=c.choice(s.shaken.tablets).tablet_id
+    ),
+    f"{_V1}MasterService/ListServers": lambda s, c: master.ListServersRequest(),
+    f"{_V1}MasterService/DrainServer": lambda s, c: master.DrainServerRequest(
+        server=s.address("tabletserver", c), undo=True
+    ),
+    f"{_V1}TabletServerService/Mutate": _mutate,
+    f"{_V1}TabletServerService/CommitTransactions": _commit_transactions,
+    f"{_V1}TabletServerService/MutateTogether": _mutate_together,
+    f"{_V1}TabletServerService/Read": _read,
+    f"{_V1}TabletServerService/Scan": _scan,
+    f"{_V1}TabletServerService/ScanCells": _scan_cells,
+    f"{_V1}TabletServerService/ScanNotifications": _scan_notifications,
+    f"{_V1}TabletServerService/WatchNotifications": _watch,
+    f"{_V1}TabletServerService/ScanChanges": _scan_changes,
+    f"{_V1}TabletServerService/LookForChanges": _look_for_changes,
+    f"{_V1}TabletServerService/DescribeTablets": lambda s, c: tablets.DescribeTabletsRequest(),
+    f"{_V1}TabletServerService/Report": lambda s, c: tablets.ReportRequest(
+        newest_timestamp=s.timestamp()
+    ),
+    f"{_V1}TabletServerService/ProposeSplit": lambda s, c: tablets.ProposeSplitRequest(
+        target=s.table.target(c)
+    ),
+    f"{_V1}TabletServerService/ProposeParts": lambda s, c: tablets.ProposePartsRequest(
+        target=s.table.target(c), part_bytes=1 << 20
+    ),
+    f"{_V1}TabletServerService/Fence": _fence,
+    f"{_V1}TabletServerService/Load": _load,
+    f"{_V1}TabletServerService/OpenTablet": _open_tablet,
+    f"{_V1}TabletServerService/CloseTablet": _close_tablet,
+    f"{_V1}TabletServerService/RaiseSafePoints": _raise_safe_points,
+    f"{_V1}GatewayService/Begin": lambda s, c: gateway.BeginRequest(),
+    f"{_V1}GatewayService/Get": _get,
+    f"{_V1}GatewayService/ScanTable": lambda s, c: gateway.ScanTableRequest(
+        start_timestamp=s.timestamp(), table=s.table.name, row_limit=5
+    ),
+    f"{_V1}GatewayService/FollowChanges": _follow_changes,
+    f"{_V1}GatewayService/Commit": _commit,
+    f"{_V1}GatewayService/Resolve": _resolve,
+    "/grpc.health.v1.Health/Check": lambda s, c: health_pb2.HealthCheckRequest(),
+    "/grpc.health.v1.Health/Watch": lambda s, c: health_pb2.HealthCheckRequest(),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": lambda s, c: (
+        reflection_pb2.ServerReflectionRequest(list_services="")
+    ),
+}

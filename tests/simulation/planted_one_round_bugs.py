@@ -1,0 +1,229 @@
+"""Bugs of commits in one round that a simulation has to find: one for each of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from percolator.errors import NotExecuted, PercolatorError, Retry
+from percolator.protocol import one_round as client
+from percolator.routing.cells import CommitAnswer, NotSent
+from percolator.routing.pending_commit import PendingCommit
+from percolator.tablet.memory.held_cells import HeldCells, Holder
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading import change_scan
+from percolator.tablet.reading.change_scan import ChangePlan
+from percolator.tablet.writing import held_transactions as server
+from percolator.tablet.writing.commit_work import not_executed
+from percolator.tablet.writing.held_transactions import HeldTransactions
+from percolator.tablet.writing.lines import Lines
+from percolator.tablet.writing.mutation_queue import MutationQueue
+from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
+from percolator.tablet.writing.transactions import WholeTransaction
+from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
+from tests.simulation.scenario import Kind
+
+Patch = pytest.MonkeyPatch
+
+
+def reads_do_not_wait(patch: Patch) -> None:
+    """A reader above the commit timestamp misses a commit that is on its way."""
+    patch.setattr(HeldCells, "in_the_way", lambda self, cell, timestamp: None)
+    patch.setattr(HeldCells, "in_the_way_in_rows", lambda self, start, end, timestamp: [])
+
+
+def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
+    """A reader above it has read the cells before they were held."""
+    correct = HeldTransactions.arrive
+
+    async def fetch_first(self: HeldTransactions, transactions: list[WholeTransaction]) -> None:
+        try:
+            first = await self._first_timestamp(transactions)
+        except PercolatorError as error:
+            self._end_all(transactions, not_executed(NotExecuted(error.message)))
+            return
+        for commit, transaction in enumerate(transactions, first):
+            transaction.commit = commit
+        correct(self, transactions)
+
+    def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
+        self._tasks.start(fetch_first(self, list(transactions)))
+
+    async def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
+        self._ready.extend(held)
+        self._stir()
+
+    patch.setattr(HeldTransactions, "arrive", wrong)
+    patch.setattr(HeldTransactions, "_take_timestamps", ready_at_once)
+
+
+def scans_of_changes_do_not_wait(patch: Patch) -> None:
+    """A commit below their end lands after they have passed, and is never read."""
+
+    async def wrong(state: TabletState, plan: ChangePlan) -> None:
+        """Does not wait."""
+
+    patch.setattr(change_scan, "_no_commit_is_landing", wrong)
+
+
+def marker_not_checked(patch: Patch) -> None:
+    """A late copy commits what `resolve` has rolled back and reported."""
+    _change_conditions(patch, 1, (SPACE_ROLLBACK, ABSENT, 1, 2, b"", b"", b""))
+
+
+def own_commit_not_looked_for(patch: Patch) -> None:
+    """A repeated message is told of a conflict, although its first copy has committed."""
+    _change_conditions(patch, 0, (SPACE_WRITE, ABSENT, 1, 2, b"", b"", b""))
+
+
+def _change_conditions(patch: Patch, index: int, condition: CheckedCondition) -> None:
+    correct = server.prewrite_conditions
+
+    def wrong(start: int) -> list[CheckedCondition]:
+        conditions = correct(start)
+        conditions[index] = condition
+        return conditions
+
+    patch.setattr(server, "prewrite_conditions", wrong)
+
+
+def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
+    """They give up what the message commits."""
+    correct = client.OneRound.send
+
+    async def wrong(self: client.OneRound, deadline: float) -> CommitAnswer:
+        answer = await correct(self, deadline)
+        if not isinstance(answer, int) and getattr(answer, "retry", None) is Retry.UNKNOWN:
+            self.ended()
+            answer.retry = Retry.SAFE  # type: ignore[union-attr]
+        return answer
+
+    patch.setattr(client.OneRound, "send", wrong)
+
+
+def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
+    """The message before it may have committed what is given up then."""
+    correct = client.OneRound.send
+
+    async def wrong(self: client.OneRound, deadline: float) -> CommitAnswer:
+        answer = await correct(self, deadline)
+        if isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN:
+            self.ended()
+        return answer
+
+    patch.setattr(client.OneRound, "send", wrong)
+
+
+def executed_counts_as_not_sent(patch: Patch) -> None:
+    """What the message has committed, or still will, is reported as aborted."""
+    fail = PendingCommit.fail
+
+    def wrong(self: PendingCommit, index: int, error: PercolatorError) -> None:
+        fail(self, index, NotSent(error.message) if error.retry is Retry.UNKNOWN else error)
+
+    patch.setattr(PendingCommit, "fail", wrong)
+    patch.setattr(PendingCommit, "expire", lambda self: self.answer(0, NotSent("no answer")))
+
+
+def answered_before_the_batch_is_durable(patch: Patch) -> None:
+    """A power cut undoes what was acknowledged."""
+    fill = HeldTransactions.fill
+
+    def wrong(
+        self: HeldTransactions, batch: Any, taken: list[WholeTransaction], *room: int
+    ) -> None:
+        fill(self, batch, taken, *room)
+        for transaction in taken:
+            self._end(transaction, transaction.refusal)
+
+    def conclude(self: HeldTransactions, taken: Sequence[WholeTransaction], result: object) -> None:
+        self._held.let_go([one for one in taken if one.refusal is None])
+
+    patch.setattr(HeldTransactions, "fill", wrong)
+    patch.setattr(HeldTransactions, "conclude", conclude)
+
+
+def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
+    """A reader above the commit finds neither a lock, nor a held cell, nor the commit."""
+    fill = HeldTransactions.fill
+
+    def wrong(
+        self: HeldTransactions, batch: Any, taken: list[WholeTransaction], *room: int
+    ) -> None:
+        fill(self, batch, taken, *room)
+        self._held.let_go(taken)
+
+    let_go = HeldCells.let_go
+
+    def once(self: HeldCells, holders: Iterable[Holder]) -> None:
+        still = [one for one in holders if self.holders.get(one.cells[0]) is one]
+        let_go(self, still)
+
+    patch.setattr(HeldTransactions, "fill", wrong)
+    patch.setattr(HeldCells, "let_go", once)
+
+
+def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
+    """They are judged against what is neither durable nor held: a marker goes in, and then the
+    commit that it was to keep out."""
+    correct = MutationQueue._judge_part
+
+    def wrong(self: MutationQueue, *arguments: Any, **rest: Any) -> int:
+        held = self._state.held
+        holders, held.holders = held.holders, {}
+        try:
+            return correct(self, *arguments, **rest)
+        finally:
+            held.holders = holders
+
+    patch.setattr(MutationQueue, "_judge_part", wrong)
+
+
+def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
+    """The marker or the lock that is on its way to the disk is not seen."""
+
+    correct = HeldTransactions.arrive
+
+    def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
+        touched, self._lines.touched = self._lines.touched, {}
+        try:
+            correct(self, transactions)
+        finally:
+            self._lines.touched = touched
+
+    patch.setattr(HeldTransactions, "arrive", wrong)
+
+
+def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
+    """What is called too early is judged against what is neither durable nor held."""
+    patch.setattr(Lines, "_is_free", lambda self, cell: True)
+
+
+def barriers_do_not_wait_for_held_cells(patch: Patch) -> None:
+    """What was judged under an older schema lands after the new one was acknowledged."""
+
+    async def wrong(self: HeldCells) -> None:
+        """Does not wait."""
+
+    patch.setattr(HeldCells, "none_left", wrong)
+
+
+ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
+    (reads_do_not_wait, (), None, True),
+    (timestamp_fetched_before_the_cells_are_held, (), None, True),
+    (scans_of_changes_do_not_wait, (), "feeds", False),
+    (marker_not_checked, (Kind.SLOW_LINKS,), "registers", False),
+    (own_commit_not_looked_for, (), None, True),
+    (two_phases_after_a_message_without_an_answer, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
+    (refusal_speaks_for_an_unanswered_message, (Kind.PAUSE, Kind.SLOW_LINKS), None, False),
+    (executed_counts_as_not_sent, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
+    (answered_before_the_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), None, False),
+    (cells_let_go_before_the_batch_is_shown, (), None, True),
+    (mutations_of_held_cells_do_not_wait, (), None, True),
+    (judged_while_a_batch_changes_the_cell, (Kind.SLOW_DISK,), None, True),
+    (the_first_in_line_does_not_wait_for_the_cell, (), None, True),
+)
+"""The bugs, with the strikes that bring them to light, the workload if it has to be that one, and
+whether they are caught in seconds."""

@@ -1,0 +1,112 @@
+"""Bugs in the steps of the protocol and in who takes them, which any simulation has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from percolator.protocol import steps
+from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import CellMutation
+from percolator.v1.tabletserver_pb2 import Change, Mutation
+
+Patch = pytest.MonkeyPatch
+
+
+def no_rollback_marker(patch: Patch) -> None:
+    """A late prewrite resurrects a transaction that others have rolled back."""
+
+    def drop_marker(mutation: Mutation) -> None:
+        mutation.changes.pop()
+
+    change_step(patch, "roll_back", drop_marker)
+    change_step(patch, "roll_back_expired", drop_marker)
+
+
+def secondaries_decided_without_the_primary(patch: Patch) -> None:
+    """A cell that is judged alone is rolled back while its transaction commits."""
+
+    async def wrong(self: Cleanup, met: Sequence[MetLock], **arguments: Any) -> set[int]:
+        requests = [
+            CellMutation(
+                lock.address.table_id,
+                steps.roll_back(lock.address.row, lock.address.column, lock.lock.start_timestamp),
+            )
+            for lock in met
+        ]
+        await self._env.cells.mutate(requests, arguments["deadline"])
+        return set()
+
+    patch.setattr(Cleanup, "resolve", wrong)
+
+
+def rollback_deletes_a_foreign_lock(patch: Patch) -> None:
+    """Another transaction has locked the cell since, and loses its write."""
+
+    def delete_any(mutation: Mutation) -> None:
+        mutation.changes[0].kind = Change.KIND_DELETE
+        mutation.changes[0].ClearField("value")
+
+    change_step(patch, "roll_back", delete_any)
+    change_step(patch, "roll_back_expired", delete_any)
+
+
+def commit_ignores_min_commit_ts(patch: Patch) -> None:
+    """A reader above the commit timestamp has pushed it, and has read past the lock."""
+
+    def own_start_only(mutation: Mutation) -> None:
+        mutation.conditions[2].prefix = mutation.conditions[2].prefix[:8]
+
+    change_step(patch, "commit_primary", own_start_only)
+
+
+def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
+    """A reader above it has read a cell that was not locked yet."""
+    correct = Prewrite.run
+
+    async def wrong(self: Prewrite, deadline: float) -> int:
+        await self._point._take_commit_timestamp(deadline)
+        return await correct(self, deadline)
+
+    patch.setattr(Prewrite, "run", wrong)
+
+
+def prewrite_ignores_newer_commits(patch: Patch) -> None:
+    """A lost update."""
+
+    def forget(mutation: Mutation) -> None:
+        mutation.conditions.pop()
+
+    change_step(patch, "prewrite", forget)
+
+
+def primary_by_chance(patch: Patch) -> None:
+    """Two committers of one transaction decide in two places."""
+    correct = WriteSteps.__init__
+    turns = [0]
+
+    def wrong(self: WriteSteps, start: int, writes: Any, *rest: Any) -> None:
+        turns[0] += 1
+        cells = sorted(writes)
+        turn = turns[0] % len(cells)
+        correct(self, start, {cell: writes[cell] for cell in cells[turn : turn + 1]}, *rest)
+        self.writes = writes
+        self.cells = cells[turn:] + cells[:turn]
+
+    patch.setattr(WriteSteps, "__init__", wrong)
+
+
+def change_step(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:
+    """Plants a bug into one of the steps of the protocol."""
+    correct: Callable[..., Mutation] = getattr(steps, name)
+
+    def wrong(*arguments: Any) -> Mutation:
+        mutation = correct(*arguments)
+        change(mutation)
+        return mutation
+
+    patch.setattr(steps, name, wrong)

@@ -1,0 +1,155 @@
+"""Bugs of shared transactions that a simulation has to find.
+
+That a part pushed above the commit is never committed, and that a tablet checks its ownership after
+it has written a group, is shown by tests/unit/tablet/test_together.py: the moments in which it
+matters are too rare here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from percolator.aio.shared import SharedTransaction
+from percolator.aio.tickets import Receipt
+from percolator.errors import CellAddress, PercolatorError, Retry
+from percolator.formats.records import shared_part
+from percolator.protocol import steps
+from percolator.protocol.cleanup import MetLock
+from percolator.protocol.shared.attempt import Attempt
+from percolator.protocol.shared.keeping import locks_of
+from percolator.protocol.shared.names import Job, PartKey
+from percolator.protocol.shared.part import Part
+from percolator.protocol.shared.whole import Whole
+from percolator.protocol.write_steps import Write
+from percolator.routing.cells import Answer, CellMutation
+from percolator.routing.router import Router
+from percolator.timestamps import Timestamp
+from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation.scenario import Kind
+
+Patch = pytest.MonkeyPatch
+
+
+def attempts_at_a_task_share_a_part(patch: Patch) -> None:
+    """What a late attempt locks after the commit is committed with the rest."""
+    correct = Attempt._current
+    shared: dict[tuple[bytes, str], Part] = {}
+
+    async def wrong(self: Attempt, deadline: float) -> Part:
+        key = self._job.row, self._task
+        if not self._parts and key in shared:
+            part = shared[key]
+            self._part = part
+            self._parts.append(part)
+            self._shared = shared_part(b"", part.primary)
+            return part
+        part = await correct(self, deadline)
+        shared.setdefault(key, part)
+        return part
+
+    patch.setattr(Attempt, "_current", wrong)
+
+
+def named_before_everything_is_locked(patch: Patch) -> None:
+    """The commit timestamp is taken while cells are still being locked."""
+    correct = Attempt.prewrite
+
+    async def locks(self: Attempt, writes: Mapping[CellAddress, Write], deadline: float) -> None:
+        await asyncio.sleep(0.01)
+        try:
+            await correct(self, writes, deadline)
+        except PercolatorError:
+            self._has_failed = False
+
+    async def wrong(self: Attempt, writes: Mapping[CellAddress, Write], deadline: float) -> None:
+        await self._current(deadline)
+        self._env.background.start(locks(self, writes, deadline))
+
+    patch.setattr(Attempt, "prewrite", wrong)
+    patch.setattr(Attempt, "_require_going_on", lambda self: None)
+
+
+def a_failed_attempt_goes_on(patch: Patch) -> None:
+    """A message of it that was not answered locks a cell after the commit, or never."""
+    patch.setattr(Attempt, "_require_going_on", lambda self: None)
+
+
+def all_parts_are_committed(patch: Patch) -> None:
+    """What attempts have locked whose receipts never reached the driver is committed, too."""
+    correct = SharedTransaction.commit
+
+    async def wrong(
+        self: SharedTransaction, receipts: Sequence[Receipt], *, timeout: float | None = None
+    ) -> Timestamp | None:
+        if self._whole is None:
+            engine, job = self._engine, self.ticket.job
+            deadline = engine.now() + 1.0
+            now = await engine.env.timestamps.get(timeout_seconds=1.0)
+            found = await locks_of(engine.env, job, now, deadline)
+            keys = {PartKey(one.start_timestamp, one.primary.column) for one in found}
+            named = {part for receipt in receipts for part in receipt.parts}
+            self._named = tuple(sorted(keys | named))
+            self._whole = Whole(engine.env, engine.router, job, self._named)
+        return await correct(self, receipts, timeout=timeout)
+
+    patch.setattr(SharedTransaction, "commit", wrong)
+
+
+def parts_are_committed_one_by_one(patch: Patch) -> None:
+    """Some are committed, and others are not any more."""
+
+    async def wrong(
+        self: Router, table_id: int, mutations: Sequence[Mutation], deadline: float
+    ) -> list[Answer]:
+        answers: list[Answer] = []
+        for mutation in mutations:
+            answers += await self.mutate([CellMutation(table_id, mutation)], deadline)
+        for answer in answers:
+            if isinstance(answer, PercolatorError) and answer.retry is Retry.UNKNOWN:
+                raise answer
+        return answers
+
+    patch.setattr(Router, "mutate_together", wrong)
+
+
+def timestamp_from_before_the_last_prewrite(patch: Patch) -> None:
+    """A reader above it has read a cell that was not locked yet."""
+
+    async def wrong(self: Whole, deadline: float) -> int:
+        return max(part.start for part in self._parts) + 1
+
+    patch.setattr(Whole, "_new_timestamp", wrong)
+
+
+def another_attempts_lock_is_taken_for_our_own(patch: Patch) -> None:
+    """The write is lost when the other attempt is not chosen."""
+
+    def wrong(self: Attempt, met: MetLock, write: Write) -> bool:
+        return self._job.part_of(met.lock.primary) is not None
+
+    patch.setattr(Attempt, "_is_ours", wrong)
+
+
+def a_part_begins_after_the_end(patch: Patch) -> None:
+    """Its locks are in the way of others until they expire: nobody is left to roll it back."""
+    patch.setattr("percolator.protocol.shared.part.look", _looks_elsewhere)
+
+
+def _looks_elsewhere(job: Job) -> Mutation:
+    return steps.require_open(job.row, b"elsewhere", job.began)
+
+
+ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+    (attempts_at_a_task_share_a_part, (), True),
+    (named_before_everything_is_locked, (), True),
+    (a_failed_attempt_goes_on, (Kind.PAUSE, Kind.SLOW_LINKS), True),
+    (all_parts_are_committed, (), True),
+    (parts_are_committed_one_by_one, (), True),
+    (timestamp_from_before_the_last_prewrite, (), True),
+    (another_attempts_lock_is_taken_for_our_own, (), True),
+    (a_part_begins_after_the_end, (), True),
+)
+"""Each with the strikes that bring it to light, and whether it is caught in seconds."""

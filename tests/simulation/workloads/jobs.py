@@ -1,0 +1,299 @@
+"""Shared transactions among ordinary ones: a job is seen as a whole, with the writes of the
+attempts that its driver has chosen, or not at all.
+
+A driver puts its tasks on a board, from which the sessions of all clients take them. Attempts are
+slow, die, are run again and run twice at the same time; each writes other values, and sometimes to
+other rows, even after the job has ended: then it must not lock anything. For the checker, a job is
+one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from percolator.aio.replacing import rest_deleted
+from percolator.aio.share import Share
+from percolator.aio.shared import SharedTransaction
+from percolator.aio.tickets import Receipt, Ticket
+from percolator.errors import (
+    ConflictError,
+    OutcomeUnknown,
+    PercolatorError,
+    UsageError,
+    WrittenTwice,
+)
+from percolator.protocol.shared.names import CLOSED
+from percolator.schema import SHARED_NAME
+from percolator.testing.isolation.history import RecordedTransaction
+from tests.simulation.sessions import Body, Cells, RecordedTx, Session
+from tests.simulation.workloads.workload import Workload
+
+_ROWS = [b"row-%02d" % number for number in range(24)]
+_COLUMN = b"v"
+_JOB_SECONDS = 3.0
+_PATIENCE_SECONDS = 0.15
+"""A task without a result is put on the board again after this."""
+_POLL_SECONDS = 0.02
+_REPLACE_AFTER_SECONDS = 0.5
+_REPLACES = 0.2
+"""The share of jobs that delete all rows that they do not write."""
+_DUPLICATES = 0.05
+"""The share of jobs of which two tasks write the same row."""
+
+_CLOSED = ("has committed", "was rolled back")
+
+Writes = dict[bytes, bytes | None]
+
+
+@dataclass
+class Task:
+    """One task of a job, until the job has ended."""
+
+    ticket: Ticket
+    name: str
+    rows: list[bytes]
+    is_alone: bool
+    """No other task has one of its rows."""
+    result: tuple[Receipt, Writes] | None = None
+    """The result of the first attempt that has finished."""
+    ended: bool = False
+    closed: bool = False
+    """The driver knows how the job has ended."""
+
+
+class Jobs(Workload):
+    """Shared transactions, readers and small writers on the same rows."""
+
+    def __init__(self) -> None:
+        self.cells = Cells("jobs", (_ROWS[6], _ROWS[12], _ROWS[18]))
+        self._value = self.cells.column()
+        self._waiting: list[Task] = []
+        """The board."""
+
+    @property
+    def tables(self) -> tuple[Cells, ...]:
+        return (self.cells, Cells(SHARED_NAME))
+
+    async def step(self, session: Session) -> None:
+        if self._waiting and session.random.random() < 0.9:
+            session.skip()
+            await self._attempt(session, self._waiting.pop(0))
+            return
+        chance = session.random.random()
+        if chance < 0.3:
+            await self._drive(session)
+        elif chance < 0.65:
+            await session.run(self._scan)
+        else:
+            await session.run(self._writing(session))
+
+    # ------------------------------------------------------------------ drivers
+
+    async def _drive(self, session: Session) -> None:
+        recorded = session.begin_alone()
+        database = session.database
+        tasks: list[Task] = []
+        whole: SharedTransaction | None = None
+        try:
+            since = None
+            if session.random.random() < 0.5:
+                since = await database.timestamp()
+                recorded.began(since)
+            whole = database.shared_transaction(unchanged_since=since)
+            await whole.begin()
+            tasks = self._tasks(session, whole.ticket)
+            if await self._finished(session, tasks) and session.random.random() < 0.9:
+                results = [task.result for task in tasks if task.result is not None]
+                if session.random.random() < _REPLACES:
+                    results.append(await self._rest(session, whole.ticket, results))
+                await self._commit(session, recorded, whole, results)
+        except PercolatorError as error:
+            session.expect(error)
+        finally:
+            for task in tasks:
+                task.ended = True
+            if whole is not None and not whole._ended:
+                await self._abort(session, whole, recorded)
+            for task in tasks:
+                task.closed = whole is not None and whole._ended in _CLOSED
+
+    def _tasks(self, session: Session, ticket: Ticket) -> list[Task]:
+        random = session.random
+        count = random.randint(1, 4)
+        rows = random.sample(_ROWS, count * 2)
+        duplicates = count > 1 and random.random() < _DUPLICATES
+        if duplicates:
+            rows[2] = rows[0]
+        return [
+            Task(ticket, str(n), rows[2 * n : 2 * n + 2], not (duplicates and n < 2))
+            for n in range(count)
+        ]
+
+    async def _finished(self, session: Session, tasks: Sequence[Task]) -> bool:
+        """Whether every task has a result in time. The driver runs attempts, too, in the end."""
+        loop = asyncio.get_running_loop()
+        until, again = loop.time() + _JOB_SECONDS, loop.time()
+        while loop.time() < until:
+            left = [task for task in tasks if task.result is None]
+            if not left:
+                return True
+            if loop.time() >= again:
+                self._waiting += left
+                again = loop.time() + _PATIENCE_SECONDS * (1 + 4 * session.random.random())
+            await asyncio.sleep(_POLL_SECONDS)
+            if session.random.random() < 0.1 and self._waiting:
+                await self._attempt(session, self._waiting.pop(0))
+        return False
+
+    async def _commit(
+        self,
+        session: Session,
+        recorded: RecordedTransaction,
+        whole: SharedTransaction,
+        results: Sequence[tuple[Receipt, Writes]],
+    ) -> None:
+        parts = [part for receipt, _ in results for part in receipt.parts]
+        if not recorded.record.start_ts:
+            # It saw nothing, and nothing was committed to any of its cells since its last part.
+            recorded.began(max(part.start for part in parts))
+        for receipt, writes in results:
+            for row, value in writes.items():
+                key = (self.cells.name, row, _COLUMN)
+                if value is None:
+                    recorded.delete(key)
+                else:
+                    recorded.put(key, value)
+            for part in receipt.parts:
+                recorded.lock((SHARED_NAME, receipt.row, part.column))
+        ticket = whole.ticket
+        recorded.lock((SHARED_NAME, ticket.row, CLOSED))
+        starts = [ticket.began, *(part.start for part in parts)]
+        session.note_parts(recorded.record.start_ts, starts)
+        recorded.commit_called()
+        receipts = [receipt for receipt, _ in results]
+        try:
+            commit = await whole.commit(receipts)
+        except OutcomeUnknown as error:
+            recorded.unknown()
+            if session.random.random() < 0.5:
+                await session.resolved(recorded, error)
+        except ConflictError:
+            recorded.aborted()
+        else:
+            recorded.committed(commit or 0)
+            rows = [row for _, writes in results for row in writes]
+            if len(set(rows)) < len(rows):
+                session.broken(f"two tasks that write one row were committed together: {rows}")
+
+    async def _rest(
+        self, session: Session, ticket: Ticket, results: Sequence[tuple[Receipt, Writes]]
+    ) -> tuple[Receipt, Writes]:
+        """Deletes the rows that the job does not write."""
+        written = {row for _, writes in results for row in writes}
+        table = self.cells.table
+        async with session.database.snapshot() as snapshot:
+            receipt = await rest_deleted(
+                session.database.internal,
+                ticket,
+                [receipt for receipt, _ in results],
+                snapshot,
+                table,
+                task="rest",
+                timeout=3.0,
+            )
+            found = [row.key async for row in snapshot.scan(table)]
+        return receipt, {row: None for row in found if row not in written}
+
+    async def _abort(
+        self, session: Session, whole: SharedTransaction, recorded: RecordedTransaction
+    ) -> None:
+        """Ends what has not committed, or is not known to have."""
+        called = recorded.record.commit_called is not None
+        try:
+            commit = await whole.abort()
+        except PercolatorError as error:
+            session.expect(error)
+            whole._end("was left to expire")
+            return
+        if called:
+            session.claim(recorded, committed=commit is not None)
+        elif commit is not None:
+            session.broken("a job that was never to be committed is committed")
+
+    # ------------------------------------------------------------------ attempts
+
+    async def _attempt(self, session: Session, task: Task) -> None:
+        random = session.random
+        if task.ended and random.random() < 0.7:
+            return
+        share = session.database.internal.share(
+            task.ticket, task.name, 0, 3.0, replace_after_seconds=_REPLACE_AFTER_SECONDS
+        )
+        rows = task.rows if random.random() < 0.7 else random.sample(task.rows, 1)
+        writes: Writes = {row: None if random.random() < 0.1 else session.unique() for row in rows}
+        comes_late = task.closed
+        try:
+            await share.begin()
+            await self._write(session, share, writes)
+            if random.random() < 0.1:
+                return  # it dies: nothing is rolled back
+            receipt = await share.finish()
+            if comes_late:
+                session.broken(f"task {task.name} has begun after its job had ended")
+            if random.random() < 0.1:
+                return  # the driver is never told
+            await asyncio.sleep(random.random() ** 4 * 0.5)
+        except WrittenTwice as twice:
+            if task.is_alone:
+                session.broken(f"no row is in two tasks: {twice}")
+            return
+        except UsageError:
+            return  # the job has been committed without it
+        except PercolatorError as error:
+            session.expect(error)
+            after_all = await self._refused(session, share)
+            if after_all is None:
+                return
+            receipt = after_all
+        finally:
+            share._leave()
+        if task.result is None:
+            task.result = receipt, writes
+
+    async def _refused(self, session: Session, share: Share) -> Receipt | None:
+        """What a program gets that goes on after an error: nothing, unless there is a bug."""
+        try:
+            return await share.finish()
+        except UsageError:
+            return None
+        except PercolatorError as error:
+            session.expect(error)
+            return None
+
+    async def _write(self, session: Session, share: Share, writes: Writes) -> None:
+        for row, value in writes.items():
+            if value is None:
+                await share.delete(row, self._value)
+            else:
+                await share.set(row, self._value, value)
+            if session.random.random() < 0.5:
+                await share._flush()
+                await asyncio.sleep(session.random.random() ** 4)
+
+    # ------------------------------------------------------------------ others
+
+    async def _scan(self, tx: RecordedTx) -> None:
+        await tx.scan(self.cells.table)
+
+    def _writing(self, session: Session) -> Body:
+        rows = session.random.sample(_ROWS, 2)
+        value = session.unique()
+
+        async def body(tx: RecordedTx) -> None:
+            for row in rows:
+                await tx.get(row, self._value)
+                await tx.set(row, self._value, value)
+
+        return body

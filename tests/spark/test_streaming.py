@@ -1,0 +1,273 @@
+"""Spark streams the changes of a table: no row is lost or doubled, whatever is killed when.
+
+A query's checkpoint is all that outlives it. So a query that was killed at some step of a batch is
+one that is started with the checkpoint as it was then: `_killed` makes it so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import functions as spark_sql
+
+import percolator
+from percolator import codecs
+from percolator.blocking import loop_thread
+from percolator.v1.lockservice_pb2 import ListSessionsRequest
+from percolator.wire.sessions import Sessions
+from services.local.cluster import LocalCluster
+from tests.spark.tables import CATALOG, Pages
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+Write = Callable[..., DataFrameWriter]
+
+
+class Stream:
+    """A stream of a table, and a sink that replaces a batch when it gets it again."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path) -> None:
+        self.frame = frame
+        self.checkpoint = checkpoint
+        self.batches: dict[int, list[tuple[Any, ...]]] = {}
+        self.write = self._keep
+        self.runs = 0
+
+    def _keep(self, frame: DataFrame, number: int) -> None:
+        names = sorted(set(frame.columns) - {"commit_timestamp"})
+        rows = sorted(map(tuple, frame.select("commit_timestamp", *names).collect()), key=repr)
+        self.runs += 1
+        assert self.batches.setdefault(number, rows) == rows, "a batch that is read again is equal"
+
+    def start(self, **trigger: Any) -> Any:
+        writing = self.frame.writeStream.option("checkpointLocation", str(self.checkpoint))
+        return writing.foreachBatch(lambda *batch: self.write(*batch)).trigger(**trigger).start()
+
+    def run(self) -> None:
+        """Everything that is there by now."""
+        self.start(availableNow=True).awaitTermination()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return [row for number in sorted(self.batches) for row in self.batches[number]]
+
+
+@pytest.fixture
+def stream(spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> Iterator[Any]:
+    def streaming(table: str, **options: Any) -> Stream:
+        given = {"address": cluster.address, "table": table, **options}
+        frame = spark.readStream.format("percolator").options(**given).load()
+        return Stream(frame, tmp_path / "checkpoint")
+
+    yield streaming
+    for query in spark.streams.active:
+        query.stop()
+
+
+def _cells(pages: Pages, after: int) -> list[tuple[Any, ...]]:
+    """The changes that a program reads which follows the table, as `Stream` keeps them."""
+    found = pages.db.changes(
+        percolator.Table(pages.name, key=codecs.raw),
+        after=percolator.Timestamp(after),
+        until=pages.db.timestamp(),
+        before=True,
+    )
+    return [
+        (one.commit_timestamp, one.kind.value, one.column, one.key, one.raw_value) for one in found
+    ]
+
+
+def _killed(stream: Stream, step: str) -> None:
+    """Takes the last batch back to an earlier step, as if the query had been killed there."""
+    last = max(int(path.name) for path in (stream.checkpoint / "offsets").glob("[0-9]*"))
+    logs = {"asked": ["commits", "offsets"], "planned": ["commits"]}
+    for log in logs[step]:
+        for name in (f"{last}", f".{last}.crc"):
+            (stream.checkpoint / log / name).unlink(missing_ok=True)
+    if step == "asked":
+        del stream.batches[last]  # it was not even planned
+
+
+def test_a_snapshot_then_changes_as_rows_of_the_catalogue(
+    stream: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, 8, change_feed=True)
+    found = stream(pages.name, catalog=CATALOG, starting_from="snapshot")
+    names = ["url", "title", "visits", "change_kind", "commit_timestamp"]
+    assert found.frame.columns == names
+    found.run()
+    by_url = {row[3]: (row[2], row[4], row[1]) for row in found.batches[0]}
+    assert by_url == {
+        url: (title, visits, "snapshot") for url, (title, visits) in pages.stored().items()
+    }
+
+    with db.transaction() as tx:
+        tx.set("a00000", pages.visits, 100)
+        tx.delete("b00000", pages.visits)
+        tx.delete("b00000", pages.title)
+        tx.set("e", pages.title, "new")
+    with db.transaction() as tx:
+        tx.set("a00000", pages.title, "renamed")
+    found.run()
+    assert [(row[1], row[3], row[2], row[4]) for row in found.batches[1]] == [
+        ("delete", "b00000", None, None),
+        ("insert", "e", "new", None),
+        ("update", "a00000", "title of a00000", 100),
+        ("update", "a00000", "renamed", 100),
+    ]
+    commits = {row[0] for row in found.batches[1]}
+    assert len(commits) == 2
+    found.run()
+    assert sorted(found.batches) == [0, 1], "a trigger without changes makes no batch"
+
+
+def test_a_query_that_is_killed_at_any_step_loses_and_doubles_nothing(
+    stream: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, change_feed=True)
+    begin = int(db.timestamp())
+    found = stream(pages.name, starting_from=str(begin), rows_per_batch=6)
+    number = 0
+
+    def commit_some() -> None:
+        nonlocal number
+        for _ in range(4):
+            number += 1
+            with db.transaction() as tx:
+                for letter in "abcd"[: number % 4 + 1]:
+                    tx.set(f"{letter}{number % 3}", pages.visits, number)
+                tx.delete(f"d{number % 2}", pages.title)
+
+    def fails_before(frame: DataFrame, batch: int) -> None:
+        raise RuntimeError("before the batch is written")
+
+    def fails_after(frame: DataFrame, batch: int) -> None:
+        found._keep(frame, batch)
+        raise RuntimeError("after the batch was written")
+
+    for step in ("asked", "planned"):
+        commit_some()
+        found.run()
+        _killed(found, step)
+    for write in (fails_before, fails_after):
+        commit_some()
+        found.write = write
+        with pytest.raises(Exception, match="the batch"):
+            found.run()
+        found.write = found._keep
+    commit_some()
+    found.run()
+    assert sorted(found.rows(), key=repr) == sorted(_cells(pages, begin), key=repr)
+    assert found.runs > len(found.batches) > 6, "batches were read again"
+
+
+def test_into_a_table_while_tablets_split_and_a_server_dies(
+    stream: Any,
+    write: Write,
+    spark: SparkSession,
+    cluster: LocalCluster,
+    db: percolator.Database,
+    tmp_path: Path,
+) -> None:
+    """The copy is what plain Python computes from the source, and so is its own stream."""
+    source, copy = Pages(db, 40, change_feed=True), Pages(db, change_feed=True)
+    found = stream(source.name, catalog=CATALOG, starting_from="snapshot", timeout_seconds=60)
+    latest = spark_sql.struct("commit_timestamp", "change_kind", "title", "visits")
+
+    def upsert(frame: DataFrame, number: int) -> None:
+        newest = frame.groupBy("url").agg(spark_sql.max(latest).alias("row")).select("url", "row.*")
+        gone = newest.where("change_kind = 'delete'").select("url")
+        rows = newest.where("change_kind <> 'delete'").select("url", "title", "visits")
+        write(rows, copy.name, catalog=CATALOG, nulls="delete", timeout_seconds=60).save()
+        write(gone, copy.name, catalog=CATALOG, operation="delete", timeout_seconds=60).save()
+
+    found.write = upsert
+    query = found.start(processingTime="0 seconds")
+    stop = threading.Event()
+
+    def work() -> None:
+        for number in range(150):
+            with db.transaction() as tx:
+                letter = "abcd"[number % 4]
+                tx.set(f"{letter}{number % 7:05}", source.visits, number)
+                tx.set(f"{letter}-new-{number % 10}", source.title, f"title {number}")
+                if number % 5 == 0:
+                    tx.delete(f"{letter}{number % 7:05}", source.visits)
+                    tx.delete(f"{letter}{number % 7:05}", source.title)
+        stop.set()
+
+    working = threading.Thread(target=work)
+    working.start()
+    cluster.processes["tabletserver-1"].kill()
+    cluster.restart("tabletserver-1")
+    working.join(120)
+    assert stop.is_set()
+    query.processAllAvailable()
+    assert copy.stored() == source.stored()
+    query.stop()
+    shutil.rmtree(tmp_path / "checkpoint")
+    chained = stream(copy.name, catalog=CATALOG, starting_from="snapshot")
+    chained.run()
+    assert {row[3]: (row[2], row[4]) for row in chained.rows()} == source.stored()
+
+
+def test_to_be_away_for_too_long_is_an_error_unless_the_stream_may_begin_again(
+    stream: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, 4, change_feed=True)
+    options = {"catalog": CATALOG, "starting_from": "snapshot"}
+    found = stream(pages.name, **options)
+    found.run()
+    # Without its feed for a moment, the table has no history that the stream can go on with.
+    db.set_change_feed(pages.table, on=False)
+    db.set_many([("a00000", {pages.visits: 7})])
+    db.set_change_feed(pages.table, on=True)
+    db.set_many([("b00000", {pages.visits: 8})])
+    with pytest.raises(Exception, match=r"(?s)SnapshotTooOld.*failOnDataLoss=false"):
+        stream(pages.name, **options).run()
+    again = stream(pages.name, failOnDataLoss="false", **options)
+    again.run()
+    assert {row[3]: (row[2], row[4]) for row in again.rows()} == pages.stored()
+    assert {row[1] for row in again.rows()} == {"snapshot"}
+
+
+def test_a_running_query_holds_history_by_a_pin(stream: Any, db: percolator.Database) -> None:
+    pages = Pages(db, 4, change_feed=True)
+    found = stream(pages.name, catalog=CATALOG, starting_from="snapshot")
+    seen = threading.Event()
+    found.write = lambda frame, number: seen.set()
+    query = found.start(processingTime="0 seconds")
+    assert seen.wait(60)
+    assert any(p.startswith("Spark stream on") for p in _pins(db))
+    query.stop()
+
+
+def _pins(db: percolator.Database) -> list[str]:
+    owners = db._database.internal.engine.env.owners
+    assert isinstance(owners, Sessions)
+
+    async def listed() -> list[str]:
+        request = ListSessionsRequest()
+        page = await owners.calls.call_any(lambda stub: stub.list_sessions, request, 5.0)
+        return [one.info.description for one in page.sessions if one.info.pin]
+
+    return loop_thread.shared().call(listed)
+
+
+def test_mistakes_are_reported_at_load(stream: Any, db: percolator.Database) -> None:
+    pages = Pages(db)
+    with pytest.raises(Exception, match=r"(?s)has no change feed.*change-feed .* --on"):
+        stream(pages.name, starting_from="now")
+    with pytest.raises(Exception, match="there is no table 'nowhere'"):
+        stream("nowhere", starting_from="now")
+    with pytest.raises(Exception, match="neither a number nor"):
+        stream(pages.name, starting_from="yesterday")

@@ -1,0 +1,61 @@
+"""Connecting to a cluster whose servers are still finding each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from percolator.aio import Database
+from percolator.aio.connecting import connect_to
+from percolator.errors import Unavailable
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import cluster_pb2
+from percolator.world import Clock, World
+
+
+class YoungCluster(ClusterInMemory):
+    """A cluster whose master learns of the oracle only after a while, as a standby does."""
+
+    def __init__(self, clock: Clock, known_after_seconds: float) -> None:
+        super().__init__(clock)
+        self._time = clock
+        self._known_after_seconds = known_after_seconds
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        described = await super().describe(request)
+        if self._time.monotonic_seconds() < self._known_after_seconds:
+            oracles = [
+                server
+                for server in described.servers
+                if server.kind == cluster_pb2.SERVICE_KIND_ORACLE
+            ]
+            for oracle in oracles:
+                described.servers.remove(oracle)
+        return described
+
+
+async def connect(known_after_seconds: float, timeout_seconds: float) -> Database:
+    clock = VirtualClock(asyncio.get_running_loop())
+    network = InProcessNetwork({ADDRESS: YoungCluster(clock, known_after_seconds)})
+    world = World(clock, network, random.Random(1))
+    return await connect_to(
+        world, [ADDRESS], Limits(), RetryPolicy(), timeout_seconds=timeout_seconds
+    )
+
+
+async def test_connecting_waits_for_the_oracle_of_a_cluster_that_is_just_starting() -> None:
+    database = await connect(known_after_seconds=3.0, timeout_seconds=10.0)
+    assert await database.timestamp() > 0
+    await database.close()
+
+
+async def test_connecting_to_a_cluster_without_an_oracle_ends_at_the_time_out() -> None:
+    with pytest.raises(Unavailable, match="no oracle"):
+        await connect(known_after_seconds=1_000.0, timeout_seconds=5.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(5.0, abs=0.2)

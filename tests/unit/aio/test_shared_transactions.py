@@ -1,0 +1,416 @@
+"""Transactions of several processes: what the driver commits appears at once, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from percolator import Outcome, Timestamp
+from percolator.aio import Database
+from percolator.errors import (
+    ConflictError,
+    DeadlineExceeded,
+    InvalidArgument,
+    OutcomeUnknown,
+    SchemaError,
+    UsageError,
+)
+from percolator.protocol.shared.whole import Whole
+from tests.unit.aio.shared_attempts import (
+    ROWS,
+    TTL_SECONDS,
+    receipt_of,
+    set_value,
+    share_of,
+    values_of,
+)
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
+
+# ---------------------------------------------------------------- committing
+
+
+async def test_everything_appears_at_one_timestamp() -> None:
+    async with connected() as (db, _):
+        async with db.shared_transaction() as whole:
+            receipts = [
+                await receipt_of(db, whole.ticket, "1", ann=1, zoe=2),
+                await receipt_of(db, whole.ticket, "2", bob=3),
+            ]
+            assert await values_of(db) == {}
+            commit = await whole.commit(receipts)
+        assert commit is not None
+        assert await values_of(db, Timestamp(commit - 1)) == {}
+        assert await values_of(db, commit) == {"ann": 1, "bob": 3, "zoe": 2}
+
+
+async def test_tickets_and_receipts_travel_between_processes() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        ticket = pickle.loads(pickle.dumps(whole.ticket))
+        receipt = pickle.loads(pickle.dumps(await receipt_of(db, ticket, "1", ann=1)))
+        assert receipt.cells == 1
+        assert await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_one_process_begins_it_and_another_decides() -> None:
+    async with connected() as (db, _):
+        ticket = await db.internal.shared_ticket(60.0, 1.0)
+        receipt = await receipt_of(db, ticket, "1", ann=1)
+        async with db.internal.shared_transaction(None, None, 1.0, ticket) as whole:
+            with pytest.raises(UsageError, match="has begun already"):
+                await whole.begin()
+            assert await whole.commit([receipt])
+        assert ticket.ttl_seconds == 60.0
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_a_deletion_and_large_values_are_committed_as_such() -> None:
+    async with connected(replace(TWO_PHASES, value_inline_bytes_max=1)) as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("ann", balance, 1)
+        async with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+            await share.delete("ann", balance)
+            await share.set("bob", balance, 123_456_789)
+            await whole.commit([await share.finish()])
+        assert await values_of(db) == {"bob": 123_456_789}
+
+
+async def test_a_transaction_without_receipts_commits_nothing() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        await receipt_of(db, whole.ticket, "1", ann=1)
+        assert await whole.commit([]) is None
+        assert await values_of(db) == {}
+
+
+async def test_leaving_the_block_without_a_commit_rolls_back() -> None:
+    async with connected() as (db, _):
+        async with db.shared_transaction() as whole:
+            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        with pytest.raises(UsageError, match="was rolled back"):
+            await whole.commit([receipt])
+        await set_value(db, "ann", 7)  # nothing is in the way
+        assert await values_of(db) == {"ann": 7}
+
+
+async def test_abort_undoes_nothing_that_was_committed() -> None:
+    async with connected() as (db, cluster):
+        async with db.shared_transaction(timeout=1.0) as whole:
+            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+            cluster.answers_lost = True
+            with pytest.raises(OutcomeUnknown) as unknown:
+                await whole.commit([receipt])
+            cluster.answers_lost = False
+            commit = await whole.abort()
+        assert commit is not None
+        assert await values_of(db, commit) == {"ann": 1}
+        assert await db.resolve(unknown.value) is Outcome.COMMITTED
+
+
+async def test_a_commit_without_an_answer_may_be_repeated() -> None:
+    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
+        receipts = [
+            await receipt_of(db, whole.ticket, "1", ann=1),
+            await receipt_of(db, whole.ticket, "2", bob=1),
+        ]
+        cluster.answers_lost = True
+        with pytest.raises(OutcomeUnknown):
+            await whole.commit(receipts)
+        cluster.answers_lost = False
+        assert await whole.commit(receipts)
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
+async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
+    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
+        receipts = [
+            await receipt_of(db, whole.ticket, "1", ann=1),
+            await receipt_of(db, whole.ticket, "2", bob=1),
+        ]
+        cluster.silent = True
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await whole.commit(receipts)
+        cluster.silent = False
+        assert await db.resolve(unknown.value) is Outcome.ABORTED
+        with pytest.raises(ConflictError, match="nothing of it is committed"):
+            await whole.commit(receipts)
+        assert await values_of(db) == {}
+
+
+async def test_what_cannot_be_rolled_back_is_left_to_expire() -> None:
+    async with connected() as (db, cluster):
+        whole = db.shared_transaction(timeout=1.0)
+        await whole.begin()
+        await receipt_of(db, whole.ticket, "1", ann=1)
+        cluster.silent = True
+        with pytest.raises(DeadlineExceeded):
+            await whole.__aexit__(None, None, None)
+        cluster.silent = False
+        await asyncio.sleep(2 * TTL_SECONDS)
+        await set_value(db, "ann", 7)
+        assert await values_of(db) == {"ann": 7}
+
+
+async def test_the_first_error_is_the_one_that_is_raised() -> None:
+    async with connected() as (db, cluster):
+        with pytest.raises(ValueError, match="of the program"):
+            await _fails_in_both_blocks(db, cluster)
+        cluster.silent = False
+
+
+async def _fails_in_both_blocks(db: Database, cluster: Cluster) -> None:
+    async with (
+        db.shared_transaction(timeout=1.0) as whole,
+        db.share(whole.ticket, task="1", timeout=1.0) as share,
+    ):
+        await share.set("ann", balance, 1)
+        await share._flush()
+        cluster.silent = True
+        raise ValueError("of the program")
+
+
+# ---------------------------------------------------------------- other transactions
+
+
+async def test_readers_pass_after_a_short_wait() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 0)
+        async with db.shared_transaction() as whole:
+            receipts = [
+                await receipt_of(db, whole.ticket, str(n), **{ROWS[n]: 1}) for n in range(4)
+            ]
+            began = asyncio.get_running_loop().time()
+            assert await values_of(db) == {"ann": 0}
+            assert asyncio.get_running_loop().time() - began < 0.3
+            before = await db.timestamp()
+            assert await values_of(db, before) == {"ann": 0}
+            commit = await whole.commit(receipts)
+        assert commit is not None
+        assert commit > before
+        assert await values_of(db, before) == {"ann": 0}
+        assert await values_of(db) == dict.fromkeys(ROWS, 1)
+
+
+async def test_a_commit_that_came_first_is_written_over() -> None:
+    """Without `unchanged_since`, a task needs only that no one writes while it does."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        await set_value(db, "bob", 5)
+        await share.set("bob", balance, 1)
+        receipt = await share.finish()
+        assert len(receipt.parts) == 2
+        await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
+async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        async with db.shared_transaction() as other:
+            await receipt_of(db, other.ticket, "1", bob=2)
+            await share.set("bob", balance, 1)
+            finishing = asyncio.ensure_future(share.finish())
+            await asyncio.sleep(2.0)
+            assert not finishing.done()
+        await whole.commit([await finishing])
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
+async def test_what_was_changed_since_is_a_conflict() -> None:
+    async with connected() as (db, _):
+        since = await db.timestamp()
+        await set_value(db, "bob", 5)
+        async with db.shared_transaction(unchanged_since=since) as whole:
+            share = await share_of(db, whole.ticket, "1", ann=1)
+            await share.set("bob", balance, 1)
+            with pytest.raises(ConflictError, match="not changed since") as conflict:
+                await share.finish()
+            assert conflict.value.other_commit_timestamp > since
+        async with db.shared_transaction(unchanged_since=await db.timestamp()) as whole:
+            await whole.commit([await receipt_of(db, whole.ticket, "1", bob=1)])
+        assert await values_of(db) == {"bob": 1}
+
+
+async def test_a_table_younger_than_the_transaction_is_refused() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        await db.drop_table(accounts)
+        await db.create_table(accounts)
+        with pytest.raises(SchemaError, match="younger"):
+            await share_of(db, whole.ticket, "1", ann=1)
+
+
+# ---------------------------------------------------------------- misuse
+
+
+async def test_misuse_is_refused_with_its_reason() -> None:
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match="ttl"):
+            db.shared_transaction(ttl=-1.0)
+        future = Timestamp(await db.timestamp() + (1 << 40))
+        with pytest.raises(InvalidArgument, match="unchanged_since"):
+            await db.shared_transaction(unchanged_since=future).begin()
+        async with db.shared_transaction() as whole, db.shared_transaction() as other:
+            for task in ("", "x" * 200, 7):
+                with pytest.raises(InvalidArgument, match="task"):
+                    db.share(whole.ticket, task=task)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="generation"):
+                db.share(whole.ticket, task="1", generation=-1)
+            with pytest.raises(UsageError, match="Ticket"):
+                db.share("ticket", task="1")  # type: ignore[arg-type]
+            receipt = await receipt_of(db, other.ticket, "1", ann=1)
+            with pytest.raises(UsageError, match="another transaction"):
+                await whole.commit([receipt])
+            with pytest.raises(UsageError, match="Receipt"):
+                await whole.commit([None])  # type: ignore[list-item]
+            share = db.share(whole.ticket, task="1")
+            with pytest.raises(UsageError, match="not begun"):
+                await share.set("ann", balance, 1)
+
+
+async def test_misuse_of_receipts_tasks_and_times_names_the_argument() -> None:
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match="ttl: expected at most 4294967 seconds"):
+            await db.shared_transaction(ttl=1e7).begin()
+        async with db.shared_transaction() as whole:
+            with pytest.raises(InvalidArgument, match=r"task: .* cannot be encoded"):
+                db.share(whole.ticket, task="\ud800")
+            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+            for wrong in (receipt, None):
+                with pytest.raises(UsageError, match="expected a sequence"):
+                    await whole.commit(wrong)  # type: ignore[arg-type]
+            assert await whole.commit([receipt])
+
+
+# ---------------------------------------------------------------- several calls at a time
+
+
+async def test_only_one_call_at_a_time_decides() -> None:
+    """A second commit would take a timestamp of its own, and parts could end up at both."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
+        first = asyncio.ensure_future(whole.commit([receipt]))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="is being committed"):
+            await whole.commit([receipt])
+        with pytest.raises(UsageError, match="is being committed"):
+            await whole.abort()
+        commit = await first
+        assert commit is not None
+        assert await values_of(db, Timestamp(commit - 1)) == {}
+        assert await values_of(db, commit) == {"ann": 1, "zoe": 1}
+
+
+async def test_a_commit_during_an_abort_is_refused() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        aborting = asyncio.ensure_future(whole.abort())
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="is being rolled back"):
+            await whole.commit([receipt])
+        await aborting
+
+
+async def test_a_cancelled_commit_may_be_repeated() -> None:
+    async with connected() as (db, cluster), db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        cluster.silent = True
+        first = asyncio.ensure_future(whole.commit([receipt]))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.wait([first])
+        cluster.silent = False
+        assert await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_nothing_can_be_written_while_an_attempt_finishes() -> None:
+    """It would return without an error, and never be locked."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        async with db.share(whole.ticket, task="1") as share:
+            await share.set("ann", balance, 1)
+            finishing = asyncio.ensure_future(share.finish())
+            await asyncio.sleep(0)
+            with pytest.raises(UsageError, match="is being finished"):
+                await share.set("zoe", balance, 1)
+            with pytest.raises(UsageError, match="is being finished"):
+                await share.finish()
+            receipt = await finishing
+        await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_a_flush_under_way_is_part_of_what_is_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("percolator.aio.share.FLUSH_CELLS", 1)
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        async with db.share(whole.ticket, task="1") as share:
+            writing = [asyncio.ensure_future(share.set(row, balance, 1)) for row in ROWS]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            receipt = await share.finish()
+            done = await asyncio.gather(*writing, return_exceptions=True)
+        assert receipt.cells == done.count(None)
+        await whole.commit([receipt])
+        assert len(await values_of(db)) == receipt.cells
+
+
+# ---------------------------------------------------------------- commits that fail
+
+
+async def test_a_failed_commit_raises_its_cause_and_is_rolled_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if it has used up its time."""
+
+    async def fails(_self: Whole, deadline: float) -> int:
+        await asyncio.sleep(deadline - asyncio.get_running_loop().time() + 0.1)
+        raise DeadlineExceeded("the disk is full")
+
+    monkeypatch.setattr(Whole, "commit", fails)
+    async with connected() as (db, _), db.shared_transaction(timeout=1.0) as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        with pytest.raises(DeadlineExceeded, match="the disk is full"):
+            await whole.commit([receipt])
+        with pytest.raises(UsageError, match="was rolled back"):
+            await whole.commit([receipt])
+
+
+async def test_a_failed_commit_whose_rollback_fails_raises_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(_self: Whole, _deadline: float) -> int:
+        raise DeadlineExceeded("the disk is full")
+
+    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Whole, "commit", fails)
+            cluster.silent = True
+            with pytest.raises(DeadlineExceeded, match="the disk is full") as failed:
+                await whole.commit([receipt])
+            cluster.silent = False
+        assert "could not be rolled back" in failed.value.__notes__[0]
+        assert await whole.commit([receipt])  # nothing has decided it
+
+
+async def test_one_marker_settles_that_it_was_rolled_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        cluster.silent = True
+        with pytest.raises(OutcomeUnknown):
+            await whole.commit([receipt])
+        cluster.silent = False
+
+        async def fails(*_arguments: object) -> list[object]:
+            raise DeadlineExceeded("the row cannot be read")
+
+        monkeypatch.setattr("percolator.protocol.shared.rolling_back.locks_of", fails)
+        with pytest.raises(DeadlineExceeded, match="cannot be read"):
+            await whole.abort()
+        with pytest.raises(UsageError, match="was rolled back"):
+            await whole.commit([receipt])

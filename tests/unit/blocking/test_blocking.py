@@ -1,0 +1,374 @@
+"""The blocking API with threads, forks, and processes that end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import percolator.testing
+from percolator import Database, Table, UsageError, aio, codecs
+from percolator.aio import Outcome
+from percolator.blocking.database import ROWS_PER_PORTION
+from percolator.blocking.loop_thread import shared
+from percolator.protocol.one_round import OneRound
+from percolator.protocol.prewriting import Prewrite
+
+ROOT = Path(__file__).parents[3]
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+
+
+def _run(program: str, *, seconds: float = 30.0) -> str:
+    """Runs a program in a separate process, so that forks and exits do not affect this one."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        cwd=ROOT,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+FORKS = """
+    import os, sys
+    import percolator, percolator.testing
+    {before}
+    for inside in {insides}:
+        child = os.fork()
+        if child == 0:
+            try:
+                exec(inside)
+            except percolator.UsageError as error:
+                print(inside, error)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+    {after}
+"""
+
+
+BEFORE_FORKS = """
+    db = percolator.testing.connect()
+    table = percolator.Table("t")
+    column = table.column("c", percolator.codecs.integer)
+    db.create_table(table)
+    tx = db.transaction()
+"""
+
+REFUSED_IN_A_CHILD = [
+    "db.tables()",
+    "db.transaction()",
+    "db.snapshot()",
+    "db.close()",
+    "db.set_many([])",
+    "tx.set('a', column, 1)",
+    "percolator.testing.connect()",
+    "percolator.connect('localhost:1')",
+]
+
+
+def test_after_a_fork_the_client_refuses_all_use_in_the_child() -> None:
+    """In the parent, which has many children, it continues to work."""
+    said = _run(
+        FORKS.format(
+            before=BEFORE_FORKS, insides=REFUSED_IN_A_CHILD, after="db.tables(); db.close()"
+        )
+    ).splitlines()
+    for inside, words in zip(REFUSED_IN_A_CHILD, said, strict=True):
+        assert words.startswith(inside)
+        assert "spawn or forkserver" in words
+
+
+def test_a_process_that_had_not_used_the_client_may_fork() -> None:
+    inside = "print(percolator.testing.connect().tables())"
+    assert _run(FORKS.format(before="", insides=[inside], after="pass")) == "[]\n"
+
+
+def test_a_program_that_ends_finishes_what_was_committed() -> None:
+    """Others should not have to wait for the locks of a program that has ended in order."""
+    program = """
+        import asyncio, atexit
+        import percolator.testing
+        from percolator import Table, codecs
+        from percolator.protocol import aftermath
+        from percolator.testing import cluster_in_memory
+        table = Table("t")
+        column = table.column("c", codecs.text)
+        clusters = []
+        created = cluster_in_memory.ClusterInMemory.__init__
+        def note(self, clock):
+            created(self, clock)
+            clusters.append(self)
+        cluster_in_memory.ClusterInMemory.__init__ = note
+        commit_secondaries = aftermath.commit_secondaries
+        async def slowly(*arguments):
+            await asyncio.sleep(0.3)
+            await commit_secondaries(*arguments)
+        aftermath.commit_secondaries = slowly
+        def locks():
+            (cluster,) = clusters
+            print(sum(tablet.statistics().locks for tablet in cluster.tablets.values()))
+        atexit.register(locks)  # called after the client's own, which is registered later
+        db = percolator.testing.connect()
+        db.create_table(table, splits=["m"])
+        with db.transaction() as tx:
+            for row in "abcxyz":
+                tx.set(row, column, row)
+    """
+    assert _run(program) == "0\n"
+
+
+def test_a_program_that_ends_does_not_wait_for_forgotten_scans_and_snapshots() -> None:
+    program = """
+        import warnings
+        import percolator.testing
+        from percolator import Limits, Table, codecs
+        warnings.simplefilter("ignore", ResourceWarning)  # about the transaction, which is dropped
+        table = Table("t")
+        column = table.column("c", codecs.integer)
+        # On a busy machine all transactions are slow, and would be logged.
+        db = percolator.testing.connect(limits=Limits(slow_transaction_seconds=600.0))
+        db.create_table(table)
+        db.set_many((f"{i:05}", {column: i}) for i in range(3000))
+        snapshot = db.snapshot()
+        rows = snapshot.scan(table)
+        print(next(rows).key)
+        tx = db.transaction()
+        tx.set("a", column, 1)
+    """
+    assert _run(program) == "00000\n"
+
+
+def test_interrupting_a_call_cancels_it() -> None:
+    class Never:
+        cancelled = threading.Event()
+
+    async def never() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            Never.cancelled.set()
+
+    pending = shared().start(never)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pending.wait()
+    assert Never.cancelled.wait(5.0)
+
+
+def test_interrupting_a_commit_raises_the_interrupt_and_determines_the_outcome(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(self: Prewrite, deadline: float) -> int:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        await asyncio.get_running_loop().create_future()
+        return 0
+
+    percolator_db.create_table(accounts)
+    monkeypatch.setattr(Prewrite, "run", never)
+    monkeypatch.setattr(OneRound, "is_possible", False)
+    tx = percolator_db.transaction()
+
+    def write() -> None:
+        with tx:
+            tx.set("bob", balance, 1)
+            tx.commit()
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert tx.outcome is Outcome.ABORTED
+
+
+def test_a_database_that_cannot_be_closed_does_not_keep_others_open() -> None:
+    program = """
+        import logging
+        from percolator.blocking import loop_thread
+
+        async def fine():
+            print("closed", flush=True)
+
+        async def broken():
+            raise RuntimeError("broken")
+
+        logging.disable(logging.CRITICAL)
+        for name, close in (("a", fine), ("b", broken), ("c", fine)):
+            loop_thread.shared().close_at_exit(name, close)
+    """
+    assert _run(program) == "closed\nclosed\n"
+
+
+def test_a_blocking_call_in_the_clients_own_loop_is_refused_instead_of_hanging(
+    percolator_db: Database,
+) -> None:
+    async def mistake() -> None:
+        percolator_db.tables()
+
+    with pytest.raises(UsageError, match="would never return"):
+        shared().call(mistake)
+
+
+def test_many_threads_share_one_database(percolator_db: Database) -> None:
+    percolator_db.create_table(accounts)
+
+    def work(number: int) -> None:
+        for i in range(10):
+            with percolator_db.transaction() as tx:
+                tx.set(f"{number}-{i}", balance, i)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with percolator_db.snapshot() as snapshot:
+        assert sum(1 for _ in snapshot.scan(accounts)) == 160
+
+
+def test_a_closed_database_refuses_use_and_closing_twice_is_harmless() -> None:
+    db = percolator.testing.connect()
+    db.close()
+    db.close()
+    for use in (db.tables, db.transaction, db.snapshot, db.timestamp):
+        with pytest.raises(UsageError, match="closed"):
+            use()
+
+
+def test_the_next_page_of_a_snapshot_is_fetched_while_this_one_is_used(
+    percolator_db: Database,
+) -> None:
+    percolator_db.create_table(accounts)
+    percolator_db.set_many((f"{i:05}", {balance: i}) for i in range(2500))
+    with percolator_db.snapshot() as snapshot:
+        rows = snapshot.scan(accounts)
+        next(rows)
+        # The first page has been returned; the second is fetched without being requested.
+        deadline = time.monotonic() + 5.0
+        while snapshot.statistics.round_trips < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert snapshot.statistics.round_trips >= 3
+        assert sum(1 for _ in rows) == 2499
+
+
+def test_a_database_for_tests_opens_within_milliseconds() -> None:
+    percolator.testing.connect().close()  # starts the loop's thread
+    times = []
+    for _ in range(5):
+        before = time.perf_counter()
+        db = percolator.testing.connect()
+        times.append(time.perf_counter() - before)
+        db.close()
+    assert min(times) < 0.010
+
+
+def test_each_database_for_tests_is_empty() -> None:
+    with percolator.testing.connect() as one, percolator.testing.connect() as other:
+        one.create_table(accounts)
+        assert one.tables() == ["accounts"]
+        assert other.tables() == []
+
+
+@pytest.mark.parametrize("kind", ["transaction", "snapshot"])
+def test_a_scan_ends_with_its_transaction_or_snapshot(percolator_db: Database, kind: str) -> None:
+    """That includes rows of a page of which some were already used."""
+    percolator_db.create_table(accounts)
+    percolator_db.set_many((f"{i:05}", {balance: i}) for i in range(10))
+    with getattr(percolator_db, kind)() as reads:
+        rows = reads.scan(accounts)
+        assert next(rows).key == "00000"
+    with pytest.raises(UsageError, match="begin a new one"):
+        next(rows)
+
+
+def test_a_transaction_of_a_closed_database_refuses_writes() -> None:
+    db = percolator.testing.connect()
+    db.create_table(accounts)
+    tx = db.transaction()
+    tx.set("bob", balance, 1)
+    db.close()
+    for use in (lambda: tx.set("joe", balance, 1), lambda: tx.delete("bob", balance), tx.commit):
+        with pytest.raises(UsageError, match="the database is closed"):
+            use()
+    tx.rollback()
+
+
+def test_nothing_is_written_after_the_source_of_a_bulk_write_has_failed(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def slowly(self: object, rows: object, **_: object) -> int:
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+        return 0
+
+    def rows() -> Iterator[tuple[str, dict[object, int]]]:
+        for i in range(ROWS_PER_PORTION):
+            yield f"{i:05}", {balance: i}
+        assert begun.wait(5.0)
+        raise ValueError("no more rows")
+
+    monkeypatch.setattr(aio.Database, "set_many", slowly)
+    with pytest.raises(ValueError, match="no more rows"):
+        percolator_db.set_many(rows())
+    assert ended.is_set()
+
+
+def test_an_interrupted_close_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that stays open would make others wait for locks that will never be released."""
+    db = percolator.testing.connect()
+    closed = threading.Event()
+    inner = db._database.internal.engine
+
+    class Part:
+        async def close(self) -> None:
+            closed.set()
+
+    async def endless(timeout_seconds: float) -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        await asyncio.sleep(600)
+
+    monkeypatch.setattr(inner.env.background, "drain", endless)
+    inner._closing.append(Part())
+    with pytest.raises(KeyboardInterrupt):
+        db.close()
+    assert closed.wait(5.0)
+
+
+def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fine() -> str:
+        return "fine"
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    thread = shared()
+    assert thread.call(fine) == "fine"
+    with monkeypatch.context() as patch:
+        patch.setattr(thread._loop, "call_soon_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            thread.start(fine)
+    woken = threading.Event()
+
+    async def wake() -> None:
+        woken.set()
+
+    thread.start(wake)
+    assert woken.wait(5.0)

@@ -1,0 +1,238 @@
+"""The identity of a store root's cluster: made once, never changed, never guessed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable, WrongCluster
+from services.chassis.compatibility import are_compatible
+from services.chassis.store.cluster_identity import (
+    FILE_NAME,
+    STORE_FORMAT,
+    ClusterIdentity,
+    check_identity,
+    establish_identity,
+    read_identity,
+    refuse_other_cluster,
+)
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles, run_until_killed
+
+ROOT = Path("/disk/store")
+
+
+def empty_disk() -> MemoryDisk:
+    disk = MemoryDisk()
+    disk.make_durable_directory(ROOT.parent)
+    return disk
+
+
+async def put(disk: MemoryDisk, name: str, content: bytes) -> None:
+    disk.make_durable_directory(ROOT)
+    async with await MemoryFiles(disk).create(ROOT / name) as file:
+        await file.append(content)
+
+
+async def establish(disk: MemoryDisk, seed: int) -> ClusterIdentity:
+    return await establish_identity(MemoryFiles(disk), ROOT, random.Random(seed))
+
+
+async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it() -> None:
+    disk = empty_disk()
+    made = await establish(disk, 1)
+    assert made.format == STORE_FORMAT
+    assert len(made.cluster_id) == 32
+    disk.cut_power()
+    assert await establish(disk, 2) == made
+    assert await MemoryFiles(disk).list(ROOT) == [FILE_NAME]
+    assert await establish(empty_disk(), 2) != made
+
+
+async def test_a_new_file_system_counts_as_empty() -> None:
+    disk = empty_disk()
+    disk.make_durable_directory(ROOT / "lost+found")
+    assert await establish(disk, 1) == await establish(disk, 2)
+
+
+async def test_wherever_the_first_master_dies_the_next_one_finds_or_makes_one_identity() -> None:
+    calls = 0
+    for dies_at in range(100):
+        disk = empty_disk()
+        first = MemoryFiles(disk)
+        first.faults.kill_at(dies_at)
+        told = await run_until_killed(first, establish_identity(first, ROOT, random.Random(1)))
+        for seed in range(5):
+            survivor = await establish(disk, 2)
+            assert told in (None, survivor)
+            disk.cut_power(random.Random(seed))
+            assert await establish(disk, 3) == survivor
+        if told is not None:
+            calls = dies_at
+            break
+    assert calls > 5
+
+
+async def test_many_masters_that_start_at_once_agree_on_one_identity() -> None:
+    for seed in range(200):
+        disk = empty_disk()
+        disk.make_durable_directory(ROOT)
+        found = await asyncio.gather(*(staggered(disk, seed, number) for number in range(3)))
+        assert len(set(found)) == 1
+
+
+async def staggered(disk: MemoryDisk, seed: int, number: int) -> ClusterIdentity:
+    """A master whose system calls happen at random times."""
+    chance = random.Random(f"{seed} {number}")
+    files = MemoryFiles(disk)
+    step = files.step
+
+    async def late(operation: str, path: Path) -> None:
+        await asyncio.sleep(chance.random())
+        await step(operation, path)
+
+    files.step = late  # type: ignore[method-assign]
+    return await establish_identity(files, ROOT, chance)
+
+
+async def test_a_root_that_holds_something_else_is_refused_and_left_alone() -> None:
+    disk = empty_disk()
+    await put(disk, "holiday.jpg", b"...")
+    with pytest.raises(InvalidArgument, match=r"not empty.*holiday\.jpg") as caught:
+        await establish(disk, 1)
+    assert caught.value.field == "store"
+    assert await MemoryFiles(disk).list(ROOT) == ["holiday.jpg"]
+
+
+async def test_a_root_of_a_newer_release_is_refused_by_name() -> None:
+    disk = empty_disk()
+    newer = {"cluster_id": "abc", "format": STORE_FORMAT + 1, "created_by": "7.0.0"}
+    await put(disk, FILE_NAME, json.dumps(newer).encode())
+    with pytest.raises(WrongCluster, match=r"format 2, written by release 7\.0\.0"):
+        await establish(disk, 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\x00",
+        b"{}",
+        b'{"cluster_id": "abc"}',
+        b'{"cluster_id": "", "format": 1}',
+        b'{"cluster_id": 7, "format": 1}',
+        b'{"cluster_id": "abc", "format": "1"}',
+        b'{"cluster_id": "abc", "format": true}',
+        b'{"cluster_id": "abc", "format": 0}',
+    ],
+)
+async def test_a_damaged_identity_is_refused_and_never_replaced(content: bytes) -> None:
+    disk = empty_disk()
+    await put(disk, FILE_NAME, content)
+    with pytest.raises(StoreUnusable, match=r"cluster\.json is damaged"):
+        await establish(disk, 1)
+    assert await MemoryFiles(disk).read(ROOT / FILE_NAME, bytes_max=100) == content
+
+
+@pytest.mark.parametrize("operation", ["create", "append", "fsync", "link", "fsync_directory"])
+async def test_a_failing_disk_leaves_no_partial_identity(operation: str) -> None:
+    disk = empty_disk()
+    disk.make_durable_directory(ROOT)
+    files = MemoryFiles(disk)
+    files.faults.fail(operation, number=errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        await establish_identity(files, ROOT, random.Random(1))
+    disk.cut_power(random.Random(1))
+    survivor = await establish(disk, 2)
+    assert await establish(disk, 3) == survivor
+
+
+async def test_a_root_that_cannot_be_written_is_refused_even_if_it_has_an_identity() -> None:
+    disk = empty_disk()
+    await establish(disk, 1)
+    files = MemoryFiles(disk)
+    files.faults.fail("create", number=errno.EROFS)
+    with pytest.raises(OSError, match="Read-only"):
+        await establish_identity(files, ROOT, random.Random(2))
+
+
+async def test_a_root_below_a_missing_directory_is_not_made() -> None:
+    """The disk may not be mounted."""
+    with pytest.raises(FileNotFoundError):
+        await establish_identity(MemoryFiles(MemoryDisk()), ROOT, random.Random(1))
+
+
+async def test_other_services_refuse_a_root_of_no_cluster_and_of_another_one() -> None:
+    disk = empty_disk()
+    disk.make_durable_directory(ROOT)
+    with pytest.raises(InvalidArgument, match="belongs to no cluster yet"):
+        await read_identity(MemoryFiles(disk), ROOT)
+    identity = await establish(disk, 1)
+    await check_identity(MemoryFiles(disk), ROOT, identity.cluster_id)
+    with pytest.raises(WrongCluster) as caught:
+        await check_identity(MemoryFiles(disk), ROOT, "another")
+    assert (caught.value.expected, caught.value.found) == ("another", identity.cluster_id)
+    assert isinstance(caught.value, PercolatorError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 4000,
+        b'{"format": 1, "cluster_id": "a b"}',
+        b'{"format": 1, "cluster_id": "\xc3\xa9"}',
+    ],
+)
+async def test_an_identity_that_no_master_wrote_is_reported_as_damage(content: bytes) -> None:
+    disk = empty_disk()
+    disk.make_durable_directory(ROOT)
+    files = MemoryFiles(disk)
+    async with await files.create(ROOT / "cluster.json") as file:
+        await file.append(content)
+    with pytest.raises(StoreUnusable, match=r"store: .*cluster\.json is damaged"):
+        await read_identity(files, ROOT)
+
+
+async def test_a_private_disk_is_refused_only_if_it_belongs_to_another_cluster() -> None:
+    disk = empty_disk()
+    files = MemoryFiles(disk)
+    await refuse_other_cluster(files, ROOT, "another")
+    disk.make_durable_directory(ROOT)
+    await refuse_other_cluster(files, ROOT, "another")
+    identity = await establish(disk, 1)
+    for cluster_id in (identity.cluster_id, ""):
+        await refuse_other_cluster(files, ROOT, cluster_id)
+    with pytest.raises(WrongCluster):
+        await refuse_other_cluster(files, ROOT, "another")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "compatible"),
+    [
+        ("1.4.2", "1.4.9", True),
+        ("1.4.2", "1.5.0", True),
+        ("1.4.2", "1.3.0rc1", True),
+        ("1.4.2", "1.6.0", False),
+        ("1.4.2", "1.2.9", False),
+        ("1.0.0", "2.0.0", False),
+        ("0.9.0", "0.10.0.dev3+local", True),
+        ("1.4.2", "", False),
+        ("1.4.2", "newest", False),
+        ("1.4.2", "1", False),
+        ("1.4.2", "1.4x", True),
+        ("1.4.2", "1.99999999999999999999", False),
+    ],
+)
+def test_releases_one_minor_version_apart_work_together(
+    one: str, other: str, compatible: bool
+) -> None:
+    assert are_compatible(one, other) is compatible
+    assert are_compatible(other, one) is compatible

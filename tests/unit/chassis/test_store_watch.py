@@ -1,0 +1,214 @@
+"""A store that hangs, dies and comes back, as the process that uses it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from percolator.errors import StoreUnusable
+from percolator.tablet.tablet import TabletIdentity
+from percolator.testing.simulator.virtual_time import VirtualClock
+from services.chassis.store.disk_threads import DiskThreads
+from services.chassis.store.epoch_directory import take_over
+from services.chassis.store.store_watch import (
+    LASTING_SECONDS,
+    LOOK_SECONDS,
+    STALLED_SECONDS,
+    StoreWatch,
+)
+from services.tabletserver.leveldb_clone import clone_leveldb
+from services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
+
+ROOT = Path("/store")
+MINUTE = 60
+
+
+def files_on(disk: MemoryDisk) -> MemoryFiles:
+    disk.make_durable_directory(ROOT)
+    return MemoryFiles(disk)
+
+
+class Watched:
+    """What a process learns about its store."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.files = files_on(MemoryDisk())
+        self.stalled: list[bool] = []
+        self.gone: list[str] = []
+        self.trouble: Callable[[], str] = str
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        log = structlog.stdlib.get_logger("test")
+        watch = StoreWatch(
+            self.files,
+            ROOT,
+            self.clock,
+            log,
+            stalled=self.stalled.append,
+            gone=self.gone.append,
+        )
+        self.trouble = lambda: watch.trouble
+        running = asyncio.create_task(watch.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_store_that_hangs_is_told_of_and_so_is_its_return() -> None:
+    at = Watched()
+    async with at.watching():
+        await at.clock.sleep(MINUTE)
+        assert at.stalled == []
+        assert at.trouble() == ""
+        at.files.answers.clear()
+        await at.clock.sleep(2 * STALLED_SECONDS)
+        assert at.stalled == [True]
+        assert at.trouble() == f"the store hangs: {ROOT} gives no answer"
+        await at.clock.sleep(MINUTE)
+        at.files.answers.set()
+        await at.clock.sleep(STALLED_SECONDS)
+        assert at.stalled == [True, False]
+        assert at.trouble() == ""
+        assert at.gone == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN])
+async def test_a_store_that_was_shut_down_is_gone_at_once(number: int) -> None:
+    at = Watched()
+    async with at.watching():
+        at.files.faults.fail("create", number=number)
+        await at.clock.sleep(2)
+        assert len(at.gone) == 1
+        assert str(ROOT) in at.gone[0]
+
+
+async def test_a_store_that_hangs_and_then_dies_is_gone() -> None:
+    at = Watched()
+    async with at.watching():
+        at.files.answers.clear()
+        await at.clock.sleep(MINUTE)
+        at.files.faults.fail("create", number=errno.ENOTCONN)
+        at.files.answers.set()
+        await at.clock.sleep(1)
+        assert at.gone
+
+
+async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone() -> None:
+    at = Watched()
+    async with at.watching():
+        at.files.faults.fail("fsync", times=1_000, number=errno.EIO)
+        await at.clock.sleep(LASTING_SECONDS)
+        assert not at.gone
+        await at.clock.sleep(LASTING_SECONDS)
+        assert len(at.gone) == 1
+
+
+async def test_an_error_that_passes_is_survived_however_often() -> None:
+    at = Watched()
+    async with at.watching():
+        for _ in range(10):
+            at.files.faults.fail("append", times=5, number=errno.EIO)
+            await at.clock.sleep(LASTING_SECONDS)
+        assert not at.gone
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+async def test_a_store_that_takes_nothing_more_is_not_gone(number: int) -> None:
+    """What is stored there can be read, and space may be freed."""
+    at = Watched()
+    async with at.watching():
+        at.files.faults.fail("create", times=1_000, number=number)
+        await at.clock.sleep(10 * LASTING_SECONDS)
+        assert not at.gone
+        assert os.strerror(number) in at.trouble()
+
+
+async def test_a_store_that_was_unmounted_is_gone() -> None:
+    """Its root was a directory of what is no longer there."""
+    at = Watched()
+    async with at.watching():
+        await at.clock.sleep(MINUTE)
+        at.files.disk.root.change({ROOT.name: None})
+        await at.clock.sleep(2)
+        assert len(at.gone) == 1
+        assert f"{ROOT} is no longer" in at.gone[0]
+
+
+async def test_a_store_in_whose_place_something_else_is_mounted_is_gone_and_nothing_written() -> (
+    None
+):
+    """As when the root was the mount point itself: the directory below it appears."""
+    at = Watched()
+    async with at.watching():
+        await at.clock.sleep(MINUTE)
+        below = at.files.disk.new_directory()
+        at.files.disk.root.change({ROOT.name: below})
+        await at.clock.sleep(2)
+        assert len(at.gone) == 1
+        assert not below.names
+
+
+async def test_a_store_that_is_mounted_again_is_the_same_store() -> None:
+    at = Watched()
+    async with at.watching():
+        await at.clock.sleep(LOOK_SECONDS / 2)
+        root = at.files.disk.find(ROOT)
+        at.files.disk.root.change({ROOT.name: None})
+        at.files.disk.root.change({ROOT.name: root})
+        await at.clock.sleep(MINUTE)
+        assert not at.gone
+
+
+async def test_a_takeover_on_a_store_that_hangs_goes_on_when_it_comes_back() -> None:
+    disk = MemoryDisk()
+    hanging, served = files_on(disk), files_on(disk)
+    clock = VirtualClock(asyncio.get_running_loop())
+    store = SharedDirectoryStore(hanging, ROOT, DiskThreads(0, "none"), owned=served)
+    first = TabletIdentity(table_id=1, tablet_id=7, epoch=1, start=b"", end=b"")
+    owner = await store.take_over(first, Ancestry())
+    hanging.answers.clear()
+    second = TabletIdentity(table_id=1, tablet_id=8, epoch=1, start=b"", end=b"")
+    taking = asyncio.create_task(store.take_over(second, Ancestry()))
+    await clock.sleep(MINUTE)
+    assert not taking.done()
+    # The tablet that is served does not notice: its looks have threads of their own.
+    assert await owner.stands()
+    hanging.answers.set()
+    assert await (await taking).stands()
+
+
+async def test_an_owner_answers_nothing_while_its_store_hangs_and_nothing_old_afterwards() -> None:
+    disk = MemoryDisk()
+    files, others = files_on(disk), files_on(disk)
+    disk.make_durable_directory(ROOT / "7")
+    clock = VirtualClock(asyncio.get_running_loop())
+    owner = await take_over(files, ROOT / "7", 1, clone_leveldb)
+    files.answers.clear()
+    asked = asyncio.create_task(owner.stands())
+    await clock.sleep(MINUTE)
+    assert not asked.done()
+    await take_over(others, ROOT / "7", 2, clone_leveldb)
+    files.answers.set()
+    assert not await asked
+
+
+async def test_a_takeover_from_a_store_that_died_fails_with_its_reason() -> None:
+    files = files_on(MemoryDisk())
+    store = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
+    files.faults.fail("make_directory", number=errno.ENOTCONN)
+    tablet = TabletIdentity(table_id=1, tablet_id=7, epoch=1, start=b"", end=b"")
+    with pytest.raises(StoreUnusable, match="not connected"):
+        await store.take_over(tablet, Ancestry())

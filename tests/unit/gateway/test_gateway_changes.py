@@ -1,0 +1,84 @@
+"""The changes of a table through a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import master_pb2
+from tests.unit.gateway.gateways import COLUMN, DELETE, TABLE, Gateway, gateways, write
+
+
+async def follow(gateway: Gateway, **fields: object) -> list[wire.FollowChangesResponse]:
+    request = wire.FollowChangesRequest(table=TABLE, **fields)  # type: ignore[arg-type]
+    return [one async for one in gateway.handler.follow_changes(request)]
+
+
+async def test_changes_are_streamed_in_the_order_of_commits() -> None:
+    async with gateways(2) as (cluster, (one, other)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await one.begin()
+        first = await one.commit(await one.begin(), [write(b"b", b"1"), write(b"a", b"")])
+        second = await one.commit(await one.begin(), [write(b"b", kind=DELETE)])
+        until = await one.begin()
+        pages = await follow(other, after=after, until=until, before=True)
+        assert pages[-1].reached == until
+        changes = [change for page in pages for change in page.changes]
+        assert [
+            (
+                one.commit_timestamp,
+                one.row,
+                one.column,
+                one.value if one.HasField("value") else None,
+                one.before if one.HasField("before") else None,
+            )
+            for one in changes
+        ] == [
+            (first, b"a", COLUMN, b"", None),
+            (first, b"b", COLUMN, b"1", None),
+            (second, b"b", COLUMN, None, b"1"),
+        ]
+        assert [page.changes for page in await follow(other, after=second, until=until)] == []
+
+
+async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+        stream = gateway.handler.follow_changes(wire.FollowChangesRequest(table=TABLE, after=after))
+        idle = await anext(stream)
+        assert not idle.changes
+        assert idle.reached > after
+        oldest = gateway.database.internal.engine.open_starts.oldest
+        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
+        found = await anext(stream)
+        assert [one.commit_timestamp for one in found.changes] == [commit]
+        assert found.reached >= commit
+        assert oldest() > after
+        await cast(AsyncGenerator[Any, None], stream).aclose()
+        assert oldest() == 0
+
+
+async def test_bad_requests_are_refused() -> None:
+    async with gateways(1) as (_, (gateway,)):
+        now = await gateway.begin()
+        with pytest.raises(InvalidArgument, match="after: is missing"):
+            await follow(gateway)
+        with pytest.raises(InvalidArgument, match=r"until: .* in the future"):
+            await follow(gateway, after=now, until=now << 1)
+        with pytest.raises(InvalidArgument, match=r"until: .* is below after"):
+            await follow(gateway, after=now, until=now - 1)
+        for until in (now, await gateway.begin(), 0):
+            with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
+                await follow(gateway, after=now, until=until)
+        request = wire.FollowChangesRequest(table="nothing", after=now)
+        with pytest.raises(SchemaError):
+            await anext(gateway.handler.follow_changes(request))

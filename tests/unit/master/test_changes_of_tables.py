@@ -1,0 +1,97 @@
+"""Changes of observers and change feeds return when every tablet has heard of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import SchemaError
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from tests.unit.master.cluster_world import cluster
+from tests.unit.master.tables_of_rows import (
+    LEASE_SECONDS,
+    addresses,
+    create,
+)
+
+
+async def test_registering_observers_returns_when_every_tablet_judges_under_the_new_schema() -> (
+    None
+):
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        observer = wire.Observer(name="index", columns=[b"body"])
+        request = wire.ChangeObserversRequest(table="t", add=[observer])
+        changed = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
+        assert changed.schema_version == 2
+        open_tablets = [one for server in world.servers.values() for one in server.open.values()]
+        assert [one.schema_version for one in open_tablets] == [2] * 6
+        # A server that takes over judges under it too.
+        world.kill_server("a:1")
+
+        async def moved() -> bool:
+            return set(await addresses(world, table)) == {"b:1"}
+
+        await world.until(moved)
+        await asyncio.sleep(1)
+        assert {one.schema_version for one in world.servers["b:1"].open.values()} == {2}
+
+
+async def test_a_change_feed_is_switched_when_every_tablet_has_heard_of_it() -> None:
+    async with cluster("a:1", "b:1") as world:
+        await create(world)
+        for version, on in ((2, True), (2, True), (3, False), (4, True)):
+            request = wire.SetChangeFeedRequest(table="t", change_feed=on)
+            changed = (await world.ask(methods.SET_CHANGE_FEED, request)).table
+            assert (changed.schema_version, changed.options.change_feed) == (version, on)
+            told = [one for server in world.servers.values() for one in server.open.values()]
+            assert [(one.schema_version, one.change_feed) for one in told] == [(version, on)] * 6
+        unknown = wire.SetChangeFeedRequest(table="u", change_feed=True)
+        with pytest.raises(SchemaError):
+            await world.ask(methods.SET_CHANGE_FEED, unknown)
+
+
+async def test_the_tablets_of_a_new_table_begin_with_its_change_feed() -> None:
+    async with cluster("a:1") as world:
+        options = wire.TableOptions(change_feed=True)
+        request = wire.CreateTableRequest(name="fed", options=options)
+        table = (await world.ask(methods.CREATE_TABLE, request)).table
+        assert table.options.change_feed
+        assert [one.change_feed for one in world.servers["a:1"].open.values()] == [True]
+        # What a later master reads of it.
+        describe = wire.DescribeTableRequest(name="fed")
+        assert (await world.ask(methods.DESCRIBE_TABLE, describe)).table.options.change_feed
+
+
+async def test_pausing_an_observer_is_visible_to_all_and_keeps_the_schema_version() -> None:
+    async with cluster("a:1") as world:
+        table = await create(world)
+        observer = wire.Observer(name="index", columns=[b"body"])
+        add = wire.ChangeObserversRequest(table="t", add=[observer])
+        await world.ask(methods.CHANGE_OBSERVERS, add)
+        for pause, resume in ((["index"], []), ([], ["index"])):
+            change = wire.ChangeObserversRequest(table="t", pause=pause, resume=resume)
+            changed = (await world.ask(methods.CHANGE_OBSERVERS, change)).table
+            observer.paused = bool(pause)
+            assert (changed.schema_version, list(changed.observers)) == (2, [observer])
+            describe = wire.DescribeTableRequest(name="t")
+            described = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
+            locate = wire.LocateTabletsRequest(table_id=table)
+            located = await world.ask(methods.LOCATE_TABLETS, locate)
+            assert list(described.observers) == list(located.observers) == [observer]
+            assert located.schema_version == 2
+
+
+async def test_a_registration_waits_for_the_tablets_of_a_silent_server_to_be_taken_over() -> None:
+    async with cluster("a:1", "b:1") as world:
+        await create(world)
+        world.network.silent.add("b:1")
+        started = world.clock.monotonic_seconds()
+        observer = wire.Observer(name="index", columns=[b"body"])
+        request = wire.ChangeObserversRequest(table="t", add=[observer])
+        await world.ask(methods.CHANGE_OBSERVERS, request, 20)
+        assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
+        assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
+        assert len(world.servers["a:1"].open) == 6

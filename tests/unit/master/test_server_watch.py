@@ -1,0 +1,62 @@
+"""The watch over tablet servers, whatever they do and however long."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from percolator.errors import Unavailable
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.world import UnaryMethod, World
+from services.master.tablets.server_watch import (
+    PROBATION_SECONDS_MAX,
+    Life,
+    ServerWatch,
+    WatchTimes,
+)
+from tests.unit.unary_network import UnaryNetwork
+
+LOSSES = 1_100
+"""With so many doublings, a number does not fit into a float."""
+
+
+class OneServer(UnaryNetwork):
+    """A tablet server that refuses connections while it is down."""
+
+    up = True
+
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> wire.ReportResponse:
+        if not self.up:
+            raise Unavailable("refused", where=address)
+        return wire.ReportResponse(server_id="a")
+
+
+async def test_a_server_that_was_lost_a_thousand_times_is_still_put_on_probation() -> None:
+    network = OneServer()
+    world = World(VirtualClock(asyncio.get_running_loop()), network, Random(1))
+    watch = ServerWatch(world, WatchTimes(), lambda: None, newest_timestamp=lambda: 0)
+
+    async def until(life: Life) -> None:
+        while watch.servers["a"].life is not life:
+            watch.tick()
+            await asyncio.sleep(0.1)
+
+    for _ in range(LOSSES):
+        network.up = True
+        watch.watch("a", "a:1")
+        await until(Life.ALIVE)
+        network.up = False
+        await until(Life.DEAD)
+    network.up = True
+    watch.watch("a", "a:1")
+    await until(Life.ALIVE)
+    assert watch.steady() == []
+    for _ in range(int(PROBATION_SECONDS_MAX / 0.1) + 2):
+        watch.tick()
+        await asyncio.sleep(0.1)
+    assert [one.server_id for one in watch.steady()] == ["a"]
+    await watch.close()

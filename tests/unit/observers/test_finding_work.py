@@ -1,0 +1,280 @@
+"""Asking tablets for work, and watching for it, wherever the tablets are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    SchemaError,
+    TabletLocation,
+    TabletMoved,
+    Unavailable,
+)
+from percolator.observers.finding.notification_watch import WorkHints, watch_work
+from percolator.observers.finding.notifications import FoundWork, WorkRequest, find_work
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import Cell, RowRange
+from percolator.wire.status import to_detail
+from tests.unit.routing.tablet_servers import Cluster, Server, tablet
+
+
+class WorkServer(Server):
+    """A server with one notification in the first row of every requested range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_calls: list[wire.ScanNotificationsRequest] = []
+        self.serves: set[int] | None = None
+        """Ids of its tablets; None for any that it is asked about."""
+        self.error: PercolatorError | None = None
+        self.moved_to: tuple[TabletLocation, ...] = ()
+        self.rows_max = 0
+        self.watched: list[wire.WatchNotificationsRequest] = []
+        self.hints: asyncio.Queue[wire.WatchNotificationsResponse | None] = asyncio.Queue()
+        self.watching = 0
+
+    async def scan_notifications(
+        self, request: wire.ScanNotificationsRequest
+    ) -> wire.ScanNotificationsResponse:
+        self.scan_calls.append(request)
+        await self._serve()
+        return wire.ScanNotificationsResponse(scans=[self._found(one) for one in request.scans])
+
+    def _found(self, scan: wire.NotificationScan) -> wire.NotificationScanResult:
+        if self.error is not None:
+            return wire.NotificationScanResult(error=to_detail(self.error))
+        if self.serves is not None and scan.target.tablet_id not in self.serves:
+            moved = TabletMoved("not here", tablet_id=1, epoch=1, locations=self.moved_to)
+            return wire.NotificationScanResult(error=to_detail(moved))
+        row = scan.range.start
+        return wire.NotificationScanResult(
+            notifications=[{"row": row, "column": b"c", "observer": b"f", "timestamps": [9, 7]}],
+            locks=[Cell(row=row, column=b"c", value=b"lock")],
+            rest=RowRange(start=row + b"\1", end=scan.range.end) if self.rows_max else None,
+            notifications_written=5,
+        )
+
+    async def watch_notifications(
+        self, request: wire.WatchNotificationsRequest
+    ) -> AsyncGenerator[wire.WatchNotificationsResponse, None]:
+        if self.down:
+            raise Unavailable("connection refused")
+        self.watched.append(request)
+        self.watching += 1
+        try:
+            yield wire.WatchNotificationsResponse()
+            while (hints := await self.hints.get()) is not None:
+                yield hints
+        finally:
+            self.watching -= 1
+
+
+def whole(start: bytes = b"", end: bytes = b"") -> WorkRequest:
+    return WorkRequest(1, start, end, (b"f",), (b"c",), locks_before=99)
+
+
+async def find(cluster: Cluster, *requests: WorkRequest, seconds: float = 10) -> list[FoundWork]:
+    deadline = cluster.deadline(seconds)
+    return await find_work(cluster.world, cluster.tablets, requests, deadline)
+
+
+def rows(found: Sequence[FoundWork]) -> list[bytes]:
+    return [waiting.row for one in found for waiting in one.waiting]
+
+
+async def test_all_tablets_of_a_server_are_asked_in_one_call() -> None:
+    one, other = WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": one, "b:1": other})
+    cluster.tablets.learn(
+        [
+            tablet("a:1", b"", b"k", tablet_id=1),
+            tablet("b:1", b"k", b"t", tablet_id=2),
+            tablet("a:1", b"t", b"", tablet_id=3, epoch=4),
+        ]
+    )
+    found = await find(cluster, whole())
+    assert rows(found) == [b"", b"k", b"t"]
+    assert [len(call.scans) for call in one.scan_calls + other.scan_calls] == [2, 1]
+    last = found[-1]
+    assert (last.request.start, last.request.end, last.rest) == (b"t", b"", None)
+    assert last.location is not None
+    assert (last.location.tablet_id, last.location.epoch) == (3, 4)
+    assert last.waiting[0].timestamps == (9, 7)
+    assert (last.locks[0].value, last.notifications_written, last.problem) == (b"lock", 5, None)
+    scan = one.scan_calls[0].scans[1]
+    assert (list(scan.observers), list(scan.locked_columns)) == ([b"f"], [b"c"])
+    assert (scan.locks_before, scan.target.epoch, scan.range.start) == (99, 4, b"t")
+
+
+async def test_an_answer_says_what_remains_of_its_range() -> None:
+    server = WorkServer()
+    server.rows_max = 1
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("a:1", b"m", b"", tablet_id=2)])
+    found = await find(cluster, whole(start=b"b", end=b"p"))
+    assert [one.rest for one in found] == [(b"b\1", b"m"), (b"m\1", b"p")]
+
+
+async def test_after_a_split_both_halves_are_asked() -> None:
+    old, new = WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    old.serves = {2}
+    old.moved_to = (tablet("a:1", b"", b"m", tablet_id=2), tablet("b:1", b"m", b"", tablet_id=3))
+    found = await find(cluster, whole())
+    assert rows(found) == [b"", b"m"]
+    assert [one.location.tablet_id for one in found if one.location] == [2, 3]
+
+
+async def test_a_tablet_that_has_moved_is_located_through_the_master() -> None:
+    old, new = WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    old.down = True
+    assert rows(await find(cluster, whole())) == [b""]
+    assert [call.scans[0].target.epoch for call in new.scan_calls] == [2]
+
+
+async def test_other_tablets_are_answered_if_one_has_no_server() -> None:
+    one, other = WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": one, "b:1": other})
+    cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2)])
+    one.error = NotReady("it is being opened", retry_after_seconds=0.1)
+    first, second = await find(cluster, whole(), seconds=3)
+    assert isinstance(first.problem, NotReady)
+    assert (first.location, first.rest, first.waiting) == (None, (b"", b"m"), [])
+    assert rows([second]) == [b"m"]
+    assert len(other.scan_calls) == 1
+
+
+async def test_a_permanent_error_is_not_retried() -> None:
+    server = WorkServer()
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1")])
+    server.error = InvalidArgument("observers", "too many")
+    (found,) = await find(cluster, whole())
+    assert isinstance(found.problem, InvalidArgument)
+    assert len(server.scan_calls) == 1
+
+    async def no_table(table_id: int, row: bytes) -> list[TabletLocation]:
+        raise SchemaError("there is no such table")
+
+    empty = Cluster({})
+    empty.tablets._find = no_table
+    (found,) = await find(empty, whole())
+    assert isinstance(found.problem, SchemaError)
+
+
+async def test_an_unknown_tablet_is_searched_for_until_the_deadline() -> None:
+    cluster = Cluster({})
+    started = cluster.clock.monotonic_seconds()
+    (found,) = await find(cluster, whole(), seconds=2)
+    assert "no tablet is known" in str(found.problem)
+    assert cluster.clock.monotonic_seconds() - started >= 2
+
+
+# ---------------------------------------------------------------- watching
+
+
+class Watcher:
+    """Reads the hints of a cluster whose masters say `cluster.now_at`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.heard: list[WorkHints] = []
+        self.searches = 0
+        self.task = asyncio.create_task(self._read())
+
+    async def _find(self, table_id: int, deadline: float) -> list[TabletLocation]:
+        self.searches += 1
+        if not self.cluster.now_at:
+            raise DeadlineExceeded("no master answers")
+        self.cluster.tablets.replace(table_id, self.cluster.now_at)
+        return self.cluster.now_at
+
+    async def _read(self) -> None:
+        watching = {1: [b"f"]}
+        hints = watch_work(self.cluster.world, self.cluster.tablets, self._find, watching)
+        async with aclosing(hints) as stream:
+            async for one in stream:
+                self.heard.append(one)
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+def hint(row: bytes, left_out: int = 0) -> wire.WatchNotificationsResponse:
+    return wire.WatchNotificationsResponse(
+        notifications=[{"table_id": 1, "row": row, "observer": b"f"}], left_out=left_out
+    )
+
+
+async def test_hints_from_all_servers_of_a_table_are_delivered() -> None:
+    one, other, idle = WorkServer(), WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": one, "b:1": other, "c:1": idle})
+    cluster.now_at = [tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2)]
+    watcher = Watcher(cluster)
+    await asyncio.sleep(0.1)
+    assert [(h.address, h.began) for h in watcher.heard] == [("a:1", True), ("b:1", True)]
+    assert one.watched[0].watched[0].observers == [b"f"]
+    one.hints.put_nowait(hint(b"x"))
+    other.hints.put_nowait(hint(b"y", left_out=3))
+    await asyncio.sleep(0.1)
+    told = [(h.address, h.notifications[0].row, h.left_out, h.began) for h in watcher.heard[2:]]
+    assert told == [("a:1", b"x", 0, False), ("b:1", b"y", 3, False)]
+    assert idle.watched == []
+    await watcher.stop()
+    assert one.watching == other.watching == 0
+
+
+async def test_a_new_server_of_the_table_is_watched_and_a_former_one_no_longer() -> None:
+    old, new = WorkServer(), WorkServer()
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.now_at = [tablet("a:1")]
+    watcher = Watcher(cluster)
+    await asyncio.sleep(1)
+    cluster.tablets.learn([tablet("b:1", epoch=2)])  # as a transaction of this process learned it
+    await asyncio.sleep(0.6)
+    assert (old.watching, new.watching) == (0, 1)
+    cluster.now_at = [tablet("a:1", epoch=3)]  # only the master knows this
+    await asyncio.sleep(6)
+    assert (old.watching, new.watching) == (1, 0)
+    await watcher.stop()
+
+
+async def test_a_stream_that_ends_or_breaks_is_reopened() -> None:
+    server = WorkServer()
+    cluster = Cluster({"a:1": server})
+    cluster.now_at = [tablet("a:1")]
+    watcher = Watcher(cluster)
+    await asyncio.sleep(0.1)
+    server.hints.put_nowait(None)
+    server.down = True
+    await asyncio.sleep(5)
+    assert (len(server.watched), server.watching) == (1, 0)
+    server.down = False
+    await asyncio.sleep(3)
+    assert [h.began for h in watcher.heard] == [True, True]
+    await watcher.stop()
+
+
+async def test_watching_continues_while_no_master_answers() -> None:
+    server = WorkServer()
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1")])
+    watcher = Watcher(cluster)
+    await asyncio.sleep(20)
+    assert server.watching == 1
+    assert watcher.searches > 2
+    server.hints.put_nowait(hint(b"x"))
+    await asyncio.sleep(0.1)
+    assert len(watcher.heard) == 2
+    await watcher.stop()

@@ -1,0 +1,52 @@
+"""A run of an observer whose table is dropped, and created again, under it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from percolator import SchemaError, observes
+from percolator.aio import Transaction
+from percolator.observers.registry.registration import register
+
+from .observed_cluster import Observed, copy, docs, observed, source
+
+
+@observes(source, name="copies")
+async def copies(tx: Transaction, row: str) -> None:
+    await tx.set(row, copy, 1)
+
+
+async def _create_again(world: Observed) -> None:
+    await world.db.drop_table(docs)
+    await world.db.create_table(docs)
+
+
+async def test_what_a_run_writes_does_not_get_into_the_next_table() -> None:
+    """Its acknowledgement is in the table of the change, so what it writes there is, too."""
+    async with observed() as world:
+        await register(world.context, [copies])
+        await world.put("a", 1)
+        run = world.run_of(await world.work_for(copies))
+        assert await run.begin()
+        await _create_again(world)
+        transaction = cast(Transaction, run.transaction)
+        await transaction.set("a", copy, 1)
+        with pytest.raises(SchemaError, match="was dropped"):
+            await transaction.get("b", copy)
+        with pytest.raises(SchemaError, match="was dropped"):
+            await run.commit()
+        async with world.db.snapshot() as snapshot:
+            assert [row.key async for row in snapshot.scan(docs)] == []
+
+
+async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_one() -> None:
+    async with observed() as world:
+        await register(world.context, [copies])
+        await world.put("a", 1)
+        work = await world.work_for(copies)
+        await _create_again(world)
+        await world.put("a", 2)
+        with pytest.raises(SchemaError):
+            await world.run_of(work).begin()

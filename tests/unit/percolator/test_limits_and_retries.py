@@ -1,0 +1,138 @@
+"""Invalid settings are refused by name, and retries end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from percolator import InvalidArgument, Limits, OutcomeUnknown, RetryPolicy, aio, transactional
+from percolator.errors import CellAddress, ConflictError, TransactionTooLarge
+from percolator.protocol.write_set import WriteSet
+from percolator.retries import Attempts
+from tests.unit.connected import connected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("call_seconds", 0),
+        ("row_bytes_max", -1),
+        ("heartbeat_seconds", 2.0),
+        ("server_calls_max", 1),
+        ("backoff_seconds_min", 5.0),
+        ("batch_rows_max", "many"),
+        ("batch_rows_max", True),
+        ("batch_rows_max", 1.5),
+        ("one_round_cells_max", -1),
+        ("call_seconds", math.nan),
+        ("call_seconds", math.inf),
+    ],
+)
+def test_invalid_limits_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        Limits(**{field: value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attempts_max", 0),
+        ("attempts_max", 1.5),
+        ("attempts_max", True),
+        ("attempts_max", "5"),
+        ("deadline_seconds", 0.0),
+        ("deadline_seconds", math.nan),
+        ("deadline_seconds", None),
+        ("backoff_seconds_min", 2.0),
+        ("backoff_seconds_min", math.nan),
+        ("backoff_seconds_max", math.inf),
+        ("backoff_seconds_max", "1"),
+    ],
+)
+def test_invalid_retry_policies_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        RetryPolicy(**{field: value})
+    assert caught.value.field == field
+
+
+async def test_a_number_is_no_retry_policy() -> None:
+    five: Any = 5
+
+    async def function(tx: aio.Transaction) -> None:
+        raise AssertionError("was called")
+
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match="retry: expected a RetryPolicy, got int"):
+            await db.run(function, retry=five)
+    with pytest.raises(InvalidArgument, match="retry: expected a RetryPolicy, got int"):
+        transactional(retry=five)
+    with pytest.raises(InvalidArgument, match="retry: expected a RetryPolicy, got int"):
+        aio.connect("localhost:1", retry=five)
+    with pytest.raises(InvalidArgument, match="limits: expected Limits, got int"):
+        aio.connect("localhost:1", limits=five)
+
+
+@asynccontextmanager
+async def _attempts(policy: RetryPolicy) -> AsyncIterator[Attempts]:
+    async with connected() as (db, _):
+        yield db.internal.attempts(policy)
+
+
+async def test_attempts_end_when_their_number_is_reached() -> None:
+    async with _attempts(RetryPolicy(attempts_max=3)) as attempts:
+        assert [await attempts.again(ConflictError("")) for _ in range(3)] == [True, True, False]
+
+
+async def test_attempts_end_at_their_deadline() -> None:
+    count = 0
+    async with _attempts(RetryPolicy(deadline_seconds=2.0)) as attempts:
+        began = asyncio.get_running_loop().time()
+        while await attempts.again(ConflictError("")):
+            count += 1
+        assert asyncio.get_running_loop().time() == pytest.approx(began + 2.0)
+    assert 5 < count < 20
+
+
+async def test_a_transaction_that_has_lost_to_no_other_pauses_and_stands_in_no_line() -> None:
+    """It was given up, or presumed dead: another turn would not help."""
+    async with connected() as (db, _):
+        attempts = db.internal.attempts(RetryPolicy())
+        began = asyncio.get_running_loop().time()
+        assert await attempts.again(ConflictError("given up", cell=_cell(b"a")))
+        assert asyncio.get_running_loop().time() > began
+        assert not attempts.in_line
+        assert not db.internal.engine.env.is_fought_over(_cell(b"a"))
+
+
+async def test_a_transaction_that_may_have_committed_is_not_run_again() -> None:
+    async with _attempts(RetryPolicy()) as attempts:
+        assert not await attempts.again(OutcomeUnknown(""))
+
+
+def _cell(row: bytes) -> CellAddress:
+    return CellAddress(1, row, b"c")
+
+
+def test_too_many_cells_are_refused_when_they_are_written() -> None:
+    writes = WriteSet(Limits(transaction_cells_max=2))
+    writes.put(_cell(b"a"), b"")
+    writes.lock(_cell(b"b"))
+    writes.delete(_cell(b"a"))
+    with pytest.raises(TransactionTooLarge, match="at most 2 cells"):
+        writes.put(_cell(b"c"), b"")
+    assert len(writes.cells) == 2
+
+
+def test_too_many_bytes_are_refused_when_they_are_written() -> None:
+    writes = WriteSet(Limits(transaction_bytes_max=100))
+    writes.put(_cell(b"a"), bytes(90))
+    writes.put(_cell(b"a"), bytes(98))  # replaces the other value
+    with pytest.raises(TransactionTooLarge, match="at most 100 bytes"):
+        writes.put(_cell(b"b"), b"")
+    assert writes.size_bytes == 100

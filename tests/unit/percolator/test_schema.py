@@ -1,0 +1,78 @@
+"""Tables and columns are names with codecs, and rows know their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from percolator import Column, Row, SchemaError, Table, codecs, recipes
+
+accounts = Table("accounts")
+balance = accounts.column("balance", codecs.integer)
+owner = accounts.column("owner", codecs.text)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 256, b"bytes", None, 5])
+def test_a_table_name_has_1_to_255_bytes(name: Any) -> None:
+    with pytest.raises(SchemaError):
+        Table(name)
+
+
+@pytest.mark.parametrize("name", ["", b"", "ä" * 128, None, 5])
+def test_a_column_name_has_1_to_255_bytes(name: Any) -> None:
+    with pytest.raises(SchemaError):
+        accounts.column(name, codecs.text)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        Table,
+        lambda name: accounts.column(name, codecs.text),
+        lambda name: Column(accounts, name, codecs.text),
+        recipes.ShardedCounter,
+        lambda name: recipes.Index(name, on=owner, value=codecs.text),
+        lambda name: recipes.ExportQueue(name, key=codecs.text, value=codecs.text),
+        lambda name: recipes.CombineQueue(name, key=codecs.text, value=codecs.integer, combine=sum),
+    ],
+)
+def test_a_name_that_is_not_utf8_is_refused_and_shown(named: Callable[[str], object]) -> None:
+    """Python makes such names of bytes in arguments and file names that are not UTF-8."""
+    with pytest.raises(
+        SchemaError, match=r"the (table|column) name '.*a\\udcffb.*' cannot be encoded as UTF-8"
+    ):
+        named("a\udcffb")
+
+
+def test_a_colon_in_a_column_name_has_no_meaning() -> None:
+    assert accounts.column("money:balance", codecs.integer).name == b"money:balance"
+
+
+def test_tables_and_columns_with_equal_names_are_equal() -> None:
+    assert Table("accounts") == accounts
+    assert Table("others") != accounts
+    assert accounts.column("balance", codecs.text) == balance
+    assert len({balance, owner, accounts.column(b"owner", codecs.text)}) == 2
+
+
+def test_a_row_decodes_the_requested_columns() -> None:
+    row = Row(accounts, "bob", {b"balance": codecs.integer.encode(7), b"other": b"x"})
+    assert row[balance] == 7
+    assert row.get(owner, "unknown") == "unknown"
+    assert balance in row
+    assert owner not in row
+    assert len(row) == 2
+    assert row.raw() == {b"balance": codecs.integer.encode(7), b"other": b"x"}
+    with pytest.raises(KeyError, match="bob"):
+        row[owner]
+
+
+def test_a_row_refuses_columns_of_other_tables() -> None:
+    row = Row(accounts, "bob", {})
+    stranger = Table("others").column("balance", codecs.integer)
+    with pytest.raises(SchemaError):
+        row.get(stranger)
+    with pytest.raises(SchemaError):
+        _ = "balance" in row  # type: ignore[operator]

@@ -1,0 +1,244 @@
+"""Index: kept in the same transaction or by an observer, backfilled and checked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from random import Random
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from percolator import Database, InvalidArgument, SchemaError, Table, UsageError, codecs
+from percolator.recipes import Index
+from percolator.testing.pytest_plugin import percolator_db
+
+__all__ = ["percolator_db"]
+
+people = Table("people")
+city = people.column("city", codecs.text)
+age = people.column("age", codecs.integer)
+
+
+def by_city(*, by_observer: bool = False) -> Index[str, str, str]:
+    return Index("by city", on=city, value=codecs.text, by_observer=by_observer)
+
+
+def test_an_index_in_the_same_transaction_is_exact_in_it_and_after_it(
+    percolator_db: Database,
+) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        for person, lives_in in (("ann", "Rome"), ("bob", "Bern"), ("eve", "Rome")):
+            index.set(tx, person, lives_in)
+        assert index.find(tx, "Rome") == ["ann", "eve"]
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "Oslo")
+        index.delete(tx, "eve")
+        index.set(tx, "bob", "Bern")
+    with percolator_db.snapshot() as snapshot:
+        assert index.find(snapshot, "Rome") == []
+        assert index.range(snapshot) == [("Bern", "bob"), ("Oslo", "ann")]
+        assert index.range(snapshot, "C", "P") == [("Oslo", "ann")]
+        assert index.range(snapshot, reverse=True, limit=1) == [("Oslo", "ann")]
+        assert snapshot.get("ann", city) == "Oslo"
+        assert index.check(snapshot) == []
+
+
+def test_a_value_that_begins_another_is_not_found_for_it(percolator_db: Database) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "Ro")
+        index.set(tx, "bob", "Rome\x00")
+    with percolator_db.snapshot() as snapshot:
+        assert index.find(snapshot, "Ro") == ["ann"]
+        assert index.find(snapshot, "Rome\x00", limit=1) == ["bob"]
+
+
+def test_an_index_by_an_observer_follows_changes_and_deletions(percolator_db: Database) -> None:
+    text = people.column("text", codecs.text)
+    index: Index[str, str, str] = Index(
+        "by word", on=text, value=codecs.text, values=str.split, by_observer=True
+    )
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    chance, kept = Random(5), dict[str, str]()
+    for _ in range(10):
+        for _ in range(15):
+            row = f"row {chance.randrange(12)}"
+            with percolator_db.transaction() as tx:
+                if chance.random() < 0.3:
+                    tx.delete(row, text)
+                    kept.pop(row, None)
+                else:
+                    kept[row] = " ".join(chance.choices("abcdef", k=3))
+                    tx.set(row, text, kept[row])
+        percolator.testing.run_observers(percolator_db, [index.observer()])
+        plain = defaultdict(set)
+        for row, words in kept.items():
+            for word in words.split():
+                plain[word].add(row)
+        with percolator_db.snapshot() as snapshot:
+            found = {word: set(index.find(snapshot, word)) for word in plain}
+            assert index.check(snapshot) == []
+        assert found == plain
+
+
+@pytest.mark.parametrize("by_observer", [False, True])
+def test_backfill_builds_and_mends_what_check_reports(
+    percolator_db: Database, *, by_observer: bool
+) -> None:
+    percolator_db.create_table(people)
+    percolator_db.set_many((f"person {n}", {city: f"city {n % 5}"}) for n in range(450))
+    index = by_city(by_observer=by_observer)
+    index.create(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        assert len(index.check(snapshot)) == 450
+    assert index.backfill(percolator_db) == 450
+    with percolator_db.transaction() as tx:  # as a program does that knows no index
+        tx.set("person 3", city, "elsewhere")
+        tx.delete("person 4", city)
+    with percolator_db.snapshot() as snapshot:
+        assert len(index.find(snapshot, "city 0")) == 90
+        assert index.check(snapshot) == [
+            "row 'person 3' is missing for 'elsewhere'",
+            "row 'person 3' is indexed for 'city 3', which it does not have",
+            "row 'person 4' is indexed for 'city 4', which it does not have",
+        ]
+    index.backfill(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        assert index.check(snapshot) == []
+
+
+def test_a_backfill_and_a_writer_of_the_same_row_conflict(percolator_db: Database) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    percolator_db.set_many([("ann", {city: "Rome"})])
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "Oslo")
+        index.backfill(percolator_db)
+        with pytest.raises(percolator.ConflictError):
+            tx.commit()
+    with percolator_db.snapshot() as snapshot:
+        assert index.find(snapshot, "Rome") == ["ann"]
+
+
+async def test_asyncio_has_the_same_methods() -> None:
+    index = by_city()
+    async with percolator.testing.connect_async() as db:
+        await db.create_table(people)
+        await index.create(db)
+        async with db.transaction() as tx:
+            await index.set(tx, "ann", "Rome")
+            await index.set(tx, "bob", "Rome")
+            await index.delete(tx, "bob")
+        assert await index.backfill(db) == 1
+        async with db.snapshot() as snapshot:
+            assert await index.find(snapshot, "Rome") == ["ann"]
+            assert await index.range(snapshot, "R") == [("Rome", "ann")]
+            assert await index.check(snapshot) == []
+
+
+def test_bad_arguments_and_the_wrong_way_are_refused(percolator_db: Database) -> None:
+    with pytest.raises(InvalidArgument, match="on: expected a Column, got Table"):
+        Index("x", on=people, value=codecs.text)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="value: expected a codec for row keys"):
+        Index("x", on=city, value=codecs.integer)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="values: expected a function"):
+        Index("x", on=city, value=codecs.text, values=3)  # type: ignore[arg-type]
+    percolator_db.create_table(people)
+    index, observed = by_city(), by_city(by_observer=True)
+    index.create(percolator_db)
+    with pytest.raises(UsageError, match="it has no observer"):
+        index.observer()
+    with percolator_db.transaction() as tx:
+        with pytest.raises(UsageError, match="kept by an observer: write the column with tx"):
+            observed.set(tx, "ann", "Rome")
+        with pytest.raises(SchemaError, match="expected str, got int"):
+            index.set(tx, "ann", 7)  # type: ignore[call-overload]
+        with pytest.raises(SchemaError, match="'by city', value 7: expected str"):
+            index.find(tx, 7)  # type: ignore[call-overload]
+
+
+def refusing(text: str) -> list[str]:
+    if text == "bad":
+        raise ValueError("no words")
+    return text.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("bad", "index 'by word', row 'ann': values raised ValueError: no words"),
+        ("x" * 5_000, "index 'by word', row 'ann', value 'x.*: the entry has 50.. bytes"),
+    ],
+)
+def test_a_set_that_fails_writes_neither_column_nor_index(
+    percolator_db: Database, text: str, says: str
+) -> None:
+    index: Index[str, str, str] = Index("by word", on=city, value=codecs.text, values=refusing)
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "old words")
+        with pytest.raises(SchemaError, match=says):
+            index.set(tx, "ann", text)
+    with percolator_db.snapshot() as snapshot:
+        assert snapshot.get("ann", city) == "old words"
+        assert index.find(snapshot, "old") == ["ann"]
+        assert index.check(snapshot) == []
+
+
+def test_a_row_that_cannot_be_indexed_is_named_and_check_goes_on(percolator_db: Database) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    percolator_db.set_many([("ann", {city: "x" * 5_000}), ("bob", {city: "Bern"})])
+    with pytest.raises(SchemaError, match="index 'by city', row 'ann', value 'xxx"):
+        index.backfill(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        too_long, missing = index.check(snapshot)
+    assert too_long.startswith("index 'by city', row 'ann', value 'xxx")
+    assert missing == "row 'bob' is missing for 'Bern'"
+
+
+def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(percolator_db: Database) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "Rome")
+        index.set(tx, "bob", "Bern")
+    entries = index.table.column("entry", codecs.raw)
+    with percolator_db.snapshot() as snapshot:
+        _, rome = [row.key for row in snapshot.scan(index.table, prefix=b"i")]
+    with percolator_db.transaction() as tx:  # as a tool does that knows nothing of indexes
+        tx.delete(rome, entries)
+        tx.set(rome.replace(b"Rome", b"Oslo"), entries, b"")
+    with percolator_db.snapshot() as snapshot:
+        assert len(index.check(snapshot)) == 2
+    index.backfill(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        assert index.check(snapshot) == []
+        assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
+
+
+@pytest.mark.parametrize("returned", [5, None])
+def test_values_that_are_no_values_are_refused_by_name(
+    percolator_db: Database, returned: Any
+) -> None:
+    index: Index[str, str, str] = Index(
+        "by word", on=city, value=codecs.text, values=lambda _: returned
+    )
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        says = f"index 'by word', row 'ann': values returned {returned}, no iterable"
+        with pytest.raises(SchemaError, match=says):
+            index.set(tx, "ann", "Rome")
+        assert tx.get("ann", city) is None

@@ -1,0 +1,168 @@
+"""Tablet servers that answer as a test tells them to, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from percolator.errors import (
+    DeadlineExceeded,
+    PercolatorError,
+    TabletLocation,
+    TabletMoved,
+    Unavailable,
+)
+from percolator.limits import Limits
+from percolator.routing.cells import CellMutation, RowRequest
+from percolator.routing.router import Router
+from percolator.routing.tablet_map import TabletMap
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.status import to_detail
+from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod, World
+
+Refusal = Callable[[wire.TabletTarget, list[bytes]], PercolatorError | None]
+
+
+class Server:
+    """Applies every mutation and finds every row, unless told otherwise."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+        self.mutate_calls: list[wire.MutateRequest] = []
+        self.read_calls: list[wire.ReadRequest] = []
+        self.in_flight = 0
+        self.in_flight_max = 0
+        self.down = False
+        self.answers_lost = False
+        self.refuse_batch: Refusal = lambda target, rows: None
+        """Returns the error of a whole tablet batch, given its rows."""
+        self.pages: Callable[[wire.ScanRequest], list[wire.ScanResponse]] = lambda request: []
+
+    async def _serve(self) -> None:
+        if self.down:
+            raise Unavailable("connection refused")
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        await asyncio.sleep(self.seconds)
+        self.in_flight -= 1
+        if self.answers_lost:
+            raise Unavailable("connection reset")
+
+    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+        self.mutate_calls.append(request)
+        await self._serve()
+        response = wire.MutateResponse()
+        for batch in request.batches:
+            result = response.batches.add()
+            error = self.refuse_batch(batch.target, [m.row for m in batch.mutations])
+            if error is not None:
+                result.error.CopyFrom(to_detail(error))
+            else:
+                for _ in batch.mutations:
+                    result.results.add(outcome=wire.OUTCOME_APPLIED)
+        return response
+
+    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+        self.read_calls.append(request)
+        await self._serve()
+        response = wire.ReadResponse()
+        for batch in request.batches:
+            result = response.batches.add()
+            error = self.refuse_batch(batch.target, [r.row for r in batch.reads])
+            if error is not None:
+                result.error.CopyFrom(to_detail(error))
+                continue
+            for index, read in enumerate(batch.reads):
+                result.found.reads.append(index)
+                result.found.columns.append(b"c")
+                result.found.commit_timestamps.append(read.timestamp)
+                result.found.values.append(b"value of " + read.row)
+        return response
+
+    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+        await self._serve()
+        for page in self.pages(request):
+            yield page
+
+    def rows_mutated(self) -> list[bytes]:
+        return [m.row for c in self.mutate_calls for b in c.batches for m in b.mutations]
+
+
+class TimedNetwork(InProcessNetwork):
+    """Streams end with their timeout, as real ones do."""
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        untimed = super().stream(address, method)
+
+        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+            try:
+                async with asyncio.timeout(timeout):
+                    async for response in untimed(request, timeout):
+                        yield response
+            except TimeoutError:
+                raise DeadlineExceeded("no answer in time", where=address) from None
+
+        return call
+
+
+class Cluster:
+    """Some servers, a map of tablets, and a router over them."""
+
+    def __init__(self, servers: dict[str, Server], limits: Limits | None = None) -> None:
+        self.servers = servers
+        self.now_at: list[TabletLocation] = []
+        """What a master would answer."""
+        self.searches = 0
+        self.search_seconds = 0.0
+        loop = asyncio.get_running_loop()
+        self.clock = VirtualClock(loop)
+        handlers: dict[str, object] = dict(servers)
+        self.world = World(self.clock, TimedNetwork(handlers), random.Random(1))
+        self.tablets = TabletMap(self._find)
+        self.router = Router(self.world, self.tablets, limits or Limits())
+
+    async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        self.searches += 1
+        if self.search_seconds:
+            await asyncio.sleep(self.search_seconds)
+        return self.now_at
+
+    def deadline(self, seconds: float = 10.0) -> float:
+        return self.clock.monotonic_seconds() + seconds
+
+
+def tablet(
+    address: str, start: bytes = b"", end: bytes = b"", *, tablet_id: int = 1, epoch: int = 1
+) -> TabletLocation:
+    return TabletLocation(1, tablet_id, epoch, start, end, address)
+
+
+def step(row: bytes, *, schema_version: int = 0, size: int = 0) -> CellMutation:
+    mutation = wire.Mutation(row=row, column=b"c")
+    if size:
+        mutation.changes.add(value=bytes(size))
+    return CellMutation(1, mutation, schema_version)
+
+
+def row_request(row: bytes) -> RowRequest:
+    return RowRequest(1, wire.RowRead(row=row, columns=[b"c"], timestamp=7))
+
+
+def moved(*locations: TabletLocation) -> TabletMoved:
+    return TabletMoved("not here", tablet_id=1, epoch=1, locations=locations)
+
+
+async def cancelled_while_it_waits(request: Awaitable[object], seconds: float = 0.5) -> None:
+    waiting = asyncio.ensure_future(request)
+    if seconds:
+        await asyncio.sleep(seconds)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting

@@ -1,0 +1,65 @@
+"""Calls to masters, and how long they may take."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from percolator.errors import DeadlineExceeded
+from percolator.routing.catalog import Catalog
+from percolator.routing.lanes import SchemaVersions
+from percolator.routing.tablet_map import TabletMap
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import master_pb2 as wire
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+    World,
+)
+
+
+class SlowMaster:
+    """A network with a master that takes a while to answer."""
+
+    def __init__(self, seconds: float, answer: wire.CreateTableResponse) -> None:
+        self.seconds = seconds
+        self.answer = answer
+        self.calls = 0
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            self.calls += 1
+            await asyncio.sleep(min(self.seconds, timeout))
+            if timeout < self.seconds:
+                raise DeadlineExceeded("no answer in time")
+            return self.answer  # type: ignore[return-value]
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise AssertionError(f"nothing is streamed: {method}")
+
+    async def close(self) -> None:
+        return None
+
+
+async def test_a_table_that_takes_long_to_create_is_requested_once() -> None:
+    """Otherwise, the second attempt would find the table, and report that it exists."""
+    answer = wire.CreateTableResponse(table=wire.Table(table_id=7, name="large"), created=True)
+    master = SlowMaster(8.0, answer)
+    clock = VirtualClock(asyncio.get_running_loop())
+    world = World(clock, master, random.Random(1))
+    catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
+    deadline = clock.monotonic_seconds() + 10.0
+    table = await catalog.create(
+        "large", [], wire.TableOptions(), exist_ok=False, deadline=deadline
+    )
+    assert (table.table_id, master.calls) == (7, 1)

@@ -1,0 +1,249 @@
+"""Whole transactions on their way: sent once, to the tablet that has their cells, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    TabletMoved,
+    UsageError,
+)
+from percolator.limits import Limits
+from percolator.routing.cells import NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.routing.dispatcher import TWO_PHASES_SECONDS
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.status import to_detail
+
+from .tablet_servers import Cluster, Server, tablet
+
+
+class Commits(Server):
+    """Commits transaction s at s + 1, unless told otherwise."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        super().__init__(seconds)
+        self.commit_calls: list[wire.CommitTransactionsRequest] = []
+        self.failure: PercolatorError | None = None
+        self.malform: Callable[[wire.TransactionBatchResult], object] = lambda result: None
+
+    async def commit_transactions(
+        self, request: wire.CommitTransactionsRequest
+    ) -> wire.CommitTransactionsResponse:
+        self.commit_calls.append(request)
+        await self._serve()
+        if self.failure is not None:
+            raise self.failure
+        response = wire.CommitTransactionsResponse()
+        for batch in request.batches:
+            result = response.batches.add()
+            error = self.refuse_batch(batch.target, list(batch.rows))
+            if error is not None:
+                result.error.CopyFrom(to_detail(error))
+                continue
+            result.commit_timestamps.extend(start + 1 for start in batch.start_timestamps)
+            self.malform(result)
+        return response
+
+
+def whole(start: int, *rows: bytes, version: int = 3) -> WholeCommit:
+    count = len(rows)
+    return WholeCommit(1, version, start, rows, [b"c"] * count, [1] * count, [b"v"] * count)
+
+
+def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
+    cluster = Cluster({"a:1": server, "b:1": Commits()}, limits)
+    cluster.tablets.learn(
+        [tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2)],
+    )
+    return cluster
+
+
+async def test_transactions_of_one_turn_of_the_loop_share_a_call() -> None:
+    server = Commits()
+    cluster = _cluster(server)
+    first = WholeCommit(
+        1, 3, 20, [b"a", b"b"], [b"c", b"d"], [1, 3], [b"v", b""], [(b"c", (b"f",))],
+        [(b"e", b"w", (b"g",))],
+    )  # fmt: skip
+    sent = (first, whole(30, b"c"), whole(40, b"n"))
+    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
+    assert answers == [21, 31, 41]
+    (call,) = server.commit_calls
+    (batch,) = call.batches
+    assert (batch.target.tablet_id, batch.target.epoch, batch.target.schema_version) == (1, 1, 3)
+    assert list(batch.start_timestamps) == [20, 30]
+    assert list(batch.cells) == [2, 1]
+    assert list(batch.rows) == [b"a", b"b", b"c"]
+    assert list(batch.columns) == [b"c", b"d", b"c"]
+    assert list(batch.kinds) == [1, 3, 1]
+    assert list(batch.values) == [b"v", b"", b"v"]
+    assert [(one.column, list(one.observers)) for one in batch.observed] == [(b"c", [b"f"])]
+    (notified,) = batch.notifications
+    assert (notified.transaction, notified.row, notified.column) == (0, b"e", b"w")
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        whole(20, b"a", b"n"),
+        whole(20, b"a")._replace(notifications=[(b"n", b"w", (b"g",))]),
+    ],
+    ids=["cells", "a weak notification"],
+)
+async def test_what_is_not_in_one_tablet_is_not_sent(commit: WholeCommit) -> None:
+    server = Commits()
+    cluster = _cluster(server)
+    assert isinstance(await cluster.router.commit(commit, cluster.deadline()), NotInOneRound)
+    assert server.commit_calls == []
+
+
+async def test_a_tablet_that_is_not_known_is_asked_for_first() -> None:
+    server = Commits()
+    cluster = Cluster({"a:1": server})
+    assert isinstance(await cluster.router.commit(whole(20, b"a"), cluster.deadline(1.0)), NotSent)
+    cluster.now_at = [tablet("a:1")]
+    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
+
+
+async def test_an_older_server_is_asked_once_in_a_while() -> None:
+    server = Commits()
+    server.failure = UsageError("no such method there")
+    cluster = _cluster(server)
+    for _ in range(3):
+        answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+        assert isinstance(answer, PercolatorError)
+        assert answer.retry is Retry.SAFE
+    assert len(server.commit_calls) == 1
+    server.failure = None
+    await asyncio.sleep(TWO_PHASES_SECONDS)
+    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotReady("closed for a load", retry_after_seconds=9.0),
+        TabletMoved("moved", tablet_id=1, epoch=1),
+        SchemaChanged("newer", table_id=1, schema_version=4),
+        ExecutionUnknown("broken"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_whatever_the_answer_is_nothing_is_sent_again(error: PercolatorError) -> None:
+    server = Commits()
+    server.refuse_batch = lambda target, rows: error
+    cluster = _cluster(server)
+    cluster.now_at = [tablet("a:1", b"", b"m", epoch=2)]
+    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    assert isinstance(answer, type(error))
+    await asyncio.sleep(10.0)
+    assert len(server.commit_calls) == 1
+    searched = isinstance(error, TabletMoved | ExecutionUnknown)
+    assert cluster.searches == searched
+
+
+async def test_only_the_transaction_that_is_invalid_is_blamed() -> None:
+    server = Commits()
+    server.refuse_batch = lambda target, rows: (
+        InvalidArgument("values[1]", "too large") if b"b" in rows else None
+    )
+    cluster = _cluster(server)
+    sent = (whole(20, b"a"), whole(30, b"b"), whole(40, b"c"))
+    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
+    first, second, third = answers
+    assert (first, third) == (21, 41)
+    assert isinstance(second, InvalidArgument)
+    sizes = [len(batch.start_timestamps) for call in server.commit_calls for batch in call.batches]
+    assert sizes == [3, 1, 1, 1]
+
+
+async def test_a_message_is_full_of_weak_notifications_too() -> None:
+    server = Commits()
+    cluster = _cluster(server, Limits(batch_rows_max=4))
+    notified = [(b"%d" % number, b"w", (b"g",)) for number in range(3)]
+    sent = [whole(start, b"a")._replace(notifications=notified) for start in (20, 30)]
+    answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
+    assert answers == [21, 31]
+    counts = [len(batch.notifications) for call in server.commit_calls for batch in call.batches]
+    assert counts == [3, 3]
+
+
+async def test_a_refusal_names_the_condition_and_the_cell() -> None:
+    server = Commits()
+
+    def refuse(result: wire.TransactionBatchResult) -> None:
+        result.commit_timestamps[0] = 0
+        found = result.uncommitted.add(transaction=0).result
+        found.outcome = wire.OUTCOME_REFUSED
+        found.failed_condition = 3
+        found.cell.row = b"a"
+
+    server.malform = refuse
+    cluster = _cluster(server)
+    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    assert isinstance(answer, Refused)
+    assert answer.condition == 3
+    assert answer.cell is not None
+    assert answer.cell.row == b"a"
+
+
+@pytest.mark.parametrize(
+    "malform",
+    [
+        lambda result: result.commit_timestamps.pop(),
+        lambda result: result.commit_timestamps.append(1),
+        lambda result: result.commit_timestamps.__setitem__(0, 0),
+        lambda result: result.uncommitted.add(transaction=9),
+        lambda result: result.uncommitted.add(transaction=0),
+    ],
+    ids=["one less", "one more", "no outcome", "no such transaction", "an empty result"],
+)
+async def test_a_malformed_response_leaves_the_outcome_open(
+    malform: Callable[[wire.TransactionBatchResult], object],
+) -> None:
+    server = Commits()
+    server.malform = malform
+    cluster = _cluster(server)
+    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    assert isinstance(answer, ExecutionUnknown)
+
+
+async def test_a_deadline_tells_whether_it_was_sent() -> None:
+    server = Commits(seconds=60.0)
+    cluster = _cluster(server, Limits(server_calls_max=2, server_rows_max=2))
+    waiting = [cluster.router.commit(whole(20 + i, b"a"), cluster.deadline(1.0)) for i in range(3)]
+    first, second, third = await asyncio.gather(*waiting)
+    for answer in (first, second):
+        assert isinstance(answer, DeadlineExceeded)
+        assert answer.retry is Retry.UNKNOWN
+    assert isinstance(third, NotSent)
+
+
+async def test_a_silent_server_whose_tablets_are_elsewhere_is_left() -> None:
+    server = Commits(seconds=60.0)
+    cluster = _cluster(server, Limits(server_calls_max=2))
+    sent = cluster.router.commit(whole(20, b"a"), cluster.deadline(10.0))
+    await asyncio.sleep(0.5)
+    queued = cluster.router.commit(whole(30, b"a"), cluster.deadline(10.0))
+    cluster.now_at = [tablet("b:1", b"", b"m", epoch=2)]
+    assert isinstance(await sent, DeadlineExceeded)
+    assert await queued == 31, "it was not sent, so it can be sent elsewhere"
+    assert cluster.clock.monotonic_seconds() < 3.0
+    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
+
+
+async def test_a_closed_router_answers_at_once() -> None:
+    cluster = _cluster(Commits())
+    await cluster.router.close()
+    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    assert isinstance(answer, UsageError)

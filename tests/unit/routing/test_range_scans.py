@@ -1,0 +1,240 @@
+"""Scans of ranges cross tablets and servers, and continue where a stream broke."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from percolator.errors import (
+    DeadlineExceeded,
+    Retry,
+    TabletLocation,
+)
+from percolator.limits import Limits
+from percolator.routing.cells import RangePage, RangeRequest
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.wire.status import to_detail
+
+from .tablet_servers import Cluster, Server, cancelled_while_it_waits, moved, tablet
+
+
+def _page(request: wire.ScanRequest, rows: int) -> list[wire.ScanResponse]:
+    """Pages of `rows` rows out of a, b, c … z, as a tablet server makes them."""
+    start, end = request.range.start, request.range.end
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    inside = [row for row in letters if start <= row and (not end or row < end)]
+    if request.reverse:
+        inside.reverse()
+    pages = []
+    batches = [inside[i : i + rows] for i in range(0, len(inside), rows)]
+    for batch in batches or [[]]:
+        page = wire.ScanResponse()
+        for row in batch:
+            page.found.rows.append(row)
+            page.found.columns.append(b"c")
+            page.found.commit_timestamps.append(7)
+            page.found.values.append(b"v")
+        if inside and batch[-1] != inside[-1]:
+            if request.reverse:
+                page.rest.CopyFrom(RowRange(start=start, end=batch[-1]))
+            else:
+                page.rest.CopyFrom(RowRange(start=batch[-1] + b"\x00", end=end))
+        pages.append(page)
+    return pages
+
+
+async def _scan(cluster: Cluster, range_request: RangeRequest) -> list[RangePage]:
+    return [page async for page in cluster.router.scan(range_request, 5.0)]
+
+
+def _three_tablets() -> Cluster:
+    servers = {"a:1": Server(), "b:1": Server()}
+    for server in servers.values():
+        server.pages = lambda request: _page(request, 4)
+    cluster = Cluster(servers)
+    cluster.now_at = [
+        tablet("a:1", b"", b"h"),
+        tablet("b:1", b"h", b"h5", tablet_id=2),  # without a row
+        tablet("a:1", b"h5", b"", tablet_id=3),
+    ]
+    return cluster
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("start", "end"), [(b"", b""), (b"c", b"x"), (b"h1", b"h2"), (b"y", b"")])
+async def test_a_scan_crosses_tablets_without_gaps(start: bytes, end: bytes, reverse: bool) -> None:
+    cluster = _three_tablets()
+    pages = await _scan(cluster, RangeRequest(1, start, end, None, 7, reverse))
+    rows = [row for page in pages for row in page.rows]
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    expected = [row for row in letters if start <= row and (not end or row < end)]
+    assert rows == (expected[::-1] if reverse else expected)
+    covered = sorted((page.start, page.end) for page in pages)
+    assert covered[0][0] == start
+    assert covered[-1][1] == end
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(covered))
+
+
+class _LargeTable(Cluster):
+    """A cluster whose master lists two tablets at a time."""
+
+    async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        self.searches += 1
+        return [one for one in self.now_at if not one.end or row < one.end][:2]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("end", [b"", b"x", b"x\x00", b"t"])
+async def test_a_scan_finds_tablets_beyond_the_masters_first_page(
+    end: bytes, reverse: bool
+) -> None:
+    server = Server()
+    server.pages = lambda request: _page(request, 4)
+    cluster = _LargeTable({"a:1": server})
+    bounds = [b"", *(bytes([letter]) for letter in b"ceghkmqtvz"), b""]
+    cluster.now_at = [
+        tablet("a:1", first, last, tablet_id=index)
+        for index, (first, last) in enumerate(itertools.pairwise(bounds), 1)
+    ]
+    pages = await _scan(cluster, RangeRequest(1, b"b", end, None, 7, reverse))
+    rows = sorted(row for page in pages for row in page.rows)
+    letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert rows == [row for row in letters if row >= b"b" and (not end or row < end)]
+
+
+async def test_a_broken_stream_continues_where_it_stopped() -> None:
+    cluster = _three_tablets()
+    calls = 0
+
+    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return [
+                _page(request, 4)[0],
+                wire.ScanResponse(error=to_detail(moved(tablet("b:1", b"", b"h", epoch=2)))),
+            ]
+        return _page(request, 4)
+
+    cluster.servers["a:1"].pages = pages
+    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    rows = [row for page in found for row in page.rows]
+    assert rows == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+
+
+def _a_value_less(page: wire.ScanResponse) -> None:
+    page.found.values.pop()
+
+
+def _again_from_the_beginning(page: wire.ScanResponse) -> None:
+    page.rest.CopyFrom(RowRange(start=b"", end=b"h"))
+
+
+def _backwards(page: wire.ScanResponse) -> None:
+    page.rest.CopyFrom(RowRange(start=b"", end=b"c"))
+
+
+def _a_row_of_somebody_else(page: wire.ScanResponse) -> None:
+    page.found.rows[-1] = b"z"
+
+
+@pytest.mark.parametrize(
+    "malform", [_a_value_less, _again_from_the_beginning, _backwards, _a_row_of_somebody_else]
+)
+async def test_a_malformed_page_is_requested_again_until_the_timeout(
+    malform: Callable[[wire.ScanResponse], None],
+) -> None:
+    cluster = _three_tablets()
+
+    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+        found = _page(request, 4)
+        malform(found[0])
+        return found
+
+    server = cluster.servers["a:1"]
+    correct, server.pages = server.pages, pages
+    with pytest.raises(DeadlineExceeded, match="malformed") as caught:
+        await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert caught.value.retry is Retry.SAFE
+    server.pages = correct
+    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert len([row for page in found for row in page.rows]) == 26
+
+
+async def test_an_unanswered_scan_ends_with_its_timeout() -> None:
+    cluster = _three_tablets()
+    cluster.servers["a:1"].down = True
+    with pytest.raises(DeadlineExceeded) as caught:
+        await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert caught.value.retry is Retry.SAFE
+    assert cluster.clock.monotonic_seconds() == pytest.approx(5.0, abs=1.1)
+
+
+async def test_a_scan_leaves_a_silent_server_for_the_one_that_took_over() -> None:
+    """A paused or disconnected server refuses nothing, so a master has to be asked."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    (page,) = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert len(page.rows) == 26
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
+
+
+async def test_a_page_that_arrives_while_a_master_is_asked_about_its_server_is_not_lost() -> None:
+    """By then, the position has moved to the next tablet, which another server has."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
+    cluster.now_at = [tablet("a:1", b"", b"h"), tablet("b:1", b"h", b"", tablet_id=2)]
+    cluster.tablets.learn(cluster.now_at)
+    cluster.search_seconds = 0.5
+    cluster.servers["a:1"].seconds = 1.0
+    for server in cluster.servers.values():
+        server.pages = lambda request: _page(request, 30)
+    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert cluster.searches == 1
+    assert sum(len(page.rows) for page in pages) == 26
+
+
+async def test_a_scan_without_time_to_find_the_new_server_leaves_that_to_the_next_one() -> None:
+    cluster = Cluster({"a:1": Server(), "b:1": Server()})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    short = cluster.router.scan(RangeRequest(1, b"", b"", None, 7), 0.5)
+    with pytest.raises(DeadlineExceeded):
+        await anext(short)
+    (page,) = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert len(page.rows) == 26
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.5, abs=0.2)
+
+
+async def test_a_silent_server_costs_one_timeout_however_many_of_its_tablets_are_scanned() -> None:
+    cluster = Cluster({"a:1": Server(), "b:1": Server()}, Limits(silence_seconds=0.7))
+    cluster.tablets.learn([tablet("a:1", b"", b"h"), tablet("a:1", b"h", b"", tablet_id=2)])
+    cluster.now_at = [
+        tablet("b:1", b"", b"h", epoch=2),
+        tablet("b:1", b"h", b"", tablet_id=2, epoch=2),
+    ]
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
+    assert len(pages) == 2
+    assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
+
+
+# ------------------------------------------------------------------ silence
+
+
+async def test_a_scan_cancelled_after_its_page_failed_leaves_no_exception_behind() -> None:
+    """The reader was still asking a master about the server when the page failed."""
+    cluster = Cluster({"a:1": Server()}, Limits(silence_seconds=0.2))
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.search_seconds = 10.0
+    cluster.servers["a:1"].seconds = 0.4
+    cluster.servers["a:1"].answers_lost = True
+    await cancelled_while_it_waits(_scan(cluster, RangeRequest(1, b"", b"", None, 7)))

@@ -1,0 +1,130 @@
+"""The map finds rows, and learns only what is newer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator.errors import SchemaError, TabletLocation, Unavailable
+from percolator.routing.tablet_map import TabletMap
+
+from .tablet_servers import tablet
+
+
+def _map(*locations: TabletLocation) -> TabletMap:
+    tablets = TabletMap()
+    tablets.learn(locations)
+    return tablets
+
+
+def test_a_row_is_in_the_tablet_whose_range_holds_it() -> None:
+    tablets = _map(tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2))
+    found = [tablets.locate(1, row) for row in (b"", b"l\xff", b"m", b"z")]
+    assert [location and location.address for location in found] == ["a:1", "a:1", "b:1", "b:1"]
+    assert tablets.locate(2, b"a") is None
+
+
+def test_the_last_rows_below_an_end_are_in_the_tablet_before_it() -> None:
+    tablets = _map(tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2))
+    found = [tablets.locate_below(1, end) for end in (b"a", b"m", b"m\x00", b"")]
+    assert [location and location.address for location in found] == ["a:1", "a:1", "b:1", "b:1"]
+
+
+def test_a_row_in_a_gap_is_not_located() -> None:
+    tablets = _map(tablet("a:1", b"b", b"d"), tablet("b:1", b"f", b"h", tablet_id=2))
+    assert [tablets.locate(1, row) for row in (b"a", b"d", b"e", b"h")] == [None] * 4
+    assert [tablets.locate_below(1, end) for end in (b"b", b"e", b"f", b"", b"a")] == [None] * 5
+
+
+def test_children_take_the_place_of_their_parent() -> None:
+    tablets = _map(tablet("a:1"))
+    tablets.learn([tablet("a:1", b"", b"m", tablet_id=2), tablet("b:1", b"m", b"", tablet_id=3)])
+    assert [location.tablet_id for location in tablets.tablets(1)] == [2, 3]
+
+
+def test_an_older_epoch_changes_nothing() -> None:
+    tablets = _map(tablet("b:1", epoch=3))
+    tablets.learn([tablet("a:1", epoch=2)])
+    assert [location.address for location in tablets.tablets(1)] == ["b:1"]
+
+
+def test_a_tablet_without_a_server_leaves_a_gap() -> None:
+    tablets = _map(tablet("a:1", epoch=3))
+    tablets.learn([tablet("", epoch=4)])
+    assert tablets.locate(1, b"row") is None
+
+
+async def test_for_a_silent_server_each_of_its_tables_is_looked_up_once() -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        asked.append((table_id, row))
+        return []
+
+    tablets = TabletMap(find)
+    tablets.learn(
+        [
+            tablet("b:1", b"", b"c"),
+            tablet("a:1", b"c", b"m", tablet_id=2),
+            tablet("a:1", b"m", b"", tablet_id=3),
+            TabletLocation(2, 7, 1, b"", b"", "a:1"),
+            TabletLocation(3, 8, 1, b"", b"", "b:1"),
+        ]
+    )
+    await tablets.refresh_server("a:1")
+    assert sorted(asked) == [(1, b"c"), (2, b"")]
+
+
+async def test_a_search_that_fails_after_its_caller_was_cancelled_logs_nothing() -> None:
+    """conftest.py refuses what the event loop would log."""
+
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        await asyncio.sleep(1.0)
+        raise Unavailable("no master answers")
+
+    tablets = TabletMap(find)
+    for leaves_after in (0.5, 1.0):
+        asking = asyncio.create_task(tablets.refresh(1, b"row"))
+        await asyncio.sleep(leaves_after)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await asyncio.sleep(2.0)
+    with pytest.raises(Unavailable):
+        await tablets.refresh(1, b"row")
+
+
+async def test_a_deleted_table_does_not_keep_others_from_being_found() -> None:
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        if table_id == 2:
+            raise SchemaError("there is no table with the id 2")
+        return [tablet("b:1", epoch=3)]
+
+    tablets = TabletMap(find)
+    tablets.learn([tablet("a:1", epoch=2), TabletLocation(2, 7, 1, b"", b"", "a:1")])
+    await tablets.refresh_server("a:1")
+    assert [location.address for location in tablets.tablets(1)] == ["b:1"]
+    assert tablets.tablets(2) == []
+
+
+@given(st.lists(st.binary(max_size=3), min_size=1, max_size=8, unique=True), st.binary(max_size=4))
+def test_every_row_of_a_table_without_gaps_is_found(splits: list[bytes], row: bytes) -> None:
+    bounds = sorted({b"", *splits})
+    ends = [*bounds[1:], b""]
+    tablets = _map(
+        *(
+            tablet("a:1", start, end, tablet_id=index)
+            for index, (start, end) in enumerate(zip(bounds, ends, strict=True))
+        )
+    )
+    found = tablets.locate(1, row)
+    assert found is not None
+    assert found.start <= row
+    assert not found.end or row < found.end
+    below = tablets.locate_below(1, row)
+    if row:
+        assert below is not None
+        assert below.start < row
+        assert not below.end or row <= below.end

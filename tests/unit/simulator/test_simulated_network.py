@@ -1,0 +1,404 @@
+"""Calls between simulated processes, and everything that can happen to them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    Overloaded,
+    PercolatorError,
+    TabletLocation,
+    TabletMoved,
+    Unavailable,
+    UsageError,
+)
+from percolator.testing.simulator.network_faults import Fault, NetworkFaults
+from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
+from percolator.testing.simulator.simulated_process import Incarnation
+from percolator.testing.simulator.simulated_wire import Envelope
+from percolator.v1 import cluster_pb2
+from percolator.v1.oracle_pb2 import GetTimestampsRequest
+from percolator.wire.methods import DESCRIBE, GET_TIMESTAMPS
+from tests.unit.simulator.stage import CLIENT, SERVER, Stage, call, on_stage
+
+
+def test_a_call_is_answered_after_a_delay_each_way() -> None:
+    async def play(stage: Stage) -> tuple[int, float]:
+        return await stage.call(5), stage.loop.time()
+
+    count, seconds = on_stage(play)
+    assert count == 5
+    assert 2 * 0.0002 <= seconds <= 2 * 0.001
+
+
+def test_caller_and_handler_share_no_object() -> None:
+    async def play(stage: Stage) -> None:
+        request = GetTimestampsRequest(count=3)
+
+        async def program(incarnation: Incarnation) -> None:
+            answer = await incarnation.world.network.unary(SERVER, GET_TIMESTAMPS)(request, 1.0)
+            assert answer is not stage.handler.responses[0]
+            assert stage.handler.requests[0] is not request
+
+        await stage.run(program)
+
+    on_stage(play)
+
+
+def test_a_request_travels_as_it_was_when_it_was_sent() -> None:
+    """A caller that reuses its message must not change one that is in flight."""
+
+    async def play(stage: Stage) -> int:
+        async def program(incarnation: Incarnation) -> int:
+            request = GetTimestampsRequest(count=3)
+            unary = incarnation.world.network.unary(SERVER, GET_TIMESTAMPS)
+            answer = asyncio.ensure_future(unary(request, 1.0))
+            await asyncio.sleep(0)
+            request.count = 99
+            return (await answer).count
+
+        return await stage.run(program)
+
+    assert on_stage(play) == 3
+
+
+def _told(error: PercolatorError) -> dict[str, object]:
+    """All that an error says, but for where it was found."""
+    return {name: value for name, value in vars(error).items() if name not in ("where", "retry")}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("count", "is zero"),
+        Overloaded("queue full", retry_after_seconds=0.5),
+        TabletMoved(
+            "not here",
+            tablet_id=4,
+            epoch=7,
+            locations=(TabletLocation(1, 4, 8, b"a", b"b", "other:1"),),
+        ),
+    ],
+)
+def test_errors_cross_the_network_with_their_details_as_copies(error: PercolatorError) -> None:
+    async def play(stage: Stage) -> None:
+        stage.handler.error = error
+        with pytest.raises(type(error)) as caught:
+            await stage.call()
+        assert caught.value is not error
+        assert caught.value.retry is error.retry
+        assert _told(caught.value) == _told(error)
+
+    on_stage(play)
+
+
+def test_an_exception_that_no_handler_may_raise_fails_the_simulation() -> None:
+    async def play(stage: Stage) -> list[str]:
+        stage.handler.error = KeyError("a bug")
+        with pytest.raises(PercolatorError, match="failed unexpectedly"):
+            await stage.call()
+        found = [repr(error) for error in stage.wire.unexpected]
+        stage.wire.unexpected.clear()
+        return found
+
+    assert on_stage(play) == ["KeyError('a bug')"]
+
+
+def test_a_watcher_that_fails_fails_the_simulation_and_leaves_no_call_behind() -> None:
+    """The caller may take the exception for a failed call, and continue."""
+
+    def fail(_: Envelope) -> Fault | None:
+        raise KeyError("a bug")
+
+    async def play(stage: Stage) -> list[str]:
+        stage.wire.watcher = fail
+        with pytest.raises(KeyError):
+            await stage.call(timeout=1.0)
+        await asyncio.sleep(2.0)  # until the call would have timed out
+        found = [repr(error) for error in stage.wire.unexpected]
+        stage.wire.unexpected.clear()
+        return found
+
+    assert on_stage(play) == ["KeyError('a bug')"]
+
+
+def test_an_address_where_nothing_listens_refuses() -> None:
+    async def play(stage: Stage) -> int:
+        stage.server.crash()
+        with pytest.raises(Unavailable, match="refused"):
+            await stage.call()
+        assert stage.loop.time() < 1
+        return stage.wire.counts[Fault.REFUSED]
+
+    assert on_stage(play) == 1
+
+
+def test_a_method_that_is_not_served_is_said_to_be_missing() -> None:
+    async def play(stage: Stage) -> None:
+        async def program(incarnation: Incarnation) -> None:
+            describe = incarnation.world.network.unary(SERVER, DESCRIBE)
+            with pytest.raises(UsageError, match="no such method"):
+                await describe(cluster_pb2.DescribeRequest(), 1.0)
+
+        await stage.run(program)
+
+    on_stage(play)
+
+
+def test_two_processes_cannot_listen_at_one_address() -> None:
+    async def play(stage: Stage) -> None:
+        async def program(incarnation: Incarnation) -> None:
+            with pytest.raises(OSError, match="in use"):
+                stage.wire.listen(incarnation.life, SERVER, [])
+
+        await stage.run(program)
+
+    on_stage(play)
+
+
+def test_a_handler_can_learn_how_long_its_caller_waits() -> None:
+    async def play(stage: Stage) -> list[float]:
+        told: list[float] = []
+        stage.wire.on_call = lambda remaining: told.append(remaining())
+        await stage.call(timeout=2.5)
+        return told
+
+    assert on_stage(play) == [2.5]
+
+
+# ------------------------------------------------------------------------ faults of messages
+
+
+def _outcome(*fates: Fault | None, seconds: float = 0.0) -> tuple[str, list[str], dict[Fault, int]]:
+    """What the caller of one call got, what the handler did, and what was counted."""
+
+    async def play(stage: Stage) -> tuple[str, list[str], dict[Fault, int]]:
+        stage.handler.seconds = seconds
+        stage.decide(*fates)
+        try:
+            outcome = f"answer {await stage.call(1, timeout=1.0)}"
+        except PercolatorError as error:
+            outcome = type(error).__name__
+        await asyncio.sleep(20)
+        return outcome, stage.handler.log, dict(stage.wire.counts)
+
+    return on_stage(play)
+
+
+def test_a_dropped_request_is_never_executed_and_its_caller_times_out() -> None:
+    outcome, log, counts = _outcome(Fault.REQUEST_DROPPED)
+    assert (outcome, log) == ("DeadlineExceeded", [])
+    assert counts == {Fault.REQUEST_DROPPED: 1, Fault.GIVEN_UP: 1}
+
+
+def test_a_dropped_reply_is_executed_and_its_caller_times_out() -> None:
+    outcome, log, counts = _outcome(None, Fault.REPLY_DROPPED)
+    assert (outcome, log) == ("DeadlineExceeded", ["begin 1", "end 1"])
+    assert counts[Fault.REPLY_DROPPED] == 1
+
+
+def test_a_connection_that_breaks_tells_nothing_about_the_execution() -> None:
+    assert _outcome(Fault.BROKEN_BEFORE)[:2] == ("Unavailable", [])
+    assert _outcome(Fault.BROKEN_AFTER)[:2] == ("Unavailable", ["begin 1", "end 1"])
+    assert _outcome(None, Fault.BROKEN_AFTER)[:2] == ("Unavailable", ["begin 1", "end 1"])
+
+
+def test_a_duplicated_request_is_executed_twice_and_answered_once() -> None:
+    outcome, log, counts = _outcome(Fault.DUPLICATED)
+    assert outcome == "answer 1"
+    assert log == ["begin 1", "end 1"] * 2
+    assert counts[Fault.DUPLICATED] == 1
+
+
+def test_the_second_copy_of_a_request_may_bring_the_answer_that_the_first_lost() -> None:
+    outcomes = {seed: _duplicate_with_lost_first_answer(seed) for seed in range(20)}
+    assert {"answer", "DeadlineExceeded"} == set(outcomes.values())
+
+
+def _duplicate_with_lost_first_answer(seed: int) -> str:
+    async def play(stage: Stage) -> str:
+        stage.decide(Fault.DUPLICATED, Fault.REPLY_DROPPED)
+        try:
+            await stage.call(1, timeout=1.0)
+        except PercolatorError as error:
+            return type(error).__name__
+        return "answer"
+
+    return on_stage(play, seed=seed)
+
+
+def test_a_slow_request_may_be_executed_long_after_its_caller_gave_up() -> None:
+    async def play(stage: Stage) -> tuple[float, list[str]]:
+        stage.wire.faults = NetworkFaults(slow_seconds_max=1000.0)
+        stage.decide(Fault.SLOW)
+        with pytest.raises(DeadlineExceeded):
+            await stage.call(1, timeout=0.01)
+        gave_up = stage.loop.time()
+        await asyncio.sleep(1001)
+        return gave_up, stage.handler.log
+
+    gave_up, log = on_stage(play)
+    assert gave_up < 0.1
+    assert log == ["begin 1", "end 1"]
+
+
+def test_a_handler_is_cancelled_when_its_caller_gives_up() -> None:
+    outcome, log, counts = _outcome(seconds=5.0)
+    assert (outcome, log) == ("DeadlineExceeded", ["begin 1", "cancelled 1"])
+    assert counts == {Fault.GIVEN_UP: 1}
+
+
+def test_a_handler_is_cancelled_when_its_caller_is() -> None:
+    async def play(stage: Stage) -> list[str]:
+        stage.handler.seconds = 5.0
+
+        async def program(incarnation: Incarnation) -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await call(incarnation)
+
+        await stage.run(program)
+        await asyncio.sleep(1)
+        return stage.handler.log
+
+    assert on_stage(play) == ["begin 1", "cancelled 1"]
+
+
+def test_messages_overtake_each_other_and_that_is_counted() -> None:
+    async def play(stage: Stage) -> int:
+        async def program(incarnation: Incarnation) -> None:
+            await asyncio.gather(*(call(incarnation, count) for count in range(1, 21)))
+
+        await stage.run(program)
+        assert sorted(stage.handler.log) != stage.handler.log
+        return stage.wire.counts[Fault.REORDERED]
+
+    assert on_stage(play) > 0
+
+
+def test_faults_strike_about_as_often_as_they_are_set() -> None:
+    async def play(stage: Stage) -> dict[Fault, int]:
+        stage.wire.faults = NetworkFaults(
+            slow=0.1, duplicate=0.1, drop_request=0.1, drop_reply=0.1, break_connection=0.1
+        )
+
+        async def program(incarnation: Incarnation) -> None:
+            for _ in range(1000):
+                try:
+                    await call(incarnation, timeout=1.0)
+                except PercolatorError:
+                    continue
+
+        await stage.run(program)
+        return dict(stage.wire.counts)
+
+    counts = on_stage(play)
+    for fault in (Fault.DUPLICATED, Fault.REQUEST_DROPPED, Fault.REPLY_DROPPED):
+        assert 50 < counts[fault] < 150, fault
+    assert 120 < counts[Fault.SLOW] < 280
+    assert 20 < counts[Fault.BROKEN_BEFORE] < 80
+
+
+def test_impossible_probabilities_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="drop_reply"):
+        NetworkFaults(drop_reply=1.5)
+    with pytest.raises(InvalidArgument, match="min <= max"):
+        NetworkFaults(delay_seconds_min=1.0)
+    with pytest.raises(InvalidArgument, match="add up"):
+        NetworkFaults(drop_request=0.6, duplicate=0.6)
+
+
+# ------------------------------------------------------------------------------- partitions
+
+
+def _through(stage: Stage) -> asyncio.Future[str]:
+    """Whether a call gets through, and if not, whether its request did."""
+
+    async def program(incarnation: Incarnation) -> str:
+        executed = len(stage.handler.log)
+        try:
+            await call(incarnation, timeout=1.0)
+        except DeadlineExceeded:
+            return "request lost" if len(stage.handler.log) == executed else "reply lost"
+        return "through"
+
+    return stage.run(program)
+
+
+def test_a_link_is_cut_one_way() -> None:
+    async def play(stage: Stage) -> list[str]:
+        seen = []
+        stage.wire.links.cut(CLIENT, SERVER)
+        seen.append(await _through(stage))
+        stage.wire.links.heal()
+        await stage.client.ended()
+        stage.wire.links.cut(SERVER, CLIENT)
+        seen.append(await _through(stage))
+        stage.wire.links.heal()
+        await stage.client.ended()
+        seen.append(await _through(stage))
+        assert stage.wire.counts[Fault.CUT_OFF] >= 2
+        return seen
+
+    assert on_stage(play) == ["request lost", "reply lost", "through"]
+
+
+def test_what_is_on_its_way_when_the_link_is_cut_is_lost() -> None:
+    async def play(stage: Stage) -> list[str]:
+        answer = stage.call(timeout=1.0)
+        await asyncio.sleep(0.0001)
+        stage.wire.links.cut(CLIENT, SERVER)
+        with pytest.raises(DeadlineExceeded):
+            await answer
+        return stage.handler.log
+
+    assert on_stage(play) == []
+
+
+def test_a_slow_link_delays_everything_on_it() -> None:
+    async def play(stage: Stage) -> float:
+        stage.wire.links.slow(SERVER, CLIENT, 0.5)
+        await stage.call()
+        assert stage.wire.counts[Fault.SLOW_LINK] == 1
+        return stage.loop.time()
+
+    assert 0.5 < on_stage(play) < 0.51
+
+
+# ------------------------------------------------------------------------------ determinism
+
+
+def _trace(seed: int) -> list[tuple[float, str]]:
+    trace: list[tuple[float, str]] = []
+
+    async def main(loop: SimulationLoop) -> None:
+        stage = Stage(loop, seed)
+        stage.wire.faults = NetworkFaults(
+            slow=0.1, duplicate=0.1, drop_request=0.1, drop_reply=0.1, break_connection=0.1
+        )
+
+        async def one(incarnation: Incarnation, count: int) -> None:
+            try:
+                await call(incarnation, count, timeout=1.0)
+                outcome = "answered"
+            except PercolatorError as error:
+                outcome = type(error).__name__
+            trace.append((loop.time(), f"{count} {outcome}"))
+
+        async def program(incarnation: Incarnation) -> None:
+            await asyncio.gather(*(one(incarnation, count) for count in range(100)))
+
+        await stage.run(program)
+        trace.extend((0.0, line) for line in stage.handler.log)
+
+    run_simulation(main)
+    return trace
+
+
+def test_a_seed_decides_everything() -> None:
+    assert _trace(1) == _trace(1)
+    assert _trace(1) != _trace(2)

@@ -1,0 +1,354 @@
+"""One loop for many processes: each can be paused and ended, and chance plays no part."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from contextvars import Context
+
+import pytest
+
+from percolator.errors import InvariantViolation
+from percolator.testing.simulator.simulated_life import CURRENT_LIFE, Life
+from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
+from percolator.testing.simulator.virtual_time import NothingLeftToHappen
+
+
+def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set() -> None:
+    async def main(loop: SimulationLoop) -> list[int]:
+        fired: list[int] = []
+        for number in range(50):
+            loop.call_later(1.0, fired.append, number)
+            loop.deliver_at(1.0, fired.append, (100 + number,))
+        await asyncio.sleep(2)
+        return fired
+
+    fired = run_simulation(main)
+    assert fired == [n for number in range(50) for n in (number, 100 + number)]
+
+
+def test_time_jumps_to_the_next_timer_and_never_stands_still_or_goes_back() -> None:
+    async def main(loop: SimulationLoop) -> list[float]:
+        instants = []
+        for seconds in (3600.0, 0.0, 0.25):
+            await asyncio.sleep(seconds)
+            instants.append(loop.time())
+        return instants
+
+    assert run_simulation(main) == [3600.0, 3600.0, 3600.25]
+
+
+def test_many_cancelled_timers_are_forgotten() -> None:
+    """Every time-out that was not needed leaves one behind."""
+
+    async def main(loop: SimulationLoop) -> int:
+        for _ in range(10_000):
+            loop.call_later(10.0, print).cancel()
+        return len(loop._timers)
+
+    assert run_simulation(main) < 1_000
+
+
+def test_a_sleep_and_a_cheap_timer_of_a_paused_process_end_when_it_goes_on() -> None:
+    """However cheap they are, no time passes for a process that is paused."""
+
+    async def main(loop: SimulationLoop) -> tuple[list[float], list[float]]:
+        fired: list[float] = []
+        life = Life(loop, "one")
+
+        def note() -> None:
+            fired.append(loop.now)
+
+        async def sleeper() -> None:
+            await loop.sleep(1.0)
+            note()
+
+        life.spawn(sleeper())
+        loop.deliver_at(1.0, note, (), life.own_context)
+        await asyncio.sleep(0.5)
+        life.pause()
+        await asyncio.sleep(2.0)
+        before = list(fired)
+        life.resume()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return before, fired
+
+    assert run_simulation(main) == ([], [2.5, 2.5])
+
+
+def test_a_sleep_that_was_cancelled_wakes_no_task() -> None:
+    async def main(loop: SimulationLoop) -> float:
+        sleeping = asyncio.ensure_future(loop.sleep(1.0))
+        sleeping.cancel()
+        await asyncio.sleep(2.0)
+        return loop.now
+
+    assert run_simulation(main) == 2.0
+
+
+def test_a_step_is_cancelled_by_its_handle_or_says_that_it_cannot_be() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        ran: list[str] = []
+        loop.call_soon(ran.append, "cancelled").cancel()
+        own = loop.call_soon(ran.append, "with a context of its own", context=Context())
+        with pytest.raises(InvariantViolation, match="cannot be cancelled"):
+            own.cancel()
+        await asyncio.sleep(0)
+        return ran
+
+    assert run_simulation(main) == ["with a context of its own"]
+
+
+def test_what_a_step_raises_goes_to_the_handler_of_the_loop_and_the_others_go_on() -> None:
+    async def main(loop: SimulationLoop) -> tuple[list[object], list[str]]:
+        raised: list[object] = []
+        ran: list[str] = []
+        loop.set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        loop.call_soon(ran.index, "missing")
+        loop.call_soon(ran.append, "next")
+        await asyncio.sleep(0)
+        return raised, ran
+
+    raised, ran = run_simulation(main)
+    assert [type(error) for error in raised] == [ValueError]
+    assert ran == ["next"]
+
+
+def test_exceptions_that_nothing_retrieves_are_reported_without_a_garbage_collector() -> None:
+    """Also of tasks in a reference cycle, and of those that were done long before the end."""
+    reported: list[object] = []
+
+    async def fail(number: int, holder: list[object]) -> None:
+        raise ValueError(number)
+
+    async def main(loop: SimulationLoop) -> None:
+        loop.set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
+        for number in range(600):
+            holder: list[object] = []
+            task = asyncio.create_task(fail(number, holder))
+            holder += [task, holder]
+            await asyncio.sleep(0)
+            if number not in (7, 599):
+                assert isinstance(task.exception(), ValueError)
+            del task
+
+    gc.disable()
+    try:
+        run_simulation(main)
+    finally:
+        gc.enable()
+    assert reported == ["7", "599"]
+
+
+def test_waiting_for_what_will_never_happen_is_an_error() -> None:
+    async def main(loop: SimulationLoop) -> None:
+        await loop.create_future()
+
+    with pytest.raises(NothingLeftToHappen):
+        run_simulation(main)
+
+
+def test_what_a_process_starts_belongs_to_it() -> None:
+    async def main(loop: SimulationLoop) -> list[str | None]:
+        seen: list[str | None] = []
+
+        def note() -> None:
+            life = CURRENT_LIFE.get()
+            seen.append(None if life is None else life.name)
+
+        async def child() -> None:
+            note()
+            loop.call_soon(note)
+            loop.call_later(1.0, note)
+
+        async def parent() -> None:
+            await asyncio.create_task(child())
+
+        life = Life(loop, "one")
+        life.spawn(parent())
+        await asyncio.sleep(2)
+        note()
+        return seen
+
+    assert run_simulation(main) == ["one", "one", "one", None]
+
+
+async def _tick(log: list[tuple[str, float]], name: str, loop: SimulationLoop) -> None:
+    while True:
+        await asyncio.sleep(1)
+        log.append((name, loop.time()))
+
+
+def test_a_paused_process_does_nothing_while_others_go_on_and_then_is_late() -> None:
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+        paused, other = Life(loop, "paused"), Life(loop, "other")
+        paused.spawn(_tick(log, "paused", loop))
+        other.spawn(_tick(log, "other", loop))
+        await asyncio.sleep(1.5)
+        paused.pause()
+        await asyncio.sleep(2)
+        assert len(paused.held) == 1
+        paused.resume()
+        await asyncio.sleep(1.25)
+        return log
+
+    assert run_simulation(main) == [
+        ("paused", 1.0),
+        ("other", 1.0),
+        ("other", 2.0),
+        ("other", 3.0),
+        ("paused", 3.5),
+        ("other", 4.0),
+        ("paused", 4.5),
+    ]
+
+
+def test_an_ended_process_is_gone_at_that_instant_with_all_its_tasks() -> None:
+    async def main(loop: SimulationLoop) -> tuple[list[str], float]:
+        log: list[str] = []
+
+        async def stubborn() -> None:
+            try:
+                await asyncio.sleep(100)
+            finally:
+                log.append("cleaning up")
+                await loop.create_future()
+
+        async def parent() -> None:
+            asyncio.create_task(stubborn())  # noqa: RUF006  # the life holds it
+            await stubborn()
+
+        life = Life(loop, "one")
+        life.at_end(lambda: log.append("ended"))
+        life.spawn(parent())
+        await asyncio.sleep(1)
+        life.end()
+        life.end()
+        await life.ended()
+        assert life.tasks() == []
+        return log, loop.time()
+
+    assert run_simulation(main) == (["ended", "cleaning up", "cleaning up"], 1.0)
+
+
+def test_a_paused_process_can_be_ended() -> None:
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+        life = Life(loop, "one")
+        life.spawn(_tick(log, "one", loop))
+        life.pause()
+        await asyncio.sleep(5)
+        life.end()
+        await life.ended()
+        return log
+
+    assert run_simulation(main) == []
+
+
+def test_a_task_that_swallows_its_cancellation_is_found_out() -> None:
+    """In production it would keep a draining server from stopping."""
+
+    async def main(loop: SimulationLoop) -> str:
+        stop = False
+
+        async def immortal() -> None:
+            while not stop:
+                try:
+                    await loop.create_future()
+                except asyncio.CancelledError:
+                    continue
+
+        life = Life(loop, "one")
+        task = life.spawn(immortal())
+        await asyncio.sleep(0)
+        life.end()
+        with pytest.raises(InvariantViolation, match="one refuse to be cancelled") as caught:
+            await life.ended()
+        stop = True
+        task.cancel()
+        return str(caught.value)
+
+    assert "immortal" in run_simulation(main)
+
+
+def test_what_need_not_wait_becomes_no_task() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        log: list[str] = []
+
+        async def answer() -> None:
+            life = CURRENT_LIFE.get()
+            log.append("no life" if life is None else life.name)
+
+        loop.deliver_at(1.0, lambda: log.append(str(Life(loop, "one").begin(answer()))), ())
+        await asyncio.sleep(2)
+        return log
+
+    assert run_simulation(main) == ["one", "None"]
+
+
+def test_a_limit_that_is_set_before_the_first_wait_counts() -> None:
+    async def main(loop: SimulationLoop) -> list[float]:
+        ended: list[float] = []
+
+        async def answer() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(3):
+                    await loop.create_future()
+            ended.append(loop.time())
+
+        loop.deliver_at(1.0, Life(loop, "one").begin, (answer(),))
+        await asyncio.sleep(10)
+        return ended
+
+    assert run_simulation(main) == [4.0]
+
+
+def test_what_is_cancelled_after_its_first_step_may_wait_anew() -> None:
+    """Though the cancellation comes before its task has even waited for the first thing."""
+
+    async def main(loop: SimulationLoop) -> list[tuple[str, float]]:
+        log: list[tuple[str, float]] = []
+
+        async def answer() -> None:
+            try:
+                await loop.sleep(5)
+            except asyncio.CancelledError:
+                log.append(("cancelled", loop.time()))
+            await loop.sleep(2)
+            log.append(("cleaned up", loop.time()))
+
+        def begin_and_cancel() -> None:
+            task = Life(loop, "one").begin(answer())
+            assert task is not None
+            task.cancel()
+
+        loop.deliver_at(1.0, begin_and_cancel, ())
+        await asyncio.sleep(10)
+        return log
+
+    assert run_simulation(main) == [("cancelled", 1.0), ("cleaned up", 3.0)]
+
+
+def test_what_waits_after_its_first_step_ends_with_its_process() -> None:
+    async def main(loop: SimulationLoop) -> list[str]:
+        log: list[str] = []
+        life = Life(loop, "one")
+
+        async def answer(*, deadly: bool) -> None:
+            try:
+                if deadly:
+                    life.end()
+                await loop.sleep(5)
+                log.append("answered")
+            finally:
+                log.append("cleaned up")
+
+        loop.deliver_at(1.0, life.begin, (answer(deadly=False),))
+        loop.deliver_at(2.0, life.begin, (answer(deadly=True),))
+        await asyncio.sleep(10)
+        return log
+
+    assert run_simulation(main) == ["cleaned up", "cleaned up"]

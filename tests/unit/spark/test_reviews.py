@@ -1,0 +1,141 @@
+"""What is left of the writes of a transaction, once it is known what is there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from percolator import RowChanged, Timestamp, codecs
+from percolator.errors import CellAddress
+from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.routing.cells import FoundCell
+from percolator.spark.reviews import Condition, Versions, Writes, differing, merged
+
+SINCE, BEGAN = Timestamp(100), Timestamp(200)
+CONDITION = Condition("pages", SINCE, BEGAN, codecs.text)
+
+
+def at(row: str, column: str = "title") -> CellAddress:
+    return CellAddress(7, row.encode(), column.encode())
+
+
+def put(value: str) -> tuple[int, bytes]:
+    return KIND_PUT, value.encode()
+
+
+DELETE = (KIND_DELETE, b"")
+
+
+def found(timestamp: int, value: str | None) -> FoundCell:
+    return FoundCell(timestamp, None if value is None else value.encode())
+
+
+def test_rows_that_are_older_than_the_snapshot_are_written() -> None:
+    writes = {at("a"): put("new"), at("b"): put("new")}
+    there = {at("a"): found(100, "old"), at("a", "visits"): found(3, "1")}
+    assert CONDITION.unwritten(writes, there, may_be_own=False) == writes
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {at("b"): found(101, "other")},
+        {at("b"): found(101, None)},
+        {at("b"): found(50, "old"), at("b", "visits"): found(101, "2")},
+        {at("b"): found(201, "new")},
+    ],
+    ids=["updated", "deleted", "in another column", "to the same value"],
+)
+def test_a_row_that_was_written_since_is_refused_by_its_name(changed: Versions) -> None:
+    with pytest.raises(
+        RowChanged, match=r"row 'b' of table 'pages' was written at \d+, after 100"
+    ) as e:
+        CONDITION.unwritten({at("a"): put("new"), at("b"): put("new")}, changed, may_be_own=False)
+    assert (e.value.table, e.value.row, e.value.since) == ("pages", b"b", 100)
+    assert e.value.commit_timestamp in (101, 201)
+
+
+def test_a_cell_of_which_nothing_is_left_is_refused() -> None:
+    CONDITION.refuse_vanished([])
+    with pytest.raises(
+        RowChanged, match=r"row 'a' .* was written and cleaned up, after 100, column"
+    ):
+        CONDITION.refuse_vanished([at("a")])
+
+
+def test_what_an_earlier_attempt_has_written_is_not_written_again() -> None:
+    writes: Writes = {
+        at("a"): put("new"),
+        at("a", "visits"): DELETE,
+        at("b"): put("new"),
+    }
+    own = {at("a"): found(201, "new"), at("a", "visits"): found(201, None)}
+    assert CONDITION.unwritten(writes, own, may_be_own=True) == {at("b"): put("new")}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {at("a"): found(201, "other"), at("a", "visits"): found(201, None)},
+        {at("a"): found(201, "new"), at("a", "visits"): found(202, None)},
+        {at("a"): found(201, "new"), at("a", "visits"): found(90, "1")},
+        {at("a"): found(150, "new"), at("a", "visits"): found(150, None)},
+        {
+            at("a"): found(201, "new"),
+            at("a", "visits"): found(201, None),
+            at("a", "owner"): found(201, "x"),
+        },
+    ],
+    ids=["other value", "two transactions", "a part", "before the job", "more than it writes"],
+)
+def test_what_an_earlier_attempt_cannot_have_written_is_refused(others: Versions) -> None:
+    writes: Writes = {at("a"): put("new"), at("a", "visits"): DELETE}
+    with pytest.raises(RowChanged):
+        CONDITION.unwritten(writes, others, may_be_own=True)
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("insert", [True, False])
+def test_a_merge_inserts_updates_and_deletes_as_asked(update: bool, insert: bool) -> None:
+    writes: Writes = {
+        at("old"): put("new"),
+        at("absent"): put("new"),
+        at("old but gone"): DELETE,
+        at("old but gone", "visits"): DELETE,
+        at("absent and gone"): DELETE,
+        at("deleted before"): put("new"),
+    }
+    there = {
+        at("old", "visits"): found(1, "1"),
+        at("old but gone", "visits"): found(1, "1"),
+        at("deleted before"): found(2, None),
+    }
+    expected = {at("old but gone", "visits")}
+    expected |= {at("old")} if update else set()
+    expected |= {at("absent"), at("deleted before")} if insert else set()
+    assert set(merged(writes, there, update=update, insert=insert)) == expected
+
+
+rows = st.sampled_from(["a", "b", "c"])
+columns = st.sampled_from(["title", "visits"])
+cells = st.builds(at, rows, columns)
+values = st.sampled_from([put("1"), put("2"), DELETE])
+stored = st.builds(found, st.integers(1, 100), st.sampled_from(["1", "2", None]))
+
+
+@given(st.dictionaries(cells, values, min_size=1), st.dictionaries(cells, stored))
+def test_equal_cells_are_left_out_and_the_outcome_is_the_same(
+    writes: Writes, there: dict[CellAddress, FoundCell]
+) -> None:
+    def outcome(applied: Writes) -> dict[CellAddress, bytes]:
+        state = {address: cell.value for address, cell in there.items() if cell.value is not None}
+        for address, (kind, value) in applied.items():
+            state.pop(address, None)
+            if kind == KIND_PUT:
+                state[address] = value
+        return state
+
+    left = differing(writes, there)
+    assert outcome(left) == outcome(writes)
+    assert all(outcome({address: write}) != outcome({}) for address, write in left.items())

@@ -1,0 +1,436 @@
+"""Transactions that commit in one round: what stops them, what waits for them, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from percolator.errors import InvalidArgument, Overloaded, SchemaChanged, TabletMoved, Unavailable
+from percolator.formats.records import KIND_PUT_IN_DATA, WriteRecord
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.tablets import (
+    APPLIED,
+    COLUMN,
+    DATA,
+    IDENTITY,
+    LOCK,
+    NOT_EXECUTED,
+    NOTIFY,
+    REFUSED,
+    ROLLBACK,
+    UNKNOWN,
+    WRITE,
+    Rig,
+    own,
+    prewrite,
+    roll_back,
+    started,
+    written,
+)
+from tests.unit.tablet.whole_transactions import (
+    DELETE,
+    LOCK_ONLY,
+    OneRoundRig,
+    only,
+    together,
+    whole,
+)
+
+# ---------------------------------------------------------------- committing
+
+
+async def test_all_cells_are_written_at_one_fresh_timestamp() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    result = await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
+    assert list(result.commit_timestamps) == [100]
+    assert not result.uncommitted
+    assert await rig.value(b"a", 100) == b"1"
+    assert await rig.value(b"b", 100) == b"2"
+    assert await rig.value(b"a", 99) is None
+    assert not await rig.cells(LOCK)
+
+
+async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_write() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    before = rig.slow_disk.writes
+    result = await rig.commit(*(whole(10 + n, {b"%d" % n: b"x"}) for n in range(5)))
+    assert list(result.commit_timestamps) == [100, 101, 102, 103, 104]
+    assert rig.oracle.asked == [5]
+    assert rig.slow_disk.writes == before + 1
+
+
+async def test_every_kind_of_write_leaves_the_record_of_its_kind() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
+    await rig.commit(
+        whole(110, {b"a": b""}, DELETE),
+        whole(111, {b"b": b""}, LOCK_ONLY),
+        whole(112, {b"c": b"long"}, KIND_PUT_IN_DATA),
+    )
+    assert await rig.value(b"a", 300) is None
+    assert await rig.value(b"b", 300) == b"2"
+    assert await rig.value(b"c", 300) == b"long"
+    assert [cell.value for cell in await rig.cells(DATA)] == [b"long"]
+
+
+async def test_a_lock_only_record_names_the_change_below_it() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.commit(whole(10, {b"a": b"1"}))
+    await rig.commit(whole(110, {b"a": b""}, LOCK_ONLY))
+    records = [WriteRecord.decode(c.value) for c in await rig.cells(WRITE, from_timestamp=101)]
+    assert [record.last_change for record in records] == [100]
+
+
+async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = together(
+        [
+            whole(10, {b"put": b"1"}),
+            whole(11, {b"deleted": b""}, DELETE),
+            whole(12, {b"locked": b""}, LOCK_ONLY),
+        ]
+    )
+    request.observed.add(column=COLUMN, observers=[b"f", b"g"])
+    request.notifications.add(transaction=2, row=b"weak", column=b"w", observers=[b"h"])
+    await rig.tablet.commit(request, deadline_seconds=1e9)
+    found = {(cell.row, cell.qualifier, cell.timestamp) for cell in await rig.cells(NOTIFY)}
+    assert found == {
+        (b"put", b"f", 100),
+        (b"put", b"g", 100),
+        (b"deleted", b"f", 101),
+        (b"deleted", b"g", 101),
+        (b"weak", b"h", 102),
+    }
+    assert rig.tablet.statistics().notifications_written == 5
+
+
+# ---------------------------------------------------------------- judging
+
+
+async def test_a_repeated_request_finds_its_commit() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.commit(whole(10, {b"a": b"1"}))
+    await rig.commit(whole(120, {b"a": b"2"}))
+    refused = only(await rig.commit(whole(10, {b"a": b"1"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 0)
+    assert refused.cell.timestamp == 100
+    assert await rig.value(b"a", 300) == b"2"
+
+
+async def test_a_marker_on_any_cell_stops_it() -> None:
+    """A late copy must not commit what `resolve` has rolled back."""
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(roll_back(b"b", 10))
+    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 1)
+    assert refused.cell.row == b"b"
+    assert await rig.value(b"a", 200) is None
+
+
+async def test_what_transactions_meet_is_shown_as_far_as_the_answer_has_room() -> None:
+    rig = OneRoundRig(answer_bytes_max=250)
+    await rig.open()
+    rows = [b"%d" % number for number in range(9)]
+    await rig.apply(*(prewrite(row, 5, b"x" * 60) for row in rows))
+    result = await rig.commit(*(whole(10 + n, {row: b""}) for n, row in enumerate(rows)))
+    shown = [one.result.outcome for one in result.uncommitted]
+    assert shown.count(REFUSED) in (2, 3)
+    assert shown.count(NOT_EXECUTED) == len(rows) - shown.count(REFUSED)
+    assert result.ByteSize() < 250 + 100 * len(rows)
+
+
+async def test_its_own_commit_is_shown_even_if_the_answer_is_full() -> None:
+    rig = OneRoundRig(answer_bytes_max=10)
+    await rig.open()
+    requests = [whole(10 + n, {b"%d" % n: b"long" * 10}) for n in range(3)]
+    await rig.commit(*requests)
+    repeated = await rig.commit(*requests)
+    assert [one.result.failed_condition for one in repeated.uncommitted] == [0, 0, 0]
+    assert [one.result.outcome for one in repeated.uncommitted] == [REFUSED] * 3
+
+
+async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
+    rig = OneRoundRig(queue_bytes_max=10_000)
+    await rig.open()
+    request = whole(10, {b"a": b"1"})
+    for number in range(30):
+        request.notifications.add(row=b"%d" % number, column=b"w", observers=[b"h"])
+    first = rig.committing(request)
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await rig.commit(whole(11, {b"b": b"2"}))
+    assert list((await first).commit_timestamps) == [100]
+
+
+@pytest.mark.parametrize("start", [5, 10, 15])
+async def test_a_lock_on_any_cell_stops_it_its_own_too(start: int) -> None:
+    """Its own lock is that of another committer, in two phases: it alone may go on."""
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(prewrite(b"b", start))
+    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 2)
+    assert refused.cell.value.startswith(own(start))
+
+
+async def test_a_newer_commit_on_any_cell_stops_it() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(written(b"b", 11, 12))
+    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
+    assert refused.cell.timestamp == 12
+
+
+async def test_a_refusal_leaves_only_while_the_tablet_is_owned() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(prewrite(b"a", 5))
+    rig.owner = False
+    assert only(await rig.commit(whole(10, {b"a": b"1"}))).outcome == UNKNOWN
+
+
+async def test_two_transactions_of_one_cell_follow_each_other() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    result = await rig.commit(whole(10, {b"a": b"1"}), whole(11, {b"a": b"2"}))
+    assert list(result.commit_timestamps) == [100, 0]
+    assert result.uncommitted[0].result.failed_condition == 3
+
+
+# ---------------------------------------------------------------- not executed
+
+
+async def test_without_a_timestamp_it_is_not_executed_and_lets_go() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.failure = Unavailable("cut off")
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(rig.value(b"a", 150))
+    marking = started(rig, roll_back(b"a", 10))
+    result = only(await committing)
+    assert result.outcome == NOT_EXECUTED
+    assert "cut off" in result.error.message
+    assert await reading is None
+    assert [result.outcome for result in await marking] == [APPLIED]
+
+
+async def test_a_start_from_the_future_stops_only_its_own_transaction() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    result = await rig.commit(whole(100, {b"a": b"1"}), whole(50, {b"b": b"2"}))
+    assert list(result.commit_timestamps) == [0, 101]
+    assert result.uncommitted[0].result.outcome == NOT_EXECUTED
+    assert not await rig.value(b"a", 150)
+
+
+async def test_a_server_without_an_oracle_does_not_execute_it() -> None:
+    rig = await Rig().open()
+    result = await rig.tablet.commit(together([whole(10, {b"a": b"1"})]), deadline_seconds=1e9)
+    assert only(result).outcome == NOT_EXECUTED
+
+
+async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.slow_disk.failure = OSError("on fire")
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(1.5)
+    behind = rig.committing(whole(11, {b"b": b"1"}))
+    waiting = rig.committing(whole(12, {b"a": b"2"}))
+    assert only(await committing).outcome == UNKNOWN
+    assert only(await behind).outcome == NOT_EXECUTED
+    assert only(await waiting).outcome == NOT_EXECUTED
+
+
+async def test_a_lost_tablet_leaves_it_unknown() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    rig.owner = False
+    assert only(await committing).outcome == UNKNOWN
+    assert [type(error) for error in rig.closed] == [TabletMoved]
+
+
+async def test_below_the_safe_point_it_is_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=11))
+    result = only(await rig.commit(whole(10, {b"a": b"1"})))
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("snapshot_too_old")
+
+
+async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    message = whole(10, {b"a": b"1", b"b": b"2"})
+    assert list((await rig.commit(message)).commit_timestamps) == [100]
+    await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=101))
+    result = only(await rig.commit(message))
+    assert (result.outcome, result.failed_condition, result.cell.timestamp) == (REFUSED, 0, 100)
+    other = only(await rig.commit(whole(11, {b"a": b"1"})))
+    assert other.error.HasField("snapshot_too_old"), "a conflict proves nothing down there"
+
+
+async def test_a_deadline_that_passes_while_it_waits_for_its_cell() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    second = rig.committing(whole(11, {b"a": b"1"}), within_seconds=0.5)
+    await first
+    result = only(await second)
+    assert result.outcome == NOT_EXECUTED
+    assert "deadline" in result.error.message
+
+
+async def test_a_full_queue_refuses_the_request() -> None:
+    rig = OneRoundRig(queue_bytes_max=2_000)
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"x" * 1_800}))
+    await asyncio.sleep(0.5)
+    with pytest.raises(Exception, match="bytes of mutations wait"):
+        await rig.commit(whole(11, {b"b": b"x" * 1_800}))
+    await first
+    await rig.commit(whole(101, {b"b": b"x" * 1_800}))
+
+
+# ---------------------------------------------------------------- what changes between batches
+
+
+async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the_old_one() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    changing = asyncio.ensure_future(rig.tablet.set_schema_version(4))
+    await asyncio.sleep(0.1)
+    with pytest.raises(SchemaChanged):
+        await rig.commit(whole(11, {b"b": b"1"}))
+    later = rig.committing(whole(12, {b"c": b"1"}), schema_version=4)
+    assert not changing.done()
+    await changing
+    assert committing.done()
+    assert list((await committing).commit_timestamps) == [100]
+    assert list((await later).commit_timestamps) == [200]
+
+
+async def test_a_fence_waits_for_the_cells_and_then_finds_them() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    target = pb.TabletTarget(tablet_id=1, epoch=2)
+    request = pb.FenceRequest(
+        target=target,
+        action=pb.FenceRequest.ACTION_RAISE,
+        fence=pb.LoadFence(name="load", run=50),
+    )
+    response = await rig.tablet.fence(request)
+    assert committing.done()
+    assert response.obstacle.row == b"a"
+
+
+async def test_behind_a_fence_it_is_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = pb.FenceRequest(
+        target=pb.TabletTarget(tablet_id=1, epoch=2),
+        action=pb.FenceRequest.ACTION_RAISE,
+        fence=pb.LoadFence(name="load", run=50),
+    )
+    raising = asyncio.ensure_future(rig.tablet.fence(request))
+    await asyncio.sleep(0.5)  # the fence is on its way to the disk
+    result = only(await rig.commit(whole(60, {b"a": b"1"})))
+    await raising
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("not_ready")
+
+
+async def test_closing_lets_what_is_held_land_and_refuses_the_rest() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    closing = asyncio.ensure_future(rig.tablet.close())
+    assert list((await committing).commit_timestamps) == [100]
+    await closing
+    result = only(await waiting)
+    assert result.outcome == NOT_EXECUTED
+    reopened = OneRoundRig(disk=rig.disk)
+    await reopened.open()
+    assert await reopened.value(b"a", 150) == b"1"
+
+
+async def test_a_caller_that_leaves_does_not_stop_what_is_held() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    await asyncio.sleep(0.1)
+    committing.cancel()
+    waiting.cancel()
+    assert await rig.value(b"a", 150) == b"1"
+    assert not await rig.cells(ROLLBACK)
+    await rig.commit(whole(120, {b"a": b"3"}))
+    assert [cell.timestamp for cell in await rig.cells(WRITE)] == [200, 100]
+
+
+# ---------------------------------------------------------------- bad requests
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("start_timestamps", lambda b: b.ClearField("start_timestamps")),
+        ("start_timestamps[0]", lambda b: b.start_timestamps.__setitem__(0, 0)),
+        ("start_timestamps[0]", lambda b: b.start_timestamps.__setitem__(0, 2**63)),
+        ("cells", lambda b: b.cells.append(1)),
+        ("cells[0]", lambda b: b.cells.__setitem__(0, 0)),
+        ("cells[0]", lambda b: b.cells.__setitem__(0, 3)),
+        ("cells", lambda b: b.cells.__setitem__(0, 1)),
+        ("cells[0]", lambda b: b.rows.__setitem__(1, b"a")),
+        ("rows", lambda b: b.rows.append(b"x")),
+        ("rows[0]", lambda b: b.rows.__setitem__(0, b"x" * 5_000)),
+        ("columns[0]", lambda b: b.columns.__setitem__(0, b"x" * 5_000)),
+        ("kinds[0]", lambda b: b.kinds.__setitem__(0, 9)),
+        ("values[0]", lambda b: b.kinds.__setitem__(0, DELETE)),
+        ("values[0]", lambda b: b.values.__setitem__(0, b"x" * (5 << 20))),
+        ("observed", lambda b: b.observed.add(column=b"c", observers=[b""])),
+        ("observed", lambda b: b.observed.add(column=b"c", observers=[b"f", b"f"])),
+        ("notifications[0]", lambda b: b.notifications.add(transaction=1)),
+    ],
+)
+async def test_a_malformed_request_is_refused_and_changes_nothing(
+    field: str, spoil: Callable[[pb.TransactionBatch], None]
+) -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = together([whole(10, {b"a": b"1", b"b": b"2"})])
+    spoil(request)
+    with pytest.raises(InvalidArgument) as caught:
+        await rig.tablet.commit(request, deadline_seconds=1e9)
+    assert caught.value.field == field
+    assert not await rig.cells(WRITE)
+
+
+async def test_a_row_of_another_tablet_is_refused() -> None:
+    rig = OneRoundRig(identity=replace(IDENTITY, start=b"m"))
+    await rig.open()
+    with pytest.raises(InvalidArgument, match="not in this tablet"):
+        await rig.commit(whole(10, {b"a": b"1"}))

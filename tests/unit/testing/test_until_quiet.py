@@ -1,0 +1,124 @@
+"""Observers in tests: run in the test's own thread, in order, until nothing is left to do."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from percolator import Database, Table, UsageError, codecs, observes
+from percolator.testing.pytest_plugin import percolator_db
+
+__all__ = ["percolator_db"]
+
+docs = Table("docs")
+source = docs.column("source", codecs.integer)
+copy = docs.column("copy", codecs.integer)
+total = docs.column("total", codecs.integer)
+
+
+@observes(source, name="copying")
+def copying(tx: Any, row: str) -> None:
+    tx.set(row, copy, tx.get(row, source))
+
+
+@observes(copy, name="summing")
+async def summing(tx: Any, row: str) -> None:
+    await tx.set("sum", total, await tx.get("sum", total, default=0) + await tx.get(row, copy))
+
+
+def put(db: Database, row: str, value: int) -> None:
+    with db.transaction() as tx:
+        tx.set(row, source, value)
+
+
+def summed(db: Database) -> int | None:
+    with db.snapshot() as snapshot:
+        return snapshot.get("sum", total)
+
+
+def test_chains_run_to_their_end_and_each_change_runs_once(percolator_db: Database) -> None:
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    put(percolator_db, "b", 2)
+    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 4
+    assert summed(percolator_db) == 3
+    put(percolator_db, "c", 4)
+    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 2
+    assert percolator.testing.run_observers(percolator_db, [copying, summing]) == 0
+    assert summed(percolator_db) == 7
+
+
+def test_observers_run_in_the_order_of_the_changes(percolator_db: Database) -> None:
+    order: list[tuple[str, int]] = []
+
+    @observes(source, name="noting")
+    def noting(tx: Any, row: str) -> None:
+        order.append((row, threading.get_ident()))
+
+    percolator_db.create_table(docs)
+    percolator.testing.run_observers(percolator_db, [noting])
+    for row in ("m", "z", "a"):
+        put(percolator_db, row, 1)
+    percolator.testing.run_observers(percolator_db, [noting])
+    here = threading.get_ident()
+    assert order == [("m", here), ("z", here), ("a", here)]
+
+
+def test_an_observers_exception_propagates_and_its_change_stays_pending(
+    percolator_db: Database,
+) -> None:
+    broken = True
+
+    @observes(source, name="failing")
+    def failing(tx: Any, row: str) -> None:
+        if broken:
+            raise ValueError("broken")
+
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    with pytest.raises(ValueError, match="broken"):
+        percolator.testing.run_observers(percolator_db, [failing])
+    put(percolator_db, "a", 2)
+    broken = False
+    assert percolator.testing.run_observers(percolator_db, [failing]) == 1
+
+
+def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Database) -> None:
+    @observes(source, name="endless")
+    def endless(tx: Any, row: str) -> None:
+        tx.set(row, source, tx.get(row, source) + 1)
+
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    with pytest.raises(UsageError, match="after 20 runs; the next one would be 'endless'"):
+        percolator.testing.run_observers(percolator_db, [endless], runs_max=20)
+
+
+def test_a_worker_runs_alongside_a_blocking_program(percolator_db: Database) -> None:
+    done = threading.Event()
+
+    @observes(source, name="telling")
+    def telling(tx: Any, row: str) -> None:
+        done.set()
+
+    percolator_db.create_table(docs)
+    with percolator_db.run_observers([telling]) as worker:
+        put(percolator_db, "a", 1)
+        assert done.wait(20.0)
+        assert ("docs", "telling") in worker.counters
+        assert worker.stop()
+        worker.wait()
+
+
+@pytest.mark.real_time
+async def test_asyncio_observers_run_until_nothing_is_left_to_do() -> None:
+    async with percolator.testing.connect_async() as db:
+        await db.create_table(docs)
+        async with db.transaction() as tx:
+            await tx.set("a", source, 5)
+        assert await percolator.testing.run_observers_async(db, [copying, summing]) == 2
+        async with db.snapshot() as snapshot:
+            assert await snapshot.get("sum", total) == 5
