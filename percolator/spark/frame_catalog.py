@@ -155,8 +155,6 @@ def _value_field(name: str, entry: object) -> ValueField:
         column = Column(Table("any"), fields.get("column", name), codecs.raw).name
     except SchemaError as error:
         raise _wrong(where, error.message) from None
-    except UnicodeEncodeError:
-        raise _wrong(where, "half of a surrogate pair cannot be stored") from None
     kind = _value_type(f"{where}.type", fields["type"])
     return ValueField(name, kind, column, _nested(where, kind, fields.get("schema")))
 

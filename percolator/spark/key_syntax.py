@@ -100,7 +100,4 @@ class KeySyntax:
             raise InvalidArgument(
                 option, f"{value} is how Python shows bytes; write 'hex:' + key.hex()"
             )
-        try:
-            return row_bytes(option, value)
-        except UnicodeEncodeError:
-            raise InvalidArgument(option, "half of a surrogate pair cannot be stored") from None
+        return row_bytes(option, value)

@@ -152,7 +152,7 @@ def test_writing_names_the_option_that_is_wrong(
         ),
         (
             {"key": {"name": "k", "type": "text"}, "columns": {"\ud800": {"type": "text"}}},
-            "half of a surrogate pair",
+            "cannot be encoded as UTF-8",
         ),
         (
             {"key": {"name": "k", "type": "text"}, "columns": {"a": {"type": "text", "cf": "f"}}},
