@@ -25,7 +25,7 @@ BulkRow = tuple[Any, Mapping[Any, Any]]
 BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
 
 
-class Database(Protocol):
+class TransactionRunner(Protocol):
     """What runs the transactions: `percolator.aio.Database`."""
 
     async def run(
@@ -42,7 +42,10 @@ class BulkWriter:
     """A fixed number of tasks that share one source of rows."""
 
     def __init__(
-        self, database: Database, in_flight_max: int, progress: Callable[[int], None] | None
+        self,
+        database: TransactionRunner,
+        in_flight_max: int,
+        progress: Callable[[int], None] | None,
     ) -> None:
         require_whole(in_flight_max, "in_flight_max", least=1)
         if in_flight_max > IN_FLIGHT_MAX:

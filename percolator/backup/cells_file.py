@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from percolator.aio.bulk_load import LoadedCell
-from percolator.backup.layout import DamagedExport, Part
+from percolator.backup.layout import DamagedExport, ExportPart
 from percolator.routing.cells import CellPage
 
 SCHEMA = pa.schema(
@@ -65,7 +65,7 @@ def writer(path: Path) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=["row", "column"])
 
 
-def cells_of(directory: Path, part: Part) -> Iterator[list[LoadedCell]]:
+def cells_of(directory: Path, part: ExportPart) -> Iterator[list[LoadedCell]]:
     """Yields the cells of a part, in batches.
 
     Raises `DamagedExport` unless there are as many as were written, in order.

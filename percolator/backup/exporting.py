@@ -26,7 +26,7 @@ from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
 from percolator.backup import layout
 from percolator.backup.cells_file import Piece, writer
-from percolator.backup.layout import Export, ExportedObserver, ExportedTable, Part
+from percolator.backup.layout import Export, ExportedObserver, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import INTERNAL_PREFIX, Table
 from percolator.timestamps import Timestamp
@@ -152,7 +152,7 @@ async def _plan(database: Database, at: int, names: Sequence[str], *, named: boo
             for one in table.observers
         )
         parts = tuple(
-            Part(layout.file_of(name, number), tablet.start.hex(), tablet.end.hex())
+            ExportPart(layout.file_of(name, number), tablet.start.hex(), tablet.end.hex())
             for number, tablet in enumerate(tablets)
         )
         options = table.options
@@ -196,7 +196,7 @@ class _Exporting:
         self._planned = planned
         self._pin = pin
         self._progress = progress
-        self._done: dict[str, Part] = {}
+        self._done: dict[str, ExportPart] = {}
         self._cells = 0
 
     async def run(self) -> Export:
@@ -210,7 +210,7 @@ class _Exporting:
             raise several.exceptions[0] from None
         return self._planned.with_parts(self._done)
 
-    async def _one(self, limit: asyncio.Semaphore, table: str, planned: Part) -> None:
+    async def _one(self, limit: asyncio.Semaphore, table: str, planned: ExportPart) -> None:
         async with limit:
             part = None
             # A damaged part is exported again.
@@ -224,7 +224,7 @@ class _Exporting:
             self._done[planned.file] = part
             self._tell()
 
-    async def _export(self, table: str, planned: Part) -> Part:
+    async def _export(self, table: str, planned: ExportPart) -> ExportPart:
         path = self._directory / planned.file
         columns: set[bytes] = set()
         cells = 0
@@ -252,7 +252,9 @@ class _Exporting:
             columns=tuple(sorted(column.hex() for column in columns)[:COLUMNS_NOTED_MAX]),
         )
 
-    async def _batches(self, table: str, planned: Part) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _batches(
+        self, table: str, planned: ExportPart
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yields batches of the part's cells. Each becomes a row group."""
         start, end = bytes.fromhex(planned.start), bytes.fromhex(planned.end)
         piece = Piece()

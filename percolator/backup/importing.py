@@ -19,7 +19,7 @@ from percolator.aio.database import Database
 from percolator.backup import layout
 from percolator.backup.cells_file import cells_of
 from percolator.backup.import_log import ImportLog, open_log
-from percolator.backup.layout import DamagedExport, Export, ExportedTable, Part
+from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer, TableOptions
 
@@ -201,7 +201,7 @@ class _Importing:
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
-    async def _load_part(self, one: _Load, part: Part, timestamps: LoadTimestamps) -> None:
+    async def _load_part(self, one: _Load, part: ExportPart, timestamps: LoadTimestamps) -> None:
         async with self._limit:
             batches = cells_of(self._directory, part)
             while (cells := await asyncio.to_thread(next, batches, None)) is not None:

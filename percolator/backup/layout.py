@@ -46,7 +46,7 @@ class DamagedExport(PercolatorError):
 
 
 @dataclass(frozen=True)
-class Part:
+class ExportPart:
     """The cells of a range of rows: those of one tablet, when the export began."""
 
     file: str
@@ -82,7 +82,7 @@ class ExportedTable:
     retention_milliseconds: int
     split_bytes: int
     observers: tuple[ExportedObserver, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ExportPart, ...]
     change_feed: bool = False
 
     @property
@@ -108,10 +108,10 @@ class Export:
         return sum(table.cells for table in self.tables)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         return [part for table in self.tables for part in table.parts]
 
-    def with_parts(self, done: Mapping[str, Part]) -> Export:
+    def with_parts(self, done: Mapping[str, ExportPart]) -> Export:
         """The export with these finished parts, by file, in place of those that are planned."""
         return replace(
             self,
@@ -193,7 +193,7 @@ def write_export(path: Path, export: Export) -> None:
     write_record(path, content)
 
 
-def write_part(directory: Path, part: Part) -> None:
+def write_part(directory: Path, part: ExportPart) -> None:
     """Writes the record that says that a part is done."""
     write_record((directory / part.file).with_suffix(".json"), asdict(part))
 
@@ -256,7 +256,7 @@ def read_manifest(directory: Path) -> Export:
     return read_export(directory / MANIFEST)
 
 
-def read_part(directory: Path, planned: Part) -> Part | None:
+def read_part(directory: Path, planned: ExportPart) -> ExportPart | None:
     """The part as an earlier run has finished it; None if it has not."""
     record = (directory / planned.file).with_suffix(".json")
     if not record.exists():
@@ -280,7 +280,7 @@ def check_names(directory: Path, export: Export) -> None:
             raise DamagedExport(f"{path} is not part of this export")
 
 
-def check_part(directory: Path, part: Part) -> None:
+def check_part(directory: Path, part: ExportPart) -> None:
     """Raises `DamagedExport` unless the file is byte for byte what was written."""
     path = directory / PurePosixPath(part.file)
     try:
@@ -308,8 +308,8 @@ def _table(content: dict[str, Any]) -> ExportedTable:
     return _typed(ExportedTable(**(content | {"observers": observers, "parts": parts})))
 
 
-def _part(content: dict[str, Any]) -> Part:
-    return _typed(Part(**(content | {"columns": tuple(content["columns"])})))
+def _part(content: dict[str, Any]) -> ExportPart:
+    return _typed(ExportPart(**(content | {"columns": tuple(content["columns"])})))
 
 
 def _typed(record: T) -> T:

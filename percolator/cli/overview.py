@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from percolator.cli.connection import Connection
 from percolator.cli.masters import all_tablets, answer_of_leader
-from percolator.cli.roles import LEADING, Role, roles_of
+from percolator.cli.roles import LEADING, ServerRole, roles_of
 from percolator.cli.sessions import list_sessions
 from percolator.errors import PercolatorError
 from percolator.v1 import master_pb2 as wire
@@ -46,7 +46,7 @@ class Overview:
     """The state of the cluster, as far as it could be fetched."""
 
     cluster: DescribeResponse
-    roles: Mapping[str, Role] = field(default_factory=dict)
+    roles: Mapping[str, ServerRole] = field(default_factory=dict)
     """The roles of masters and oracles by server id, as each of them answered."""
     is_live: bool = False
     """Whether the leading master described the cluster. If not, a standby did, from older data."""
@@ -67,10 +67,10 @@ class Overview:
         yield from (f"no {NAMES[kind]} is registered" for kind in NEEDED if kind not in present)
         for kind in LEADING:
             roles = {self.roles.get(one.server_id) for one in servers if one.kind == kind}
-            if roles and not roles & {Role.LEADS, Role.NOT_TOLD}:
+            if roles and not roles & {ServerRole.LEADS, ServerRole.NOT_TOLD}:
                 yield f"no {NAMES[kind]} leads"
         for server in servers:
-            if self.roles.get(server.server_id) is Role.NO_ANSWER:
+            if self.roles.get(server.server_id) is ServerRole.NO_ANSWER:
                 yield f"{_named(server)} does not answer"
             elif self.is_live and is_silent(server):
                 yield f"{_named(server)} is silent"
@@ -117,7 +117,7 @@ class Overview:
     def leader(self, kind: ServiceKind) -> Server | None:
         """The leading master or oracle; None if none leads."""
         for one in self.cluster.servers:
-            if one.kind == kind and self.roles.get(one.server_id) is Role.LEADS:
+            if one.kind == kind and self.roles.get(one.server_id) is ServerRole.LEADS:
                 return one
         return None
 
@@ -183,7 +183,7 @@ async def _ask_masters(here: Connection, reached: Network, overview: Overview) -
     overview.cluster, overview.is_live = cluster, True
     for server in cluster.servers:
         is_master = server.kind == ServiceKind.SERVICE_KIND_MASTER
-        if is_master and overview.roles.get(server.server_id) is Role.STANDBY:
+        if is_master and overview.roles.get(server.server_id) is ServerRole.STANDBY:
             found = await description_from(server)
             for own in found.servers if found is not None else ():
                 if own.server_id == server.server_id:

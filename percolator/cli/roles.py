@@ -26,7 +26,7 @@ from percolator.wire import methods
 from percolator.world import Network, UnaryMethod
 
 
-class Role(StrEnum):
+class ServerRole(StrEnum):
     """What a server turned out to be when it was asked."""
 
     LEADS = "leads"
@@ -51,7 +51,7 @@ _ASKED: dict[ServiceKind, tuple[UnaryMethod[Any, Any], Any]] = {
 
 async def roles_of(
     network: Network, cluster: DescribeResponse, timeout_seconds: float
-) -> dict[str, Role]:
+) -> dict[str, ServerRole]:
     """The roles of all masters and oracles, by server id, and the tablet servers that do not
     answer."""
     asked = [server for server in cluster.servers if server.kind in _ASKED]
@@ -63,18 +63,22 @@ async def roles_of(
     }
 
 
-async def _role(network: Network, server: Server, timeout_seconds: float) -> Role | None:
+async def _role(network: Network, server: Server, timeout_seconds: float) -> ServerRole | None:
     method, request = _ASKED[server.kind]
     leads = server.kind in LEADING
     try:
         await network.unary(server.address, method)(request, timeout_seconds)
     except (PermissionDenied, Unauthenticated):
-        return Role.NOT_TOLD if leads else None
+        return ServerRole.NOT_TOLD if leads else None
     except Overloaded:
-        return Role.NO_ANSWER if leads else None
+        return ServerRole.NO_ANSWER if leads else None
     except NotReady as error:
         # A gateway says so, too, of a server that is not listed.
-        return Role.STANDBY if leads and not isinstance(error, UnknownServer) else Role.NO_ANSWER
+        return (
+            ServerRole.STANDBY
+            if leads and not isinstance(error, UnknownServer)
+            else ServerRole.NO_ANSWER
+        )
     except PercolatorError:
-        return Role.NO_ANSWER
-    return Role.LEADS if leads else None
+        return ServerRole.NO_ANSWER
+    return ServerRole.LEADS if leads else None

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from percolator.cli.connection import Connection, connection, console, plain
 from percolator.cli.overview import NAMES, Overview, is_silent, look
-from percolator.cli.roles import Role
+from percolator.cli.roles import ServerRole
 from percolator.cli.servers import remarks
 from percolator.errors import PercolatorError
 from percolator.v1.cluster_pb2 import Server
@@ -125,7 +125,7 @@ def _as_text(overview: Overview) -> Group:
             NAMES.get(server.kind, str(server.kind)),
             plain(server.address),
             plain(server.version),
-            Text(role or "", style="red" if role is Role.NO_ANSWER else ""),
+            Text(role or "", style="red" if role is ServerRole.NO_ANSWER else ""),
             *(_times(server) if overview.is_live else ("?", "?")),
             plain(_tablets_of(tablets)) if tablets else "",
         )

@@ -47,7 +47,7 @@ from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import PendingRequest, PendingRow
 from percolator.routing.range_scan import RangeScan
 from percolator.routing.tablet_map import TabletMap
-from percolator.routing.together import Together
+from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
 from percolator.wire.backoff import Backoff, pause_seconds
@@ -90,8 +90,8 @@ class Router:
         self, table_id: int, mutations: Sequence[Mutation], deadline: float
     ) -> Awaitable[list[Answer]]:
         """Applies mutations of one row at one moment, or none of them."""
-        together = Together(self._world, self.tablets, self.schema_versions, self._limits)
-        return together.mutate(table_id, mutations, deadline)
+        groups = MutationGroups(self._world, self.tablets, self.schema_versions, self._limits)
+        return groups.mutate(table_id, mutations, deadline)
 
     def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
         pending = self._new_request(len(requests), deadline, is_read=True)

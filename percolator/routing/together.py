@@ -34,7 +34,7 @@ _RETRY_SECONDS_MIN = 0.02
 _RETRY_SECONDS_MAX = 0.5
 
 
-class Together:
+class MutationGroups:
     """The groups of one client."""
 
     def __init__(

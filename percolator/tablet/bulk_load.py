@@ -47,7 +47,7 @@ from percolator.tablet.memory.change_feed import loaded_change
 from percolator.tablet.memory.load_fences import LoadFence
 from percolator.tablet.memory.recent_writes import NEWEST
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -60,8 +60,10 @@ INLINE_BYTES_MAX = 1_024
 _CLEARED_SPACES = (W, D, N)
 
 
-async def fence(state: TabletState, turn: Turn, request: pb.FenceRequest) -> pb.FenceResponse:
-    """`turn` is held during writes: `GroupCommit.between_batches`.
+async def fence(
+    state: TabletState, latch: WriteLatch, request: pb.FenceRequest
+) -> pb.FenceResponse:
+    """`latch` is held during writes: `GroupCommit.between_batches`.
 
     Raises `InvalidArgument`, `StoreUnusable`, `TabletMoved`.
     """
@@ -69,7 +71,7 @@ async def fence(state: TabletState, turn: Turn, request: pb.FenceRequest) -> pb.
     action = _ACTIONS.get(request.action)
     if action is None:
         raise InvalidArgument("action", f"{request.action} is none")
-    async with turn:
+    async with latch:
         state.require_open()
         response = await action(state, asked)
         await state.require_ownership()
@@ -198,7 +200,7 @@ _ACTIONS = {
 
 
 async def load(
-    state: TabletState, turn: Turn, request: pb.LoadRequest, columns: ColumnEncoder
+    state: TabletState, latch: WriteLatch, request: pb.LoadRequest, columns: ColumnEncoder
 ) -> None:
     """Puts cells behind the fence. Raises as `fence` does, and `SchemaChanged`."""
     if not len(request.rows) == len(request.columns) == len(request.values):
@@ -206,7 +208,7 @@ async def load(
     start, commit = request.start_timestamp, request.commit_timestamp
     if not 0 < start < commit:
         raise InvalidArgument("commit_timestamp", f"expected {start} < {commit}, and both above 0")
-    async with turn:
+    async with latch:
         if request.target.schema_version:
             # Check under this version, or a new observer would miss some changes.
             state.require_target(request.target)

@@ -60,8 +60,8 @@ class Upkeep:
         self, mutations: Sequence[CheckedMutation], schema_version: int, deadline_seconds: float
     ) -> list[pb.MutationResult]:
         """See `Tablet.mutate_together`."""
-        turn = self._commit.between_batches()
-        work = apply_together(self._state, turn, mutations, schema_version, deadline_seconds)
+        latch = self._commit.between_batches()
+        work = apply_together(self._state, latch, mutations, schema_version, deadline_seconds)
         return await self._tasks.run_to_the_end(work)
 
     async def set_schema_version(self, schema_version: int, *, change_feed: bool = False) -> None:
@@ -170,8 +170,8 @@ class Upkeep:
         `SchemaChanged`."""
         await self._state.guard.require(request.commit_timestamp, "commit_timestamp")
         self._state.require_tablet(request.target)
-        turn = self._commit.between_batches()
-        await self._tasks.run_to_the_end(bulk_load.load(self._state, turn, request, self._columns))
+        latch = self._commit.between_batches()
+        await self._tasks.run_to_the_end(bulk_load.load(self._state, latch, request, self._columns))
         return pb.LoadResponse()
 
     async def _note(self, key: bytes, value: bytes) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from percolator.errors import Overloaded
 from services.chassis.lived_time import LivedTime, ticks_of
 from services.lockservice.deadlines import Deadlines
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 from services.lockservice.sessions import Session
 
 _RETRY_SECONDS = 1.0
@@ -46,7 +46,7 @@ class LockCounts:
 class HeldLocks:
     """All locks of one lock service. The sessions that are passed in are alive."""
 
-    def __init__(self, time: LivedTime, limits: Limits) -> None:
+    def __init__(self, time: LivedTime, limits: LockServiceLimits) -> None:
         self._time = time
         self._limits = limits
         self._by_name: dict[bytes, _Lock] = {}

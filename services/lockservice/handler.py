@@ -13,7 +13,7 @@ from percolator.v1 import lockservice_pb2 as wire
 from percolator.world import Clock, Random
 from services.chassis.lived_time import ASK_SECONDS, LivedTime
 from services.lockservice.advisory_locks import HeldLocks
-from services.lockservice.limits import Limits, check_session_id
+from services.lockservice.limits import LockServiceLimits, check_session_id
 from services.lockservice.sessions import OpenSessions, Session, SessionInfo
 
 _EXPIRE_AT_MOST: Final = 5_000
@@ -25,7 +25,7 @@ _NUMBER_BYTES: Final = 8
 class LockServiceHandler:
     """`percolator.v1.LockService`."""
 
-    def __init__(self, clock: Clock, random: Random, limits: Limits) -> None:
+    def __init__(self, clock: Clock, random: Random, limits: LockServiceLimits) -> None:
         self._clock = clock
         self._limits = limits
         self._incarnation = random.randbytes(_INCARNATION_BYTES)

@@ -13,7 +13,7 @@ from percolator.wire.liveness import SESSION_ID_BYTES
 
 
 @dataclass(frozen=True)
-class Limits:
+class LockServiceLimits:
     """The bounds of one lock service. Together they bound its memory."""
 
     ttl_milliseconds_min: int = 500

@@ -24,7 +24,7 @@ from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
 from percolator.world import Random
 from services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
 from services.lockservice.deadlines import Deadlines
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 
 _RETRY_SECONDS = 1.0
 
@@ -68,7 +68,7 @@ class SessionCounts:
 class OpenSessions:
     """The living sessions of one lock service."""
 
-    def __init__(self, time: LivedTime, random: Random, limits: Limits) -> None:
+    def __init__(self, time: LivedTime, random: Random, limits: LockServiceLimits) -> None:
         self._time = time
         self._random = random
         self._limits = limits

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, model_validator
 
 from services.chassis.settings.loading import ListenAddress, ServiceSettings
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 
-_DEFAULTS = Limits()
+_DEFAULTS = LockServiceLimits()
 
 
 class LockServiceSettings(ServiceSettings):
@@ -56,9 +56,9 @@ class LockServiceSettings(ServiceSettings):
             )
         return self
 
-    def limits(self) -> Limits:
+    def limits(self) -> LockServiceLimits:
         """The bounds as the cores take them."""
-        return Limits(
+        return LockServiceLimits(
             ttl_milliseconds_min=self.ttl_milliseconds_min,
             ttl_milliseconds_max=self.ttl_milliseconds_max,
             sessions_max=self.sessions_max,

@@ -255,7 +255,7 @@ async def test_an_interrupted_import_shows_nothing_and_is_resumed(
     exported = copied(exported, tmp_path / "copy")
     read = []
 
-    def noted(directory: Path, part: layout.Part) -> Any:
+    def noted(directory: Path, part: layout.ExportPart) -> Any:
         read.append(part.file)
         return cells_file.cells_of(directory, part)
 

@@ -332,7 +332,7 @@ BUGS = (
         for plant, kinds, workload, quickly in one_round_bugs.ALL
     ),
     Bug(
-        one_round_bugs.barriers_do_not_wait_for_held_cells,
+        one_round_bugs.write_latch_does_not_wait_for_held_cells,
         workload="chains",
         with_master=True,
         one_round_share=0.8,

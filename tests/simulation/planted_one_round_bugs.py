@@ -201,7 +201,7 @@ def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
     patch.setattr(Lines, "_is_free", lambda self, cell: True)
 
 
-def barriers_do_not_wait_for_held_cells(patch: Patch) -> None:
+def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:
     """What was judged under an older schema lands after the new one was acknowledged."""
 
     async def wrong(self: HeldCells) -> None:

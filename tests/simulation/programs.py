@@ -24,7 +24,7 @@ from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.service_settings import ServiceSettings
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import Limits as LockServiceLimits
+from services.lockservice.limits import LockServiceLimits
 from services.oracle.service import oracle_service
 from services.oracle.settings import OracleSettings
 from services.tabletserver.service import tablet_server

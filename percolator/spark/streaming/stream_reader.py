@@ -51,7 +51,7 @@ class SnapshotRows(InputPartition):
 
 
 @dataclass
-class TabletChanges(InputPartition):
+class ChangePartition(InputPartition):
     """The changes of one tablet's rows, with after < commit timestamp <= until."""
 
     table_id: int
@@ -129,7 +129,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         here = connection_to(self._read.target)
         if isinstance(partition, SnapshotRows):
             batches = self._snapshot(here, partition)
-        elif isinstance(partition, TabletChanges):
+        elif isinstance(partition, ChangePartition):
             batches = self._changes(here, partition)
         else:
             return  # Spark makes one of its own when there is nothing to read
@@ -148,7 +148,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     yield self._shape.of_snapshot(page)
 
     async def _changes(
-        self, here: Connection, part: TabletChanges
+        self, here: Connection, part: ChangePartition
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         engine, shape = here.database.internal.engine, self._shape
         before = isinstance(shape, CellChanges) and shape.needs_before
@@ -204,7 +204,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _tablets(batch: SomeChanges) -> list[InputPartition]:
     return [
-        TabletChanges(batch.table_id, start, end, batch.after, batch.until)
+        ChangePartition(batch.table_id, start, end, batch.after, batch.until)
         for start, end in batch.ranges
     ]
 

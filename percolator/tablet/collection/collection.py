@@ -54,7 +54,7 @@ from percolator.tablet.collection.dead_letters import noted_value
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.keys import TIMESTAMP_BYTES, D, R, W, inverted, timestamp_of
 from percolator.tablet.memory.state import Collected, TabletState
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 
 NEWER_VERSIONS_WALKED = 16
 """If a cell has more versions than this above the safe point, a seek skips them."""
@@ -62,7 +62,7 @@ NEWER_VERSIONS_WALKED = 16
 
 async def collect(
     state: TabletState,
-    turn: Turn,
+    latch: WriteLatch,
     below: int,
     ended_below: int,
     *,
@@ -86,7 +86,7 @@ async def collect(
         # Whatever is below the safe point now was below the last one.
         return replace(last, below=below, cells=0, bytes=0)
     await before_deleting()
-    sweep = Sweep(state, turn)
+    sweep = Sweep(state, latch)
     walk = _WalkOfVersions(state, sweep, below, ended_below)
     await walk.run()
     await _markers(state, sweep, ended_below)

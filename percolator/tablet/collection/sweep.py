@@ -13,7 +13,7 @@ from percolator.tablet import opening
 from percolator.tablet.collection.dead_letters import may_be_put_aside
 from percolator.tablet.keys import STATISTICS_KEY, D, N, R, W, after_component
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 
 DELETIONS_PER_WRITE = 2_048
 SLICE_SECONDS = 0.002
@@ -25,10 +25,10 @@ _COUNTED = (W, D, R)
 class Sweep:
     """One pass over a tablet."""
 
-    def __init__(self, state: TabletState, turn: Turn) -> None:
-        """`turn` is held during writes: `GroupCommit.between_batches`."""
+    def __init__(self, state: TabletState, latch: WriteLatch) -> None:
+        """`latch` is held during writes: `GroupCommit.between_batches`."""
         self._state = state
-        self._turn = turn
+        self._latch = latch
         self._named: list[tuple[bytes, int, bytes | None]] = []
         self._slice_began = state.clock.monotonic_seconds()
         self.deleted = 0
@@ -64,7 +64,7 @@ class Sweep:
     async def write(self) -> None:
         """Deletes what was named. Raises `StoreUnusable`, `TabletMoved`."""
         state = self._state
-        async with self._turn:
+        async with self._latch:
             state.require_open()
             named, self._named = self._named, []
             going = []

@@ -13,7 +13,7 @@ from percolator.tablet.collection.compaction import compact_heavy
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.keys import FEED_FENCE, STATISTICS_KEY, D, F, L, N, R, W
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 
 
 def is_due(state: TabletState) -> bool:
@@ -21,12 +21,12 @@ def is_due(state: TabletState) -> bool:
     return state.counted_rows != (state.identity.start, state.identity.end)
 
 
-async def trim(state: TabletState, turn: Turn) -> int:
+async def trim(state: TabletState, latch: WriteLatch) -> int:
     """Deletes all cells outside the tablet's range; returns how many.
 
     If the tablet is closed meanwhile, raises the reason.
     """
-    sweep = Sweep(state, turn)
+    sweep = Sweep(state, latch)
     counters = state.counters
     foreign_cells, foreign_bytes = counters.foreign_cells, counters.foreign_bytes
     begin: bytes | None
@@ -45,7 +45,7 @@ async def trim(state: TabletState, turn: Turn) -> int:
     await sweep.write()
     counters.foreign_cells = counters.foreign_bytes = 0
     state.counted_rows = (state.identity.start, state.identity.end)
-    await _note(state, turn)
+    await _note(state, latch)
     await compact_heavy(state)
     return sweep.deleted
 
@@ -78,9 +78,9 @@ def _slice_of_feed(state: TabletState, sweep: Sweep, first: bytes) -> bytes | No
     return None
 
 
-async def _note(state: TabletState, turn: Turn) -> None:
+async def _note(state: TabletState, latch: WriteLatch) -> None:
     """Stores that the tablet is trimmed, so that it is not walked over again."""
-    async with turn:
+    async with latch:
         state.require_open()
         batch = state.storage.batch()
         batch.put(STATISTICS_KEY, opening.counts_record(state))

@@ -8,8 +8,8 @@ Follow a mutation in this order: `mutations.py` checks it and flattens it into t
 A transaction that commits in one round comes as a whole: `transactions.py` checks it,
 `held_transactions.py` judges it, holds its cells and fetches its timestamp, and the next batch
 writes it.
-`turn.py` says who may write, and when no cell is held. What needs a cell that a batch changes or a
-transaction holds waits for it in the cell's line (`lines.py`).
+`write_latch.py` says who may write, and when no cell is held. What needs a cell that a batch
+changes or a transaction holds waits for it in the cell's line (`lines.py`).
 
 No result leaves before its batch is durable, not even a refusal: what it was judged against might
 be lost in a crash.

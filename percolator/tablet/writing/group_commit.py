@@ -38,7 +38,7 @@ from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.mutation_queue import MutationQueue
 from percolator.tablet.writing.transactions import WholeTransaction
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb
 
 BATCHES_PER_NOTE = 64
@@ -50,13 +50,13 @@ class GroupCommit:
 
     def __init__(self, state: TabletState) -> None:
         self._state = state
-        self._turn = Turn(state.held, self._admit)
+        self._latch = WriteLatch(state.held, self._admit)
         self._lines = Lines(state.held)
         self._mutations = MutationQueue(state, self._lines, on_answered=self._answered)
         self._transactions = HeldTransactions(
             state,
             self._lines,
-            may_hold=lambda: not self._turn.is_wanted,
+            may_hold=lambda: not self._latch.is_wanted,
             stir=self._stir,
             on_answered=self._answered,
         )
@@ -93,9 +93,9 @@ class GroupCommit:
                 retry_after_seconds=limits.overload_retry_seconds,
             )
 
-    def between_batches(self) -> Turn:
+    def between_batches(self) -> WriteLatch:
         """`async with` it: no batch is in progress, and what was judged is answered."""
-        return self._turn
+        return self._latch
 
     def abandon(self) -> None:
         """Answers all that waits, once the tablet is closed. Call it only between two batches."""
@@ -118,7 +118,7 @@ class GroupCommit:
     async def _run(self) -> None:
         try:
             while self._has_work:
-                async with self._turn.writing:
+                async with self._latch.writing:
                     # Nothing is left if the tablet was closed meanwhile, with its storage.
                     if self._has_work:
                         await self._commit()

@@ -21,7 +21,7 @@ from percolator.tablet.writing.commit_work import APPLIED, not_executed
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.mutations import CheckedMutation
-from percolator.tablet.writing.turn import Turn
+from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb
 
 _OTHERS_REFUSED = not_executed(NotExecuted("another mutation of the group was not applied"))
@@ -29,7 +29,7 @@ _OTHERS_REFUSED = not_executed(NotExecuted("another mutation of the group was no
 
 async def apply_together(
     state: TabletState,
-    turn: Turn,
+    latch: WriteLatch,
     mutations: Sequence[CheckedMutation],
     schema_version: int,
     deadline_seconds: float,
@@ -38,7 +38,7 @@ async def apply_together(
 
     Raises the error because of which nothing was executed, and `ExecutionUnknown`.
     """
-    async with turn:
+    async with latch:
         state.require_open()
         if schema_version != state.schema_version:
             raise state.schema_changed()

@@ -20,7 +20,7 @@ Cells = dict[bytes, bytes]
 """The live cells of a row, by column."""
 
 
-class Row(NamedTuple):
+class ScannedRow(NamedTuple):
     """A row as a scan must return it: at least one cell, columns in order."""
 
     row: bytes
@@ -55,7 +55,7 @@ class Frontier:
         elif cells is not None and cells.pop(column, None) is not None and not cells:
             del rows[row]
 
-    def scan(self, scan: Scan, own: Mapping[CellKey, bytes | None]) -> Iterator[Row]:
+    def scan(self, scan: Scan, own: Mapping[CellKey, bytes | None]) -> Iterator[ScannedRow]:
         """The rows that `scan` must return, in its order, before its limit is applied.
 
         `own` is what the scanning transaction had written by then; it hides what the snapshot has.
@@ -72,7 +72,7 @@ class Frontier:
             if wanted is not None:
                 cells = {column: value for column, value in cells.items() if column in wanted}
             if cells:
-                yield Row(row, sorted(cells.items()))
+                yield ScannedRow(row, sorted(cells.items()))
 
     @staticmethod
     def _rows_in_order(

@@ -8,7 +8,7 @@ from percolator.formats.records import RecordKind
 from percolator.testing.isolation.findings import Report, shown_key
 from percolator.testing.isolation.history import CellKey
 from percolator.testing.store_audit.invariants import Invariant
-from percolator.testing.store_audit.stored_cells import Commit, StoredCells
+from percolator.testing.store_audit.stored_cells import StoredCells, StoredCommit
 
 
 def check_cells(stored: StoredCells, report: Report) -> None:
@@ -21,8 +21,8 @@ def check_cells(stored: StoredCells, report: Report) -> None:
     _check_values(stored, report)
 
 
-def _check_commits(key: CellKey, commits: list[Commit], report: Report) -> None:
-    seen: dict[int, Commit] = {}
+def _check_commits(key: CellKey, commits: list[StoredCommit], report: Report) -> None:
+    seen: dict[int, StoredCommit] = {}
     for commit in commits:
         start = commit.record.start_timestamp
         if commit.commit_ts <= start:
@@ -40,9 +40,9 @@ def _check_commits(key: CellKey, commits: list[Commit], report: Report) -> None:
             report.add(Invariant.DISJOINT_COMMITS, text, key=key)
 
 
-def _check_last_changes(key: CellKey, commits: list[Commit], report: Report) -> None:
+def _check_last_changes(key: CellKey, commits: list[StoredCommit], report: Report) -> None:
     """Readers skip from a lock-only record to the change that it names: none may be in between."""
-    newest: Commit | None = None
+    newest: StoredCommit | None = None
     for commit in commits:
         if commit.record.kind is not RecordKind.LOCK_ONLY:
             newest = commit
@@ -95,5 +95,5 @@ def _check_values(stored: StoredCells, report: Report) -> None:
                 report.add(Invariant.VALUE_OWNED, text, key=key)
 
 
-def _named(commit: Commit) -> str:
+def _named(commit: StoredCommit) -> str:
     return f"the commit of {shown_key(commit.key)} at {commit.commit_ts}"

@@ -11,7 +11,7 @@ from percolator.formats.records import RecordKind
 from percolator.testing.isolation.findings import Report, shown_key, shown_value
 from percolator.testing.isolation.history import CellKey, History, Outcome, TransactionRecord
 from percolator.testing.store_audit.invariants import Invariant
-from percolator.testing.store_audit.stored_cells import Commit, StoredCells
+from percolator.testing.store_audit.stored_cells import StoredCells, StoredCommit
 
 _LOCK_ONLY = object()
 """Used in place of a value: the cell was locked and not changed."""
@@ -64,7 +64,7 @@ class _Audit:
             self._check_values(record, commits, locked)
 
     def _check_primary(
-        self, record: TransactionRecord, by_key: dict[CellKey, Commit], primary: CellKey
+        self, record: TransactionRecord, by_key: dict[CellKey, StoredCommit], primary: CellKey
     ) -> None:
         """The primary's record is the commit: it is there, at the timestamp that was reported."""
         commit = by_key.get(primary)
@@ -83,7 +83,7 @@ class _Audit:
         self._report.add(invariant, text, record, key=primary)
 
     def _check_whole(
-        self, record: TransactionRecord, by_key: dict[CellKey, Commit], locked: set[CellKey]
+        self, record: TransactionRecord, by_key: dict[CellKey, StoredCommit], locked: set[CellKey]
     ) -> None:
         """Each of its cells is committed, or still locked by it and waiting to be committed."""
         for key in sorted(locked):
@@ -95,7 +95,7 @@ class _Audit:
             self._report.add(Invariant.ATOMIC, text, record, key=key)
 
     def _check_values(
-        self, record: TransactionRecord, commits: list[Commit], locked: set[CellKey]
+        self, record: TransactionRecord, commits: list[StoredCommit], locked: set[CellKey]
     ) -> None:
         writes = record.writes()
         for commit in commits:
@@ -133,7 +133,7 @@ def _kept(history: History, collected_below: int) -> dict[CellKey, int]:
     return {key: commit_ts for key, (commit_ts, value) in newest.items() if value is not None}
 
 
-def _meaning(commit: Commit, stored: StoredCells) -> object:
+def _meaning(commit: StoredCommit, stored: StoredCells) -> object:
     """The value that a record gives its cell; None for a deletion; `_LOCK_ONLY` for a lock."""
     kind = commit.record.kind
     if kind is RecordKind.LOCK_ONLY:

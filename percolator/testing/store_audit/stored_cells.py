@@ -46,7 +46,7 @@ class StoredTable:
     cells: Iterable[Cell]
 
 
-class Commit(NamedTuple):
+class StoredCommit(NamedTuple):
     """A write record and its place."""
 
     key: CellKey
@@ -70,9 +70,9 @@ class StoredCells:
         self._collected = {parts.get(start, start): commit for start, commit in collected.items()}
         self._parts = parts
         self.locks: dict[CellKey, LockRecord] = {}
-        self.commits: dict[CellKey, list[Commit]] = {}
+        self.commits: dict[CellKey, list[StoredCommit]] = {}
         """Commits by cell, ascending by commit timestamp."""
-        self.commits_of: dict[int, list[Commit]] = {}
+        self.commits_of: dict[int, list[StoredCommit]] = {}
         """Commits by start timestamp."""
         self.values: dict[CellKey, dict[int, bytes]] = {}
         """By cell and start timestamp: what is in the space of long values."""
@@ -105,7 +105,7 @@ class StoredCells:
         name = self._table_names.get(lock.primary.table_id)
         return None if name is None else (name, lock.primary.row, lock.primary.column)
 
-    def value(self, commit: Commit) -> bytes | None:
+    def value(self, commit: StoredCommit) -> bytes | None:
         """The value of a put record: inlined, or at its start timestamp among the long values."""
         kind = commit.record.kind
         if kind is kind.PUT:
@@ -131,7 +131,7 @@ class StoredCells:
             case cells_pb2.SPACE_WRITE:
                 record = WriteRecord.decode(cell.value)
                 record = replace(record, start_timestamp=self._whole(record.start_timestamp))
-                commit = Commit(key, timestamp, record)
+                commit = StoredCommit(key, timestamp, record)
                 self.commits.setdefault(key, []).append(commit)
                 self.commits_of.setdefault(commit.record.start_timestamp, []).append(commit)
             case cells_pb2.SPACE_DATA:

@@ -35,7 +35,7 @@ _BROKEN_PAUSE_SECONDS = 0.1
 _log = structlog.get_logger("percolator.master")
 
 
-class Life(Enum):
+class ServerState(Enum):
     """The state of a tablet server, as far as the master knows."""
 
     UNKNOWN = "unknown"
@@ -60,7 +60,7 @@ class WatchedServer:
     server_id: str
     address: str
     heard: int
-    life: Life = Life.UNKNOWN
+    state: ServerState = ServerState.UNKNOWN
     reported: dict[int, wire.ReportedTablet] = field(default_factory=dict)
     writes_refused: ErrorDetail | None = None
     """Why it can store nothing, while it cannot."""
@@ -70,7 +70,7 @@ class WatchedServer:
     asking: asyncio.Task[None] | None = None
 
     def is_dead(self) -> bool:
-        return self.life is Life.DEAD
+        return self.state is ServerState.DEAD
 
 
 @dataclass
@@ -129,7 +129,7 @@ class ServerWatch:
                 del self.servers[server_id]
 
     def alive(self) -> list[WatchedServer]:
-        return [server for server in self.servers.values() if server.life is Life.ALIVE]
+        return [server for server in self.servers.values() if server.state is ServerState.ALIVE]
 
     def steady(self) -> list[WatchedServer]:
         """The living servers that do not come and go. The tablets of one that keeps being lost and
@@ -189,10 +189,10 @@ class ServerWatch:
         server.heard = self._lived.tick()
         server.broken = 0
         reported = {tablet.tablet_id: tablet for tablet in answer.tablets}
-        if server.life is not Life.ALIVE:
+        if server.state is not ServerState.ALIVE:
             server.alive_since = server.heard
-        news = server.life is not Life.ALIVE or reported != server.reported
-        server.life, server.reported = Life.ALIVE, reported
+        news = server.state is not ServerState.ALIVE or reported != server.reported
+        server.state, server.reported = ServerState.ALIVE, reported
         refused = answer.writes_refused if answer.HasField("writes_refused") else None
         server.writes_refused = refused
         if news:
@@ -208,8 +208,8 @@ class ServerWatch:
     def _bury(self, server: WatchedServer, reason: str) -> None:
         if server.is_dead():
             return
-        was_alive = server.life is Life.ALIVE
-        server.life = Life.DEAD
+        was_alive = server.state is ServerState.ALIVE
+        server.state = ServerState.DEAD
         server.reported = {}
         if was_alive:
             self._note_loss(server.address)

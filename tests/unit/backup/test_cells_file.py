@@ -11,11 +11,11 @@ import pytest
 
 from percolator.backup import cells_file, layout
 from percolator.backup.cells_file import Piece, cells_of, writer
-from percolator.backup.layout import DamagedExport, Export, ExportedTable, Part
+from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
 
-PART = Part("t/part-00000.parquet", "", "")
+PART = ExportPart("t/part-00000.parquet", "", "")
 
 
 def page(*cells: tuple[bytes, bytes, bytes]) -> CellPage:
@@ -23,7 +23,7 @@ def page(*cells: tuple[bytes, bytes, bytes]) -> CellPage:
     return CellPage(rows, columns, [1] * len(cells), values, [], [], b"", b"")
 
 
-def written(directory: Path, *pages: CellPage) -> Part:
+def written(directory: Path, *pages: CellPage) -> ExportPart:
     """Writes pages to a file, as the exporter does."""
     path = directory / PART.file
     path.parent.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def written(directory: Path, *pages: CellPage) -> Part:
     if piece.cells:
         file.write_batch(piece.batch())
     file.close()
-    return Part(PART.file, "", "", cells + piece.cells)
+    return ExportPart(PART.file, "", "", cells + piece.cells)
 
 
 def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
@@ -91,7 +91,7 @@ def test_cells_out_of_order_or_of_another_part_are_refused(
     cells: list[tuple[bytes, bytes, bytes]], wrong: str, tmp_path: Path
 ) -> None:
     part = written(tmp_path, page(*cells))
-    clipped = Part(part.file, "", b"m".hex(), part.cells)
+    clipped = ExportPart(part.file, "", b"m".hex(), part.cells)
     with pytest.raises(DamagedExport, match=wrong):
         list(cells_of(tmp_path, clipped))
 
@@ -111,19 +111,19 @@ def test_a_file_that_has_other_columns_or_ends_early_is_refused(tmp_path: Path) 
         list(cells_of(tmp_path, part))
     path.write_bytes(whole)
     with pytest.raises(DamagedExport, match="1 cells instead of 2"):
-        list(cells_of(tmp_path, Part(part.file, "", "", 2)))
+        list(cells_of(tmp_path, ExportPart(part.file, "", "", 2)))
 
 
 # ---------------------------------------------------------------------------- the manifest
 
 
-def export_of(part: Part) -> Export:
+def export_of(part: ExportPart) -> Export:
     return Export(7, (ExportedTable("t", 1, 0, 0, (), (part,)),))
 
 
 @pytest.mark.parametrize("file", ["../other.parquet", "/etc/passwd", "u/part-00000.parquet"])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, tmp_path: Path) -> None:
-    layout.write_export(tmp_path / layout.MANIFEST, export_of(Part(file, "", "")))
+    layout.write_export(tmp_path / layout.MANIFEST, export_of(ExportPart(file, "", "")))
     with pytest.raises(DamagedExport, match="is not the record of an export"):
         layout.read_manifest(tmp_path)
 
@@ -142,7 +142,7 @@ def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
 
 
 def test_a_number_that_is_a_list_is_damaged_before_anything_is_imported(tmp_path: Path) -> None:
-    export = export_of(Part("t/part-00000.parquet", "", ""))
+    export = export_of(ExportPart("t/part-00000.parquet", "", ""))
     odd = replace(export, tables=(replace(export.tables[0], split_bytes=[]),))  # type: ignore[arg-type]  # on purpose
     layout.write_export(tmp_path / layout.MANIFEST, odd)
     with pytest.raises(DamagedExport, match="split_bytes is"):

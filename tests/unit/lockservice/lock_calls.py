@@ -10,16 +10,18 @@ from contextlib import asynccontextmanager
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 
 UNKNOWN_ID = b"sixteen bytes id"
 
 
 @asynccontextmanager
-async def started_lock_service(limits: Limits | None = None) -> AsyncIterator[LockServiceHandler]:
+async def started_lock_service(
+    limits: LockServiceLimits | None = None,
+) -> AsyncIterator[LockServiceHandler]:
     """A lock service that has just started."""
     clock = VirtualClock(asyncio.get_running_loop())
-    handler = LockServiceHandler(clock, random.Random(1), limits or Limits())
+    handler = LockServiceHandler(clock, random.Random(1), limits or LockServiceLimits())
     living = asyncio.create_task(handler.expire_forever())
     try:
         yield handler
@@ -28,7 +30,9 @@ async def started_lock_service(limits: Limits | None = None) -> AsyncIterator[Lo
 
 
 @asynccontextmanager
-async def lock_service(limits: Limits | None = None) -> AsyncIterator[LockServiceHandler]:
+async def lock_service(
+    limits: LockServiceLimits | None = None,
+) -> AsyncIterator[LockServiceHandler]:
     """A lock service whose grace period after the start is over."""
     async with started_lock_service(limits) as handler:
         await asyncio.sleep(61)

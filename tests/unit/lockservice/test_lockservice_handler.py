@@ -12,7 +12,7 @@ from percolator.errors import InvalidArgument, Overloaded, SessionExpired
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as wire
 from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 from services.lockservice.metrics import LockServiceMetrics
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
@@ -53,7 +53,7 @@ async def test_an_expired_session_is_forgotten_even_if_no_call_asks_for_it() -> 
 
 async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
     clock = VirtualClock(asyncio.get_running_loop())
-    handler = LockServiceHandler(clock, random.Random(1), Limits())
+    handler = LockServiceHandler(clock, random.Random(1), LockServiceLimits())
     living = asyncio.create_task(handler.expire_forever())
     session_id = await opened(handler)
     clock.set_wall_back(3_600_000)
@@ -121,13 +121,13 @@ async def test_a_session_that_ends_between_two_pages_hides_no_other() -> None:
 
 
 async def test_every_page_tells_how_long_any_session_may_live() -> None:
-    async with lock_service(Limits(ttl_milliseconds_max=7_000)) as handler:
+    async with lock_service(LockServiceLimits(ttl_milliseconds_max=7_000)) as handler:
         empty = await handler.list_sessions(wire.ListSessionsRequest())
         assert empty.ttl_milliseconds_max == 7_000
 
 
 async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
-    async with lock_service(Limits(sessions_max=2)) as handler:
+    async with lock_service(LockServiceLimits(sessions_max=2)) as handler:
         session_id = await opened(handler)
         await opened(handler)
         with pytest.raises(Overloaded) as caught:
@@ -183,7 +183,7 @@ async def test_only_what_is_still_held_can_be_renewed() -> None:
 async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_it() -> None:
     """Its holder may have been told meanwhile that another worker is there."""
     clock = VirtualClock(asyncio.get_running_loop())
-    handler = LockServiceHandler(clock, random.Random(1), Limits())
+    handler = LockServiceHandler(clock, random.Random(1), LockServiceLimits())
     one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
     await locked(handler, one, b"a", ttl_milliseconds=500)
     for _ in range(6):  # time passes, but what has expired is not collected yet
@@ -218,9 +218,11 @@ async def test_a_lock_ends_at_once_with_its_session(ended: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [Limits(locks_max=3), Limits(lock_name_bytes_total_max=3)], ids=["count", "bytes"]
+    "limits",
+    [LockServiceLimits(locks_max=3), LockServiceLimits(lock_name_bytes_total_max=3)],
+    ids=["count", "bytes"],
 )
-async def test_if_there_is_no_room_for_all_locks_none_is_taken(limits: Limits) -> None:
+async def test_if_there_is_no_room_for_all_locks_none_is_taken(limits: LockServiceLimits) -> None:
     async with lock_service(limits) as handler:
         one = await opened(handler, info(60_000))
         await locked(handler, one, b"a", b"b", ttl_milliseconds=500)
@@ -355,11 +357,11 @@ async def test_an_invented_page_token_is_refused(token: bytes) -> None:
 
 async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
     clock = VirtualClock(asyncio.get_running_loop())
-    earlier = LockServiceHandler(clock, random.Random(1), Limits())
+    earlier = LockServiceHandler(clock, random.Random(1), LockServiceLimits())
     await opened(earlier)
     await opened(earlier)
     page = await earlier.list_sessions(wire.ListSessionsRequest(page_size=1))
-    later = LockServiceHandler(clock, random.Random(2), Limits())
+    later = LockServiceHandler(clock, random.Random(2), LockServiceLimits())
     with pytest.raises(InvalidArgument, match="page_token"):
         await later.list_sessions(wire.ListSessionsRequest(page_token=page.next_page_token))
 
@@ -386,7 +388,7 @@ async def test_requests_are_served_while_very_many_sessions_are_forgotten(
 
 
 async def test_the_metrics_show_which_limit_refused() -> None:
-    async with lock_service(Limits(sessions_max=1, locks_max=1)) as handler:
+    async with lock_service(LockServiceLimits(sessions_max=1, locks_max=1)) as handler:
         session_id = await opened(handler)
         with pytest.raises(Overloaded):
             await opened(handler)

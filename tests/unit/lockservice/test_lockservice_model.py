@@ -19,10 +19,12 @@ from percolator.errors import NotReady, Overloaded, SessionExpired
 from percolator.wire.liveness import Liveness
 from services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
 from services.lockservice.advisory_locks import HeldLocks
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 from services.lockservice.sessions import OpenSessions, SessionInfo
 
-LIMITS = Limits(ttl_milliseconds_min=450, ttl_milliseconds_max=2_050, sessions_max=4, locks_max=5)
+LIMITS = LockServiceLimits(
+    ttl_milliseconds_min=450, ttl_milliseconds_max=2_050, sessions_max=4, locks_max=5
+)
 PICKS = st.integers(0, 3)
 TTLS = st.sampled_from([450, 1_050, 2_050])
 NAMES = st.lists(

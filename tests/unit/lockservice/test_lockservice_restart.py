@@ -9,7 +9,7 @@ import pytest
 
 from percolator.errors import NotReady, SessionExpired
 from percolator.v1 import lockservice_pb2 as wire
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
     info,
@@ -81,7 +81,7 @@ async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() 
 
 
 async def test_strangers_with_invented_ids_end_no_living_session() -> None:
-    async with started_lock_service(Limits(buried_max=3)) as handler:
+    async with started_lock_service(LockServiceLimits(buried_max=3)) as handler:
         await asyncio.sleep(2)
         told = set()
         for number in range(10):
@@ -99,7 +99,7 @@ async def test_strangers_with_invented_ids_end_no_living_session() -> None:
 
 
 async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over() -> None:
-    async with started_lock_service(Limits(buried_max=1)) as handler:
+    async with started_lock_service(LockServiceLimits(buried_max=1)) as handler:
         remembered, forgotten = await opened(handler), await opened(handler)
         for session_id in (remembered, forgotten):
             await handler.end_session(wire.EndSessionRequest(session_id=session_id))

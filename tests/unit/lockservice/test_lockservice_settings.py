@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from services.chassis.settings.loading import load
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 from services.lockservice.settings import LockServiceSettings
 
 
 def test_without_flags_it_has_the_default_limits() -> None:
-    assert load(LockServiceSettings, [], {}).limits() == Limits()
+    assert load(LockServiceSettings, [], {}).limits() == LockServiceLimits()
 
 
 def test_every_setting_reaches_the_cores() -> None:
@@ -24,7 +24,7 @@ def test_every_setting_reaches_the_cores() -> None:
         "page_sessions_max": 11,
     }
     argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    assert load(LockServiceSettings, argv, {}).limits() == Limits(**flags)
+    assert load(LockServiceSettings, argv, {}).limits() == LockServiceLimits(**flags)
 
 
 @pytest.mark.parametrize(

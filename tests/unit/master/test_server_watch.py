@@ -12,7 +12,7 @@ from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import UnaryMethod, World
 from services.master.tablets.server_watch import (
     PROBATION_SECONDS_MAX,
-    Life,
+    ServerState,
     ServerWatch,
     WatchTimes,
 )
@@ -40,20 +40,20 @@ async def test_a_server_that_was_lost_a_thousand_times_is_still_put_on_probation
     world = World(VirtualClock(asyncio.get_running_loop()), network, Random(1))
     watch = ServerWatch(world, WatchTimes(), lambda: None, newest_timestamp=lambda: 0)
 
-    async def until(life: Life) -> None:
-        while watch.servers["a"].life is not life:
+    async def until(state: ServerState) -> None:
+        while watch.servers["a"].state is not state:
             watch.tick()
             await asyncio.sleep(0.1)
 
     for _ in range(LOSSES):
         network.up = True
         watch.watch("a", "a:1")
-        await until(Life.ALIVE)
+        await until(ServerState.ALIVE)
         network.up = False
-        await until(Life.DEAD)
+        await until(ServerState.DEAD)
     network.up = True
     watch.watch("a", "a:1")
-    await until(Life.ALIVE)
+    await until(ServerState.ALIVE)
     assert watch.steady() == []
     for _ in range(int(PROBATION_SECONDS_MAX / 0.1) + 2):
         watch.tick()

@@ -22,7 +22,7 @@ from percolator.world import (
     World,
 )
 from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import Limits
+from services.lockservice.limits import LockServiceLimits
 
 A, B = "lock-a:7102", "lock-b:7102"
 ROUND_TRIP_SECONDS = 0.01
@@ -55,7 +55,7 @@ class LockServices:
         """Starts a service, also again: a restarted one knows no sessions."""
         self.stop(address)
         self._starts += 1
-        handler = LockServiceHandler(self.clock, random.Random(self._starts), Limits())
+        handler = LockServiceHandler(self.clock, random.Random(self._starts), LockServiceLimits())
         self.handlers[address] = handler
         self._living[address] = asyncio.create_task(handler.expire_forever())
         self.refusing.discard(address)

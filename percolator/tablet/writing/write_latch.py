@@ -1,4 +1,4 @@
-"""Who may write: a batch of the group commit, or what writes between two batches."""
+"""Who may write to a tablet: a batch of the group commit, or what writes between two batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import TracebackType
 from percolator.tablet.memory.held_cells import HeldCells
 
 
-class Turn:
-    """`async with turn`: no batch is in progress, no cell is held, and what was judged is answered.
+class WriteLatch:
+    """`async with latch`: no batch is in progress, no cell held, and what was judged is answered.
 
-    While anyone has it or waits for it, no further transaction may hold cells: it would have been
-    judged under what is about to change (a version of the schema, a fence, a safe point), and land
+    While it is held or waited for, no further transaction may hold cells: it would have been judged
+    under what is about to change (a version of the schema, a fence, a safe point), and be written
     after the change. Batches take only `writing`: cells may be held while they write.
     """
 
