@@ -11,7 +11,7 @@ from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Ret
 from percolator.protocol.environment import Environment
 from percolator.protocol.hot_cells import Contender, Loss
 from percolator.protocol.nested_calls import Inside, outer_calls
-from percolator.protocol.rivals import pause_seconds
+from percolator.protocol.rivals import conflict_pause_seconds
 from percolator.wire.backoff import Backoff, doubled_seconds
 
 
@@ -134,7 +134,7 @@ class Attempts:
 
     async def _pause(self, longest_seconds: float, deadline: float) -> None:
         now = self._env.now()
-        seconds = pause_seconds(self._env.random, longest_seconds, now - self._began)
+        seconds = conflict_pause_seconds(self._env.random, longest_seconds, now - self._began)
         await self._env.clock.sleep(max(min(seconds, deadline - now), 0.0))
 
     def end(self) -> None:

@@ -83,6 +83,11 @@ class LockRecord:
     value: bytes = b""
     """Only for kind PUT."""
 
+    @property
+    def prefix(self) -> bytes:
+        """The bytes by which this lock is recognised as it was seen (`lock_prefix`)."""
+        return lock_prefix(self.start_timestamp, self.min_commit_timestamp, self.ttl_milliseconds)
+
     def encode(self) -> bytes:
         return b"".join(
             (

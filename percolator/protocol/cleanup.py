@@ -35,7 +35,6 @@ from percolator.formats.records import (
     KIND_LOCK_ONLY,
     WRITE_HEADER,
     LockRecord,
-    lock_prefix,
 )
 from percolator.protocol import steps
 from percolator.protocol.asked_once import About, AskedOnce
@@ -73,7 +72,7 @@ class _Undecided(NamedTuple):
     @property
     def seen(self) -> bytes:
         """The beginning of that lock, for compare-and-set."""
-        return b"" if self.primary is None else _seen(self.primary)
+        return b"" if self.primary is None else self.primary.prefix
 
 
 class Cleanup:
@@ -310,15 +309,11 @@ def _expired(lock: LockRecord, now: int) -> bool:
     return age > lock.ttl_milliseconds
 
 
-def _seen(lock: LockRecord) -> bytes:
-    return lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
-
-
 def _push_step(address: CellAddress, lock: LockRecord, read_at: int) -> CellMutation:
     """The step that raises the lock's least commit timestamp above the reader's timestamp."""
     table_id, row, column = address
     raised = replace(lock, min_commit_timestamp=read_at + 1)
-    return CellMutation(table_id, steps.replace_lock(row, column, _seen(lock), raised.encode()))
+    return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))
 
 
 def _commit_timestamp(answer: Refused) -> int:

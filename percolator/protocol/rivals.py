@@ -1,9 +1,9 @@
 """Rivals: other clients whose transactions have won recently, and the cells where they did.
 
-Lines (hot_cells.py) are of one client. Between clients there are only pauses, and with pauses after
-conflicts alone, winners go on winning: a client that has just committed retries at once, while all
-others pause longer and longer. With fifty clients on two cells, the unluckiest waited hundreds of
-times as long as most. So there are two rules:
+Lines (hot_cells.py) exist within one client. Between clients there are only pauses, and with pauses
+after conflicts alone, winners go on winning: a client that has just committed retries at once,
+while all others pause longer and longer. With fifty clients on two cells, the unluckiest waited
+hundreds of times as long as most. So there are two rules:
 
 - The older a transaction, the shorter its pauses: half as long after four seconds.
 - A caller that has paused at a cell pauses there before its next transaction, too, up to as long.
@@ -27,14 +27,14 @@ PAUSE_SECONDS_MIN = 0.001
 CELLS_MAX = 1_024
 
 
-def pause_seconds(randomness: Random, longest_seconds: float, age_seconds: float) -> float:
+def conflict_pause_seconds(randomness: Random, longest_seconds: float, age_seconds: float) -> float:
     """A pause of a transaction of this age. All of it is random: two that have lost at the same
     moment would meet again otherwise."""
     return longest_seconds * randomness.random() / (1.0 + age_seconds / HALF_AGE_SECONDS)
 
 
 class _Fight:
-    """What is known of one cell."""
+    """What is known about one cell."""
 
     __slots__ = ("callers", "seconds", "since")
 
@@ -50,7 +50,7 @@ class _Fight:
 
 
 class Rivals:
-    """Where transactions of other clients have won recently. Times are of the monotonic clock."""
+    """Where transactions of other clients have won recently. Times are monotonic."""
 
     def __init__(self) -> None:
         self._fights: OrderedDict[CellAddress, _Fight] = OrderedDict()

@@ -69,7 +69,7 @@ class ChangeLook:
                 if not await backoff.pause(deadline):
                     raise problem
                 for start, _ in left:
-                    await self._look_up(start)
+                    await self._tablets.try_refresh(self._wanted.table_id, start)
         return ChangesSeen(self._reached, self._newest, sorted(self._ranges), self._locks)
 
     async def _located(self, start: bytes, end: bytes) -> list[TabletLocation]:
@@ -143,9 +143,3 @@ class ChangeLook:
         self._locks += (blocking.lock for blocking in answer.locks)
         if answer.newest:
             self._ranges.append((location.start, location.end))
-
-    async def _look_up(self, row: bytes) -> None:
-        try:
-            await self._tablets.refresh(self._wanted.table_id, row)
-        except (NotExecuted, ExecutionUnknown):
-            return  # the old map is all we have; the next attempt may ask again

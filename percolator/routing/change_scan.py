@@ -126,10 +126,7 @@ class ChangeScan:
             late = DeadlineExceeded(f"no changes came in time; last error: {error.message}")
             late.retry = Retry.SAFE
             raise late from error
-        try:
-            await self._tablets.refresh(self._wanted.table_id, row)
-        except (NotExecuted, ExecutionUnknown):
-            return  # the old map is all we have; the next attempt may ask again
+        await self._tablets.try_refresh(self._wanted.table_id, row)
 
     async def _locate(self, row: bytes) -> TabletLocation:
         table_id = self._wanted.table_id

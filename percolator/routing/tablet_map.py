@@ -11,7 +11,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from percolator.errors import SchemaError, TabletLocation
+from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError, TabletLocation
 from percolator.tasks import Tasks, outlasting
 
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
@@ -103,6 +103,13 @@ class TabletMap:
             self._searches[table_id] = search
             search.add_done_callback(lambda _: self._searches.pop(table_id, None))
         await outlasting(search)
+
+    async def try_refresh(self, table_id: int, row: bytes) -> None:
+        """As `refresh`. If no master answers, the map stays as it is, since it is all we have."""
+        try:
+            await self.refresh(table_id, row)
+        except (NotExecuted, ExecutionUnknown):
+            return
 
     async def refresh_server(self, address: str) -> None:
         """Asks where the tablets of a server are now that has fallen silent.

@@ -56,7 +56,7 @@ class TabletWalk:
                     self._tablets.learn(error.locations)
                 if not await backoff.pause(deadline):
                     raise
-                await self._look_again(table_id, row)
+                await self._tablets.try_refresh(table_id, row)
             else:
                 return location
 
@@ -68,9 +68,3 @@ class TabletWalk:
         if location is None:
             raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
         return location
-
-    async def _look_again(self, table_id: int, row: bytes) -> None:
-        try:
-            await self._tablets.refresh(table_id, row)
-        except (NotExecuted, ExecutionUnknown):
-            return  # the old map is all we have

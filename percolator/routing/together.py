@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.errors import (
-    ExecutionUnknown,
-    NotExecuted,
     NotReady,
     PercolatorError,
     Retry,
@@ -48,11 +46,11 @@ class MutationGroups:
     async def mutate(
         self, table_id: int, mutations: Sequence[wire.Mutation], deadline: float
     ) -> list[Answer]:
-        """The answers in the order of the mutations, which are of one row: all are applied; or
-        none, and then at least one of them is refused.
+        """Applies mutations of one row, and returns their answers in the same order. Either all are
+        applied, or none is, and then at least one of them is refused.
 
-        Raises the error because of which nothing was executed before the deadline, and errors with
-        `Retry.UNKNOWN` when it is not known whether the group was.
+        Raises the error that prevented execution until the deadline, or an error with
+        `Retry.UNKNOWN` if the group may have been executed.
         """
         clock = self._world.clock
         backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
@@ -63,7 +61,7 @@ class MutationGroups:
                 answers = await self._send(table_id, location, mutations, deadline)
             except PercolatorError as error:
                 if error.retry is Retry.UNKNOWN:
-                    await self._look_again(table_id, row)  # a repeated call may need it
+                    await self._tablets.try_refresh(table_id, row)  # a repeated call may need it
                 if error.retry is not Retry.SAFE:
                     raise
                 problem = error
@@ -76,12 +74,12 @@ class MutationGroups:
             if not await backoff.pause(deadline):
                 raise problem
             if not isinstance(problem, SchemaChanged):
-                await self._look_again(table_id, row)
+                await self._tablets.try_refresh(table_id, row)
 
     async def _located(self, table_id: int, row: bytes) -> TabletLocation:
         location = self._tablets.locate(table_id, row)
         if location is None:
-            await self._look_again(table_id, row)
+            await self._tablets.try_refresh(table_id, row)
             location = self._tablets.locate(table_id, row)
         if location is None:
             raise NotReady(f"no tablet is known to hold row {row!r} of table {table_id}")
@@ -114,18 +112,12 @@ class MutationGroups:
             raise
         except UsageError as error:
             raise UsageError(
-                f"the tablet server at {location.address} is of a release without shared "
+                f"the tablet server at {location.address} runs a release without shared "
                 "transactions"
             ) from error
         if len(response.results) != len(mutations):
             raise malformed("it has the wrong number of results")
         return [_answer(result) for result in response.results]
-
-    async def _look_again(self, table_id: int, row: bytes) -> None:
-        try:
-            await self._tablets.refresh(table_id, row)
-        except (NotExecuted, ExecutionUnknown):
-            return  # the old map is all we have
 
 
 def _answer(result: wire.MutationResult) -> Answer:

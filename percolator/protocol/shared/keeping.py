@@ -14,7 +14,6 @@ from percolator.formats.records import TTL_MILLISECONDS_MAX, LockRecord
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
 from percolator.protocol.shared.names import FINISHED, Job
-from percolator.protocol.shared.part import beginning
 from percolator.routing.cells import CellMutation, RowRequest
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -57,4 +56,4 @@ async def _now(env: Environment, deadline: float) -> int:
 def _raising(lock: LockRecord, ttl_milliseconds: int) -> CellMutation:
     table_id, row, column = lock.primary
     raised = replace(lock, ttl_milliseconds=ttl_milliseconds)
-    return CellMutation(table_id, steps.replace_lock(row, column, beginning(lock), raised.encode()))
+    return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))

@@ -18,7 +18,6 @@ from percolator.formats.records import (
     TTL_MILLISECONDS_MAX,
     LockRecord,
     RecordKind,
-    lock_prefix,
     timestamp_bytes,
 )
 from percolator.protocol import steps
@@ -116,7 +115,7 @@ class Part:
         ttl = min(max(self._ttl(), seen.ttl_milliseconds + 1), TTL_MILLISECONDS_MAX)
         raised = replace(seen, ttl_milliseconds=ttl, value=value)
         _, row, column = self.primary
-        step = steps.replace_lock(row, column, beginning(seen), raised.encode())
+        step = steps.replace_lock(row, column, seen.prefix, raised.encode())
         (answer,) = await self._env.cells.mutate((self._mutation(step),), deadline)
         if answer is APPLIED:
             self._take(raised)
@@ -162,8 +161,3 @@ class Part:
 
     def _mutation(self, step: Mutation) -> CellMutation:
         return CellMutation(self._job.table_id, step)
-
-
-def beginning(lock: LockRecord) -> bytes:
-    """The bytes by which a lock is recognised as it was last seen."""
-    return lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)

@@ -12,7 +12,7 @@ from percolator.protocol.rivals import (
     HALF_AGE_SECONDS,
     HALF_LIFE_SECONDS,
     Rivals,
-    pause_seconds,
+    conflict_pause_seconds,
 )
 
 BOB = CellAddress(1, b"bob", b"balance")
@@ -21,7 +21,7 @@ BOB = CellAddress(1, b"bob", b"balance")
 def test_the_older_a_transaction_the_shorter_its_pauses() -> None:
     def mean(age: float) -> float:
         chance = random.Random(1)
-        return sum(pause_seconds(chance, 1.0, age) for _ in range(1_000)) / 1_000
+        return sum(conflict_pause_seconds(chance, 1.0, age) for _ in range(1_000)) / 1_000
 
     assert mean(0.0) == pytest.approx(0.5, rel=0.1)
     assert mean(HALF_AGE_SECONDS) == pytest.approx(0.25, rel=0.1)
