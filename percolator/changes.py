@@ -23,7 +23,7 @@ class ChangeKind(Enum):
     UPDATE = "update"
     """It has a value, and had one before, which may have been the same."""
     DELETE = "delete"
-    """It has no value any more."""
+    """It no longer has a value."""
 
 
 class Change(Generic[K]):
@@ -96,7 +96,7 @@ class Change(Generic[K]):
 
     def _decoded(self, column: Readable[T], stored: bytes | None) -> T | None:
         if not self.is_of(column):
-            raise SchemaError(f"the change is of column {self.column!r}, not of {column!r}")
+            raise SchemaError(f"the change is to column {self.column!r}, not to {column!r}")
         if stored is None:
             return None
         return decoded_value(column, self.key, stored)

@@ -4,7 +4,7 @@
     async def move(tx: aio.Transaction, source: str, target: str, amount: int) -> int: ...
 
     move(tx, "bob", "joe", 7)          # tx is blocking
-    await move(tx, "bob", "joe", 7)    # tx is of percolator.aio
+    await move(tx, "bob", "joe", 7)    # tx is from percolator.aio
 
 The body is a coroutine function of the asyncio kind. Called with the asyncio kind, the function
 returns the coroutine. Called with the blocking kind, it runs the body in the event loop, in one
@@ -12,7 +12,7 @@ trip, and returns its result.
 
 `both_kinds` is for programs. Methods of the library write their overloads themselves, so that each
 has a docstring and a signature of its own. The implementation below those takes `Any`, since no
-type says that a result is a coroutine if the argument is of the asyncio kind; so the functions here
+type says that a result is a coroutine if the argument is the asyncio kind; so the functions here
 check the kind, and raise `UsageError` for anything else.
 """
 

@@ -4,7 +4,7 @@
     ├── TransactionError
     │   ├── ConflictError          another transaction wrote first; run this one again
     │   ├── OutcomeUnknown         committed or not: find out before you repeat anything
-    │   │   └── OutcomeLost        ... and it can never be found out any more
+    │   │   └── OutcomeLost        ... and it can never be found out
     │   ├── RowChanged             computed from a row that was written since: read it again
     │   ├── SnapshotTooOld         older than what the store still keeps
     │   ├── TransactionTooLarge
@@ -159,7 +159,7 @@ class OutcomeUnknown(TransactionError):
 
 
 class OutcomeLost(OutcomeUnknown):
-    """Whether the transaction committed can never be found out any more.
+    """It can never be found out whether the transaction committed.
 
     It is older than the history that is kept, or the table of the cell that decides is gone. Asking
     again is useless: look at the data.

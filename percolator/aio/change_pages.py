@@ -86,6 +86,6 @@ async def _fetch(pages: AsyncGenerator[ChangePage[K], None]) -> ChangePage[K] | 
 
 
 def _retrieve(done: asyncio.Task[ChangePage[K] | None]) -> None:
-    """Takes an error that no caller waits for any more, since it was cancelled or closed."""
+    """Retrieves an error whose caller no longer waits, since it was cancelled or closed."""
     if not done.cancelled():
         done.exception()

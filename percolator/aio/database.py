@@ -213,7 +213,7 @@ class Database:
     ) -> Timestamp | None:
         """The commit timestamp of the newest change above `after`, or None if nothing has changed.
 
-        Nothing at or below it will change any more. This is cheap: no changes are read. Changes
+        Nothing at or below it will change again. This is cheap: no changes are read. Changes
         that are held up by a transaction under way or a bulk load are not counted.
         """
         following = self.internal.following(table, after, None, before=False, timeout=timeout)

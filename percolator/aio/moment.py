@@ -19,14 +19,14 @@ class Moment:
     _kind = "transaction"
     _start = 0
     _starting: asyncio.Future[int] | None = None
-    """The request for the timestamp, shared by all reads that need it meanwhile."""
+    """The request for the timestamp, shared by all reads that arrive while it is in flight."""
     _at: Timestamp | None = None
     """The timestamp of a snapshot of the past."""
     _ended = ""
-    """Why it may not be used any more, for errors, such as "is closed"; empty while it is open. A
+    """Why it can no longer be used, for errors, such as "is closed"; empty while it is open. A
     commit in progress sets it, too."""
     _finished = False
-    """Nothing of it is in progress any more, so it must no longer hold back collection."""
+    """No part of it is still in progress, so it must no longer hold back collection."""
 
     def __init__(self, engine: Engine, timeout_seconds: float | None) -> None:
         self._engine = engine

@@ -169,7 +169,7 @@ class SharedTransaction:
         try:
             commit = await roll_back_all(self._engine.env, self.ticket.job, self._named, deadline)
         except PercolatorError:
-            # The marker that closes it is enough: no part can be committed any more. They expire.
+            # The marker that closes it is enough: no part can be committed after it. They expire.
             if self._engine.env.verdicts.get(self.ticket.began) == ROLLED_BACK:
                 self._end("was rolled back")
             raise
@@ -273,9 +273,9 @@ def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[PartKey, ...
         if not isinstance(receipt, Receipt):
             raise UsageError(f"expected a Receipt, got {type(receipt).__name__}")
         if receipt.row != ticket.row:
-            raise UsageError(f"the receipt of task {receipt.task!r} is of another transaction")
+            raise UsageError(f"the receipt of task {receipt.task!r} belongs to another transaction")
         if receipt.task in tasks:
-            raise UsageError(f"two receipts are of task {receipt.task!r}: pass that of one attempt")
+            raise UsageError(f"task {receipt.task!r} has two receipts: pass that of one attempt")
         tasks.add(receipt.task)
         parts += receipt.parts
     if len(parts) > PARTS_MAX:

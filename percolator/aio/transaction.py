@@ -242,7 +242,7 @@ class Transaction(RowWrites):
         """Finds out the outcome after `OutcomeUnknown`, by sending exactly the same commit again.
 
         Returns COMMITTED or ABORTED; raises `OutcomeUnknown` if there is still no answer, and
-        `OutcomeLost` if there can never be one any more.
+        `OutcomeLost` if there can never be one again.
         """
         self._engine.require_usable()
         if timeout is not None:

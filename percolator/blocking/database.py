@@ -219,7 +219,7 @@ class Database:
     ) -> Timestamp | None:
         """The commit timestamp of the newest change above `after`, or None if nothing has changed.
 
-        Nothing at or below it will change any more. This is cheap: no changes are read. Changes
+        Nothing at or below it will change again. This is cheap: no changes are read. Changes
         that are held up by a transaction under way or a bulk load are not counted.
         """
         call = partial(self._database.newest_change, table, after=after, timeout=timeout)

@@ -147,7 +147,7 @@ class Transaction(BlockingReads):
         """Finds out the outcome after `OutcomeUnknown`, by sending exactly the same commit again.
 
         Returns COMMITTED or ABORTED; raises `OutcomeUnknown` if there is still no answer, and
-        `OutcomeLost` if there can never be one any more.
+        `OutcomeLost` if there can never be one again.
         """
         self._check_thread()
         return self._loop_thread.call(partial(self._transaction.resolve, timeout=timeout))

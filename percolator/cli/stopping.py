@@ -12,7 +12,7 @@ from types import FrameType
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Calls `stop` in the event loop on the first SIGINT or SIGTERM. The next has its usual effect,
-    even if the loop waits for whoever reads the output."""
+    even if the loop waits for the reader of the output."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

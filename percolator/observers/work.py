@@ -67,7 +67,7 @@ class Work:
         self.found_seconds = found_seconds
         """When this worker learned of it, by its monotonic clock."""
         self.timestamps: set[int] = set()
-        """The timestamps of the notifications that are known."""
+        """The timestamps of its known notifications."""
         self.is_running = False
         self.is_locked = False
         """This worker holds the advisory lock."""

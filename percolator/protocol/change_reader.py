@@ -4,7 +4,7 @@ The reader moves from one timestamp to the next. For each step it
 
 1. takes a timestamp `now` from the oracle, and asks all tablets how far up to it every change is
    stored. What may still be committed below it has a lock, and a tablet answers with the timestamp
-   below which nothing can come any more. The least of these answers holds for the table;
+   below which nothing more can come. The least of these answers holds for the table;
 2. resolves the locks that were in the way, as any reader does: it waits for live owners, and pushes
    them after a while;
 3. reads the changes between where it is and where everything is settled, from the tablets that
@@ -76,7 +76,7 @@ class ChangeReader:
         self._passing: tuple[int, ...] = ()
 
     async def begin(self, now: int, timeout_seconds: float) -> None:
-        """Asks all tablets once, so that what is wrong is told at once, and not when something
+        """Asks all tablets once, so that an error is raised now, and not only when something
         changes. The oracle has handed out `now`, which is above the position."""
         await self._look(now, self._env.clock.monotonic_seconds() + timeout_seconds)
 

@@ -18,10 +18,10 @@ Rules, each with the failure that it prevents:
 - A transaction is reported as aborted only when it can no longer be committed. Until the marker is
   durable, another committer of the same transaction, if there may be one, can find its locks and
   commit it after the user was told to do the work again.
-- Once the commit was sent and no answer came, the outcome is unknown until the primary tells.
-  Guessing "failed" makes the user do the work twice.
-- All who ask for an unknown outcome join the one attempt that is in progress. Two at a time might
-  each take a commit timestamp after a push, and commit the other cells at the wrong one.
+- Once the commit was sent and no answer came, only the primary knows the outcome. Guessing "failed"
+  makes the user do the work twice.
+- Callers that ask for an unknown outcome join the one attempt in progress. Two at a time might each
+  take a commit timestamp after a push, and commit the other cells at the wrong one.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Commit:
         if one_round.is_lost or self._prewrite.is_lost:
             one_round.ended()
             # This is as final as a marker. The marker is still written if locks may be left on
-            # other cells: those who meet them will look for it on the primary.
+            # other cells: clients that meet them will look for it on the primary.
             if touched:
                 self._roll_back_in_background()
             raise problem

@@ -1,7 +1,7 @@
 """Hot cells: transactions of one client that have lost at a cell take turns, the oldest first.
 
-All who have lost at a cell would meet there again, and all but one of them would lose again. So
-they stand in line at the cell, and the next one runs when the one before it has ended.
+Transactions that have lost at a cell would collide there again, and all but one of them would lose
+again. So they stand in line at the cell, and the next one runs when the one before it has ended.
 
 Rules, each with the failure that it prevents:
 - Turns only say who runs when. What a transaction may commit is decided by its commit, with a turn
@@ -14,7 +14,7 @@ Rules, each with the failure that it prevents:
 - A turn ends after a time, whatever its owner does. A function that waits for something else would
   hold up the line forever. If the time was too short, the owner's next turn is twice as long:
   otherwise, a slow function would never commit at a cell where fast ones take turns.
-- A cell has a line only while there is someone in it. Without contention, nothing is kept, and one
+- A cell has a line only while something stands in it. Without contention, nothing is kept, and one
   look at an empty dictionary is all that a transaction pays.
 """
 
@@ -59,7 +59,7 @@ class Turn:
         self.cells = cells
         self.seconds = seconds
         self.number = 0
-        """Which one stood in line first, of those that are equally old."""
+        """Decides between turns of the same age: the one that joined first has the lower number."""
         self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the turn begins; cancelled if it never will."""
         self.left = False
@@ -82,16 +82,16 @@ class Turn:
 
 
 class _Line:
-    """Those who have lost at one cell and not committed yet."""
+    """The transactions that have lost at one cell and not committed yet."""
 
     __slots__ = ("callers", "owner", "waiting")
 
     def __init__(self) -> None:
         self.owner: Turn | None = None
         self.waiting: list[Turn] = []
-        """A heap: the oldest is the first. It may contain some who have left."""
+        """A heap: the oldest is the first. It may contain some that have left."""
         self.callers: set[object] = set()
-        """What has lost here since there is a line: functions, observers."""
+        """The functions and observers that have lost here since the line formed."""
 
     def first(self) -> Turn | None:
         while self.waiting and self.waiting[0].left:
@@ -107,7 +107,7 @@ class HotCells:
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        """At how many cells there is a line."""
+        """The number of cells that have a line."""
         return len(self._lines)
 
     def __contains__(self, cell: CellAddress) -> bool:
@@ -116,7 +116,7 @@ class HotCells:
     def has_lost(self, caller: object, cell: CellAddress) -> bool:
         """Whether there is a line at the cell, and this caller has lost there since it formed.
 
-        So it writes the cell. One that only reads it conflicts with none, and never waits.
+        Then it writes the cell: a caller that only reads the cell never conflicts, and never waits.
         """
         line = self._lines.get(cell)
         return line is not None and caller in line.callers

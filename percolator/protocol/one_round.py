@@ -7,13 +7,13 @@ is ever stored. If it cannot, two phases follow.
 Rules, each with the failure that it prevents:
 - While a message is unanswered, the only way on is the same message again, or the roll-back of the
   primary. In two phases, the transaction could be given up, and reported as such, while the message
-  still lies in the network and commits it.
+  is still in the network and commits it.
 - Even after an answer, a copy of the message may arrive late: networks repeat. It is harmless to
   two phases, since it is stopped by their locks, their commit and their marker. But until one of
   these is durable, it may still commit. So once a message was sent, a transaction counts as aborted
   only when its marker is durable, or when another commit above its start stops it forever.
-- A lock of the transaction itself belongs to another committer in two phases. Only that way is open
-  then.
+- A lock of the transaction itself was set by another committer, in two phases. Then only two phases
+  remain for us, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ same. This is as final as a marker, except for what an unanswered message may ha
 
 
 class OneRound:
-    """The message that commits one transaction, and what is known of it."""
+    """The message that commits one transaction, and what is known about it."""
 
     __slots__ = (
         "_cleanup",
@@ -138,7 +138,8 @@ class OneRound:
             elif not self.is_unanswered:
                 return 0
             elif isinstance(answer, NotInOneRound):
-                # Split, while an answer was missing. The marker decides: no second way is open.
+                # The tablet was split while an answer was missing. Two phases are ruled out: only
+                # the marker decides.
                 raise conflicts.given_up(write)
             elif answer.retry is Retry.USELESS:
                 # Resending is useless too; the attempt to write the marker will show the outcome.
@@ -178,7 +179,7 @@ class OneRound:
         return answer
 
     def ended(self) -> None:
-        """The outcome is final: no late copy can change it any more."""
+        """The outcome is final: late copies can no longer change it."""
         self.is_out = self.is_unanswered = False
 
     def _message(self, schema: TableSchema) -> WholeCommit:

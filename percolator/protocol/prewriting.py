@@ -1,7 +1,7 @@
 """Prewriting: locking every cell that a transaction writes, all at once.
 
 A cell is locked once its prewrite was applied, or is refused because of the transaction's own lock.
-Prewrites without an answer are repeated, and locks of older transactions waited for.
+Unanswered prewrites are repeated. A lock of an older transaction is waited out.
 """
 
 from __future__ import annotations

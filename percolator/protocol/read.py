@@ -72,7 +72,7 @@ async def read_past_locks(
             statistics.retries += 1
             found = await env.cells.read(again, deadline)
         except DeadlineExceeded as late:
-            # The time was up in the middle of a call: what took it was the lock all the same.
+            # The time ran out in the middle of a call, but the lock is what used it up.
             raise conflicts.locked(env, timestamp, met[blocked[0]][0]) from late
         for index, answer in zip(blocked, found, strict=True):
             answers[index] = answer

@@ -39,7 +39,7 @@ class IndexMending(Generic[K, T, W]):
             async for keys in _few(pages):
                 await database.run(self._refresh, keys)
                 count += len(keys)
-            # Also rows that have no value any more.
+            # Also rows that no longer have a value.
             recorded = snapshot.scan_pages(self._table, prefix=INDEXED, columns=[entries.indexed])
             async for rows in _few(recorded):
                 await database.run(self._refresh, [entries.recorded_key(row) for row in rows])

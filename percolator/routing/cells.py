@@ -183,7 +183,7 @@ class NotSent(NotExecuted):
 
 
 class NotInOneRound(NotSent):
-    """It cannot be one message: its cells are not in one tablet, or the tablet's server is of a
+    """It cannot be one message: its cells are not in one tablet, or the tablet's server runs a
     release that does not know such messages."""
 
 
@@ -250,8 +250,8 @@ class Groups(Protocol):
     def mutate_together(
         self, table_id: int, mutations: Sequence[Mutation], deadline: float
     ) -> Awaitable[list[Answer]]:
-        """The answers in the order of the mutations, which are of one row: all are applied; or
-        none, and at least one is refused. Raises if nothing is known of them."""
+        """Applies mutations of one row, and returns their answers in the same order. Either all are
+        applied, or none is, and at least one is refused. Raises if neither is known."""
         ...
 
 

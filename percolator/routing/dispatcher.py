@@ -40,7 +40,7 @@ from percolator.world import Network, Random
 RETRY_SECONDS_MIN = 0.02
 """A tablet that could not serve is left alone at least this long, whatever it asks for."""
 TWO_PHASES_SECONDS = 60.0
-"""A server that could not commit in one round is asked again after this: it may be renewed."""
+"""A server that could not commit in one round is asked again after this: it may be upgraded."""
 
 
 class _Call:

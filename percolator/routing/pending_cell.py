@@ -1,4 +1,4 @@
-"""The read of a single cell, which most reads are.
+"""The read of a single cell, the most frequent kind of read.
 
 A request about one row with one answer needs no lists of rows and answers, and no message object
 before it is written into its call. Those would be a third of what a read costs the client.

@@ -83,4 +83,4 @@ class PendingCommit:
 
 
 class TwoPhasesOnly(NotInOneRound):
-    """The server is of a release that does not commit in one round."""
+    """The server runs a release that does not commit in one round."""

@@ -103,7 +103,7 @@ class Router:
     def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
     ) -> Awaitable[CellAnswer]:
-        """Reads one cell at less cost than `read`: most reads are of one cell."""
+        """Reads one cell at less cost than `read`: most reads need only one."""
         future: asyncio.Future[CellAnswer] = self._loop.create_future()
         self._place_one(PendingCell(future, table_id, row, column, timestamp, deadline))
         return future

@@ -28,7 +28,7 @@ class Locking:
         self._here = here
         self._task = task
         internal = here.database.internal
-        # Other writers' locks are waited for as long as a transaction would be tried again.
+        # It waits for other writers' locks as long as a transaction would be retried.
         self._share = internal.share(ticket, task, 0, options.retry_seconds)
         catalog, deadline = internal.engine.catalog, here.deadline(options.target)
         info = here.call(lambda: catalog.table(options.target.table, deadline))

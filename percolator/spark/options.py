@@ -324,7 +324,7 @@ class WriteOptions:
         since = given.get("if_unchanged_since")
         if since is not None and operation == BULK_LOAD:
             raise InvalidArgument(
-                "if_unchanged_since", "a bulk load is of rows that do not exist: leave it out"
+                "if_unchanged_since", "a bulk load creates rows that do not exist yet: leave it out"
             )
         catalogue = given.catalog()
         if operation == MERGE and catalogue is None:

@@ -124,7 +124,7 @@ class SnapshotView:
         return self._snapshot.timestamp
 
     def refresh(self) -> Timestamp:
-        """Shows the tables as they are now. Queries that have begun go on with what they have."""
+        """Shows the tables as they are now. Running queries keep what they have."""
         fresh = SparkSnapshot(self._spark, self._address, None)
         fresh.begin()
         try:

@@ -43,7 +43,7 @@ _EIGHT = pa.binary(8)
 
 
 def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> pa.Array:
-    """Stored values of one type as an array. Raises `SchemaError` if they are of another type."""
+    """Stored values of one type as an array. Raises `SchemaError` if they have another type."""
     try:
         if kind == "raw":
             return pa.array(values, target)

@@ -5,7 +5,7 @@ Open `tablet.py` first: one method for each call. Behind it are four rooms:
     writing/     conditional mutations, judged and made durable in group commits
     reading/     point reads, scans, and the search for notifications
     memory/      what an open tablet keeps in memory, such as its locks
-    collection/  removing versions that no snapshot can need any more
+    collection/  removing versions that no snapshot can still need
 
 `upkeep.py` is what changes a tablet between two batches: schema, safe points, collection, loads.
 `keys.py` maps cells to storage keys; `opening.py` reads a tablet's state back after a restart.

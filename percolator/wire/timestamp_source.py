@@ -339,7 +339,9 @@ class TimestampSource:
                 if deadline <= now:
                     reason = self._last_failure or "no answer yet"
                     future.set_exception(
-                        errors.DeadlineExceeded(f"no timestamp in time; last seen: {reason}")
+                        errors.DeadlineExceeded(
+                            f"the oracle did not answer in time; last error: {reason}"
+                        )
                     )
                 else:
                     earliest = min(earliest, deadline)

@@ -258,7 +258,7 @@ class _Process(Generic[SettingsT]):
         try:
             async with asyncio.timeout_at(deadline):
                 await host.drain()
-        except Exception:  # calls in progress have to be answered all the same
+        except Exception:  # calls in progress still have to be answered
             self.log.exception("the service's own drain failed")
             self._exit_code = EXIT_FAILED
         # Not `stop` first: it closes connections, and callers would not know whether their calls

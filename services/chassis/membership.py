@@ -33,10 +33,10 @@ class Membership:
         self._world = world
         self._masters = masters
         self.cluster_id = ""
-        """Empty until a master has told it."""
+        """Empty until a master has named it."""
 
     async def find_cluster(self) -> None:
-        """Returns when a master has told the cluster's id; until then, logs what it waits for."""
+        """Returns when a master has named the cluster's id; until then, logs what it waits for."""
         if not self._masters:
             return
         clock = self._world.clock
@@ -95,7 +95,7 @@ class Membership:
     def _keep(self, cluster_id: str, address: str) -> None:
         if self.cluster_id and cluster_id != self.cluster_id:
             raise WrongCluster(
-                f"the master at {address} is of cluster {cluster_id!r}, this process of "
+                f"the master at {address} belongs to cluster {cluster_id!r}, this process to "
                 f"{self.cluster_id!r}",
                 expected=self.cluster_id,
                 found=cluster_id,

@@ -239,7 +239,7 @@ class Commits:
             self._env.background.start(repeat.abandon(self._env, steps, deadline))
             return problem
         if primary is None or isinstance(problem, SnapshotTooOld):
-            # There is nothing to decide, or nothing can be concluded any more.
+            # There is nothing to decide, or it is too late to find out.
             return problem
         if self._env.verdicts.get(start) != ROLLED_BACK and not _lost(problem, primary):
             try:

@@ -77,11 +77,11 @@ class ServiceProcess:
         self._listen = address
 
     def start(self) -> None:
-        """Starts it, on the ports of its last life, so that its callers find it again."""
+        """Starts it, on the ports of the previous process, so that its callers find it again."""
         if self._process is not None and self._process.poll() is None:
             raise LocalClusterError(f"{self.name} is already running, as process {self.pid}")
         if self._process is not None and self._process.stdin is not None:
-            # Its last life has ended by itself, and no one has waited for that.
+            # The previous process ended by itself, and was not waited for.
             self._process.stdin.close()
         if not self._ports:
             self._ports = [ReservedPort(), ReservedPort()]

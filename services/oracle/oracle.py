@@ -151,7 +151,7 @@ class Oracle:
             first = self._allocator.allocate(count, self._time.now_milliseconds())
             if first is None:
                 first = await self._allocate_when_extended(count)
-            # Only a look that begins after the timestamps were taken tells that they are ours.
+            # Only a check that begins after the allocation proves that the timestamps are ours.
             await self._check_may_answer()
         except PercolatorError as error:
             self.counts.refused[type(error).__name__] += 1

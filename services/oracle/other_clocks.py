@@ -107,7 +107,7 @@ class OtherClocks:
 
 
 def _require_most(told: _Told) -> None:
-    """Raises `ClockUnconfirmed` unless the clocks of most hosts are known, with the own one."""
+    """Raises `ClockUnconfirmed` unless the clocks of most hosts are known, this one included."""
     known = hosts_of(told.clocks)
     unknown = told.hosts - known
     if len(unknown) >= len(known):

@@ -86,8 +86,8 @@ class DiskSpace:
             try:
                 await self.check()
             except OSError as error:
-                # The store does not even tell. Whether it is gone, the watch of the store decides.
-                self._log.warning("the room on the disk is not known", error=str(error))
+                # Whether the store is gone is for the watch of the store to decide.
+                self._log.warning("the free space of the disk is unknown", error=str(error))
 
 
 def _frees_or_marks(change: wire.Change) -> bool:

@@ -32,7 +32,7 @@ class OracleWord:
         """Where oracles were last known to be. The source asks whatever is listed here."""
         self._source: TimestampSource | None = None
         self._looking: asyncio.Task[PercolatorError | None] | None = None
-        """The one attempt to find oracles, which all who need it share."""
+        """The one attempt to find oracles, which all callers share."""
         self._tasks = Tasks()
 
     async def __call__(self) -> int:
@@ -61,18 +61,18 @@ class OracleWord:
         if self._source is not None:
             return self._source
         if not looking.done():
-            raise DeadlineExceeded("no master has told in time where the oracle is")
+            raise DeadlineExceeded("no master said in time where the oracle is")
         problem = None if looking.cancelled() else looking.result()
         raise copy(problem) if problem is not None else NotReady("the server is closing")
 
     def _look(self) -> asyncio.Task[PercolatorError | None]:
-        """Asks the masters for the oracles, unless that is being done."""
+        """Asks the masters for the oracles, unless such a request is in flight."""
         if self._looking is None:
             self._looking = self._tasks.start(self._find())
         return self._looking
 
     async def _find(self) -> PercolatorError | None:
-        """Returns why no oracle was found. Then those that are known may answer again."""
+        """Returns why no oracle was found. The known ones are kept: they may answer again."""
         try:
             cluster = await describe(self._world.network, self._masters, ANSWER_SECONDS_MAX)
         except PercolatorError as problem:
@@ -90,6 +90,6 @@ class OracleWord:
         return None
 
     def _on_trouble(self) -> None:
-        """The oracle did not answer: another one may lead. Meanwhile those that are known are asked
-        on, since they may answer again, and commits must not queue behind silent masters."""
+        """The oracle did not answer: another one may lead. Until it is found, the known ones are
+        still asked: they may answer again, and commits must not queue behind silent masters."""
         self._look()

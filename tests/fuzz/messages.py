@@ -249,7 +249,7 @@ def places(message: Message) -> Iterator[Message]:
 
 
 def damaged(data: bytes, chance: Random) -> bytes:
-    """The bytes with a few of them changed, missing, or there twice."""
+    """The bytes with a few of them changed, missing, or duplicated."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         if not changed:

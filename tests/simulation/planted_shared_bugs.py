@@ -99,7 +99,7 @@ def all_parts_are_committed(patch: Patch) -> None:
 
 
 def parts_are_committed_one_by_one(patch: Patch) -> None:
-    """Some are committed, and others are not any more."""
+    """Some are committed, and others can no longer be."""
 
     async def wrong(
         self: Router, table_id: int, mutations: Sequence[Mutation], deadline: float
@@ -134,7 +134,7 @@ def another_attempts_lock_is_taken_for_our_own(patch: Patch) -> None:
 
 
 def a_part_begins_after_the_end(patch: Patch) -> None:
-    """Its locks are in the way of others until they expire: nobody is left to roll it back."""
+    """Its locks block others until they expire: nothing is left to roll it back."""
     patch.setattr("percolator.protocol.shared.part.look", _looks_elsewhere)
 
 

@@ -48,7 +48,7 @@ class DeadLetter:
     error: str
     attempts: int
     parked_at: int
-    """The timestamp at which it was put aside. The name is stored, and in what the CLI prints."""
+    """The timestamp at which it was put aside. The name is stored, and the CLI prints it."""
 
     @property
     def key(self) -> tuple[str, str, bytes, bytes]:

@@ -14,9 +14,9 @@ Rules, each with the failure that it prevents:
   run that handled them has committed. A newer one is about a change that the snapshot lacks.
 - If it is unknown whether the run has committed, nothing is deleted: the notification is found
   again, and the acknowledgement says whether it was handled.
-- If deletes do not wake the observer, a snapshot without a value says that every change it covers
-  is handled: the value of an earlier one is gone. Nothing is written, since the next look
-  finds the same, until the cell is written. Only a dead letter of an earlier change is deleted.
+- If deletes do not wake the observer and the snapshot shows no value, every change that it covers
+  counts as handled: earlier values are gone. Nothing is written, since each look finds the same
+  until the cell is written again. Only a dead letter of an earlier change is deleted.
 - Weak observers acknowledge nothing, since their notifications come without a change.
 """
 

@@ -253,7 +253,8 @@ def _run_failed(_: asyncio.Task[Any], error: BaseException) -> None:
 def _will_pass(error: Exception) -> bool:
     """Whether the cluster, not the observer, caused the error, so that a retry may succeed.
 
-    So may all errors of a group of tasks, and an error that the observer made from another one.
+    This also holds if all errors of a group are such errors, or the observer raised its own from
+    one.
     """
     if isinstance(error, ExceptionGroup):
         return all(_will_pass(one) for one in error.exceptions)

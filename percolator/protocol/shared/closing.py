@@ -1,14 +1,14 @@
-"""A shared transaction that has ended is closed: no part of it can begin any more.
+"""A shared transaction that has ended is closed: no further part of it can begin.
 
 The transaction's row has one more cell, which is never locked and never shown. Like any primary, it
 has a commit record or a rollback marker, under the timestamp with which the transaction began. The
-group that commits the parts writes that record, and who rolls the transaction back writes the
-marker before anything else.
+group that commits the parts writes that record, and a client that rolls the transaction back writes
+the marker before anything else.
 
 A part locks its primary in one group with a look at this cell. So the tablet puts each part in one
-of two places: before the end, and then whoever ends the transaction finds its lock and rolls it
-back; or after it, and then the part is refused before it has locked anything. Without that order, a
-task that goes on after its job has failed would lock rows for as long as a part lives.
+of two places: before the end, and then the client that ends the transaction finds its lock and
+rolls it back; or after it, and then the part is refused before it has locked anything. Without that
+order, a task that goes on after its job has failed would lock rows for as long as a part lives.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Job:
         return CellAddress(self.table_id, self.row, name.encode())
 
     def part_of(self, primary: CellAddress) -> PartName | None:
-        """Which part of this transaction the primary belongs to; None if it is of another one."""
+        """Which part the primary belongs to; None if that of another transaction."""
         if (primary.table_id, primary.row) != (self.table_id, self.row):
             return None
         return PartName.decode(primary.column)

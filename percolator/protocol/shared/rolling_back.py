@@ -54,7 +54,7 @@ async def roll_back_all(
 
 
 async def roll_back_left(env: Environment, job: Job, deadline: float) -> None:
-    """Rolls back the parts of a closed transaction that nobody has chosen."""
+    """Rolls back the parts of a closed transaction that the driver has not chosen."""
     while True:
         left = max(deadline - env.now(), 0.001)
         # Above the start of every part: none can begin once the transaction is closed.

@@ -100,7 +100,7 @@ class Whole:
             lost = self._lost(answers[1:], commit)
             if lost is not None:
                 return await self._give_up(lost, deadline)
-            # A part was pushed above the timestamp: nothing that was sent can be applied any more.
+            # A part was pushed above the timestamp: nothing that was sent can still be applied.
             self._sent, self._commit = False, 0
             if not await backoff.pause(deadline):
                 raise DeadlineExceeded(
@@ -145,7 +145,7 @@ class Whole:
         return int(commits.pop())
 
     def _require_open(self, answer: Answer) -> None:
-        """Raises if somebody has rolled the transaction back, and what was not executed."""
+        """Raises if the transaction was rolled back, or if sending this again is useless."""
         if isinstance(answer, Refused):
             self._sent = False
             raise ConflictError(
@@ -157,7 +157,7 @@ class Whole:
             raise answer
 
     def _lost(self, answers: Sequence[Answer], commit: int) -> PartKey | None:
-        """A part that was rolled back, or has no lock any more. Raises what was not executed."""
+        """A part that was rolled back, or has lost its lock. Raises if sending is useless."""
         for part, answer in zip(self._parts, answers, strict=True):
             if not isinstance(answer, Refused):
                 if isinstance(answer, PercolatorError) and answer.retry is Retry.USELESS:

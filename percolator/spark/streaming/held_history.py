@@ -48,7 +48,7 @@ class HeldHistory:
             await self._set(at)
 
     def move(self, at: int) -> None:
-        """Nothing below this is needed any more. Does not wait for the pin to move."""
+        """Nothing below this is still needed. Does not wait for the pin to move."""
         if self._now() >= self._move_at and not len(self._moving):
             self._moving.start(self._move(at))
 

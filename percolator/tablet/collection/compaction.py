@@ -1,7 +1,7 @@
 """Compacts ranges that sweeps have left full of tombstones, piece by piece.
 
 LevelDB compacts by itself only after many writes: by then, a cell that is overwritten all the time
-has tens of megabytes of dead versions. Where much was deleted and nothing is written any more, it
+has tens of megabytes of dead versions. Where much was deleted and nothing more is written, it
 keeps its tombstones, and every seek into the range walks over them.
 
 A compaction rewrites everything alive in its range. That pays once about as much was deleted there

@@ -15,7 +15,7 @@ What each rule prevents:
   Every commit that is stored later is above it or in the feed, since its own lock is judged later.
 * A bulk load whose fence stands at that moment may have stored rows that the feed lacks. They have
   its commit timestamp, which is known when the fence is lifted; the feed is complete from then on.
-* An order of an older version of the schema changes nothing: it may arrive late.
+* An order with an older version of the schema changes nothing: it may have arrived late.
 * A tablet with a feed has format 2. A release that does not know the feed would commit without it,
   and readers would never learn what they missed. So that release has to refuse the tablet.
 """

@@ -4,7 +4,7 @@ Such a transaction sets no locks. From the moment its cells are judged until its
 and published, everything else that touches the cells waits here. What each rule prevents:
 
 * Mutations of a held cell wait. Otherwise a rollback marker would be put and reported, and the
-  commit would land all the same.
+  commit would still be written.
 * Reads at or above the start timestamp wait. The commit timestamp may be below theirs, and there is
   no lock to report. Once it is known to be above a read, that read goes on: it must not see it.
   The same holds for scans of changes up to a timestamp, which never come back to what they missed.
@@ -104,7 +104,7 @@ class HeldCells:
 
     async def let_pass(self, in_the_way: Callable[[], Collection[Holder]]) -> None:
         """Returns once this finds nothing, without an await after its last look. Raises `NotReady`
-        if that takes too long in all."""
+        if that takes too long in total."""
         deadline: float | None = None
         while self.holders and (holders := in_the_way()):
             loop = asyncio.get_running_loop()

@@ -137,7 +137,7 @@ class TimestampGuard:
 
     def _let_time_pass(self) -> None:
         """Advances the newest known timestamp while nothing is heard from the oracle. Its time
-        passes all the same, so a server cut off from it and from the master keeps serving."""
+        still passes, so a server cut off from it and from the master keeps serving."""
         if self._newest:
             elapsed = int((self._clock.monotonic_seconds() - self._heard_at) * 1000)
             expected = self._newest + (elapsed << SEQUENCE_BITS)

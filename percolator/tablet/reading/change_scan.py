@@ -165,7 +165,7 @@ async def look(state: TabletState, asked: pb.ChangesLook) -> pb.ChangesLookResul
 
 @dataclass
 class Settled:
-    """How far nothing can be committed any more, and what is in the way of more."""
+    """How far it is certain that nothing more can be committed, and what is in the way beyond."""
 
     until: int
     locks: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)

@@ -151,7 +151,8 @@ class GroupCommit:
 
     @property
     def _answers_something(self) -> bool:
-        """Whether the batch in progress does. If not, all that it looked at waits for cells."""
+        """Whether the batch in progress answers anything. If not, all that it looked at waits for
+        cells."""
         return bool(self._taken) or self._mutations.answers_something
 
     async def _judge_and_write(self, batch: JudgedBatch) -> pb.MutationResult | None:

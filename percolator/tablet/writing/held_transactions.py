@@ -10,7 +10,7 @@ fetched, so neither the disk nor the oracle waits for the other. What each rule 
   back.
 * Its own commit is looked for even below the safe point. Told there that it is too old, a client
   would report as failed what an earlier copy of the message has committed.
-* The commit timestamp is asked for after that. A reader above an earlier one might have passed.
+* The commit timestamp is requested after that: readers above an earlier one may have passed by.
 * One that was refused is answered with the next batch, after the owner was checked.
 * Without a timestamp nothing is written: the transaction is definitely not executed. Nor are those
   that wait for cells: while the oracle is silent, each of them in turn would wait for it, and the

@@ -1,4 +1,4 @@
-"""The lines in which mutations and transactions wait for their cells: what came first goes first.
+"""The lines in which mutations and transactions wait for their cells: first come, first served.
 
 A cell is free when no transaction holds it, and the batch in progress does not change it. What each
 rule prevents:
@@ -73,7 +73,7 @@ class Lines:
         return not place.lacks
 
     def leave(self, place: Place[Any]) -> None:
-        """Ends a place that was called: its cells are taken now, or not needed any more."""
+        """Ends a place that was called: its cells are taken now, or no longer needed."""
         for cell in place.cells:
             line = self._lines[cell]
             line.popleft()

@@ -52,7 +52,7 @@ class MutationQueue:
 
     @property
     def answers_something(self) -> bool:
-        """Whether the batch in progress does."""
+        """Whether the batch in progress answers any mutation."""
         return bool(self._met)
 
     def add(self, work: CommitWork) -> None:

@@ -34,7 +34,7 @@ async def apply_together(
     schema_version: int,
     deadline_seconds: float,
 ) -> list[pb.MutationResult]:
-    """Applies all or none of them. They are of different cells.
+    """Applies all or none of them. Each is of another cell.
 
     Raises the error because of which nothing was executed, and `ExecutionUnknown`.
     """
@@ -86,7 +86,7 @@ async def _write(state: TabletState, batch: JudgedBatch) -> None:
     except state.storage.failures as error:
         raise ExecutionUnknown(f"the write failed: {state.storage_failed(error)}") from error
     except BaseException as error:
-        # Memory does not know what is durable, so nothing may be judged or read any more.
+        # Memory does not know what is durable, so nothing more may be judged or read.
         state.stop(NotExecuted(f"{state.identity} stopped: {error!r}"))
         raise
     if not owned:

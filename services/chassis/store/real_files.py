@@ -112,7 +112,7 @@ class RealFiles:
         try:
             self._threads.run(partial(os.close, descriptor)).add_done_callback(_forget)
         except RuntimeError:
-            # There is no event loop any more, so this holds nothing up.
+            # The event loop is gone, so this holds nothing up.
             os.close(descriptor)
 
     async def _descriptor(self, opening: Callable[[], int]) -> int:

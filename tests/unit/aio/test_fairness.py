@@ -21,8 +21,8 @@ from tests.unit.connected import accounts, balance
 
 CLIENTS = 10
 SECONDS = 2.0
-"""Of virtual time: about 1,600 transactions, whose waits do not differ from those of 8 s. They cost
-the processor half a second; what costs more can miss the wall-clock limit of a test on a machine
+"""In virtual time: about 1,600 transactions, whose waits do not differ from those of 8 s. They cost
+half a second of CPU; what costs more can miss the wall-clock limit of a test on a machine
 that has little time for it."""
 ROWS = ("bob", "joe")
 WAIT_TIMES_MAX = 20.0

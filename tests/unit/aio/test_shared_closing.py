@@ -1,4 +1,4 @@
-"""A shared transaction that has ended: what comes late is refused, and is in nobody's way."""
+"""A shared transaction that has ended: what comes late is refused, and blocks nothing."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.backup import exporting, layout
 from percolator.backup.cells_file import SCHEMA
-from percolator.backup.layout import Export, Part
+from percolator.backup.layout import Export, ExportPart
 from percolator.errors import InvalidArgument, UsageError
 
 pytestmark = pytest.mark.real_time
 
-PART = Part("table/part-00000.parquet", "", "")
+PART = ExportPart("table/part-00000.parquet", "", "")
 BATCH = pa.RecordBatch.from_pylist(
     [
         {"row": b"%05d" % at, "column": b"c", "value": b"v" * 50, "commit_timestamp": 1}
@@ -43,7 +43,9 @@ class Exported(exporting._Exporting):
         )
         self.scan_is_open = False
 
-    async def _batches(self, table: str, planned: Part) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _batches(
+        self, table: str, planned: ExportPart
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         self.scan_is_open = True
         try:
             for _ in range(10):

@@ -18,7 +18,7 @@ balance = accounts.column("balance", codecs.integer)
 
 
 class BusyClock(MachineClock):
-    """Whoever looks at it again finds that seconds have passed."""
+    """Seconds pass between any two looks at it."""
 
     def __init__(self) -> None:
         self._looks = itertools.count(1)
