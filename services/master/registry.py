@@ -11,6 +11,7 @@ still: the clock may have been set right since, or wrong.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from percolator.world import Clock
 from services.chassis.lived_time import LivedTime, milliseconds_between
 
 _TEXT_CHARACTERS_MAX = 256
+_METADATA_TEXT = re.compile(r"[!-~]+")
 _RETRY_SECONDS = 1.0
 _WALL_MILLISECONDS_MAX = 253_402_300_800_000
 _UNSIGNED_32_MAX = 2**32 - 1
@@ -133,6 +135,12 @@ def check(server: Server) -> None:
             raise InvalidArgument(
                 f"server.{field}", f"expected 1 to {_TEXT_CHARACTERS_MAX} characters"
             )
+    for field in ("server_id", "address"):
+        # A gateway sends either as metadata of gRPC, which refuses anything else. The call that it
+        # relays would fail, and nothing would say why.
+        text = getattr(server, field)
+        if not _METADATA_TEXT.fullmatch(text):
+            raise InvalidArgument(f"server.{field}", f"expected visible ASCII, found {text!r}")
     if parse_host_port(server.address, "server.address").port == 0:
         raise InvalidArgument("server.address", "port 0 cannot be dialled")
     if len(server.metrics_address) > _TEXT_CHARACTERS_MAX:
