@@ -37,6 +37,7 @@ from percolator.formats.records import (
     LockRecord,
 )
 from percolator.protocol import steps
+from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.environment import Environment
 from percolator.protocol.primaries import Primaries
@@ -154,7 +155,7 @@ class Cleanup:
             elif not isinstance(answer, Refused):
                 continue  # no answer: nothing is known, and the caller will ask again
             elif answer.condition == steps.OWN_COMMIT:
-                self._env.verdicts.put(start, _commit_timestamp(answer))
+                self._env.verdicts.put(start, offending_cell(answer).timestamp)
             elif answer.condition == steps.OWN_ROLLBACK:
                 self._env.verdicts.put(start, ROLLED_BACK)
             else:
@@ -203,7 +204,7 @@ class Cleanup:
                 if answer is APPLIED or self._primaries.is_gone(answer):
                     self._env.verdicts.put(start, ROLLED_BACK)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                    self._env.verdicts.put(start, _commit_timestamp(answer))
+                    self._env.verdicts.put(start, offending_cell(answer).timestamp)
                 elif isinstance(answer, SnapshotTooOld):
                     overtaken.add(start)
         return alive, overtaken
@@ -316,18 +317,8 @@ def _push_step(address: CellAddress, lock: LockRecord, read_at: int) -> CellMuta
     return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))
 
 
-def _commit_timestamp(answer: Refused) -> int:
-    if answer.cell is None:
-        raise InvariantViolation(
-            "a tablet refused because of a commit record but did not return it"
-        )
-    return answer.cell.timestamp
-
-
 def _primary_lock(met: MetLock, answer: Refused) -> LockRecord:
-    if answer.cell is None:
-        raise InvariantViolation("a tablet refused because of a lock but did not return it")
-    lock = LockRecord.decode(answer.cell.value)
+    lock = LockRecord.decode(offending_cell(answer).value)
     if lock.primary != met.lock.primary:
         # One transaction with two deciding cells would be committed and rolled back at once.
         raise InvariantViolation(

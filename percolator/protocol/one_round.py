@@ -43,6 +43,7 @@ from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.wire.backoff import asked_pause_seconds
 
 _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
 """It was not sent at all; or its sender was refused, before anything of it was read."""
@@ -151,7 +152,7 @@ class OneRound:
 
     async def _leave_alone(self, overloaded: Overloaded, deadline: float) -> None:
         """Waits as long as the server asks for. In two phases it would have more to do."""
-        seconds = overloaded.retry_after_seconds * (1.0 + 0.25 * self._env.random.random())
+        seconds = asked_pause_seconds(self._env.random, overloaded.retry_after_seconds)
         left = deadline - self._env.now()
         if seconds >= left and not self.is_unanswered:
             raise overloaded  # now, while there is time for the marker

@@ -35,6 +35,7 @@ from percolator.routing.cells import NotInOneRound
 from percolator.routing.commit_lane import CommitLane
 from percolator.routing.lanes import Lane, MutationLane, Problem, Queued, ReadLane, SchemaVersions
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
+from percolator.wire.backoff import asked_pause_seconds
 from percolator.world import Network, Random
 
 RETRY_SECONDS_MIN = 0.02
@@ -315,7 +316,7 @@ class Dispatcher:
 
     def _hold(self, entries: Sequence[Queued], seconds: float) -> None:
         """Leaves the tablets of these rows alone for a while, and no others."""
-        seconds = max(seconds, RETRY_SECONDS_MIN) * (1.0 + 0.25 * self._random.random())
+        seconds = asked_pause_seconds(self._random, max(seconds, RETRY_SECONDS_MIN))
         for entry in entries:
             tablet_id = entry.location.tablet_id
             held = self._held.get(tablet_id)

@@ -27,6 +27,11 @@ def pause_seconds(
     return max(seconds, asked_seconds) * (0.5 + 0.5 * randomness.random())
 
 
+def asked_pause_seconds(randomness: Random, asked_seconds: float) -> float:
+    """The pause that a server asked for, never shorter, and up to a quarter longer at random."""
+    return asked_seconds * (1.0 + 0.25 * randomness.random())
+
+
 class Backoff:
     """The pauses of one caller that keeps retrying."""
 

@@ -28,6 +28,7 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol import steps
+from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.protocol.shared.closing import close
 from percolator.protocol.shared.names import CLOSED, Job, PartKey
@@ -131,9 +132,7 @@ class Whole:
         commits = set()
         for answer in answers:
             if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                if answer.cell is None:
-                    raise InvariantViolation("a commit was met and not returned")
-                commits.add(answer.cell.timestamp)
+                commits.add(offending_cell(answer).timestamp)
         if not commits:
             return 0
         refused = sum(isinstance(answer, Refused) for answer in answers)
