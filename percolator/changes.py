@@ -75,8 +75,8 @@ class Change(Generic[K]):
         """The stored bytes before the change; None if there were none, or they were not asked
         for."""
         self.ends_commit = ends_commit
-        """Whether it is the last change of its commit. A reader who has handled it may go on after
-        `commit_timestamp` later."""
+        """Whether it is the last change of its commit. A reader that has handled it may
+        later continue after `commit_timestamp`."""
 
     def is_of(self, column: Readable[Any]) -> bool:
         """Whether it is a change of this column."""
@@ -108,7 +108,7 @@ class Change(Generic[K]):
 
 
 class ChangePage(Generic[K]):
-    """Changes that arrived together, perhaps none, and from where to go on after them."""
+    """Changes that arrived together, perhaps none, and from where to continue after them."""
 
     __slots__ = ("changes", "reached")
 

@@ -49,7 +49,7 @@ def require_key_codec(codec: object, where: str) -> None:
     """
     if not is_key_codec(codec):
         raise SchemaError(
-            f"{where}: {codec!r:.80} is no codec for row keys, which keep their order and can be "
-            "parts of a tuple: use text, raw, uuid, ordered_integer, ordered_timestamp, "
+            f"{where}: {codec!r:.80} is not a codec for row keys, which keep their order and can "
+            "be parts of a tuple: use text, raw, uuid, ordered_integer, ordered_timestamp, "
             "ordered_date, tuple_of(...) or hashed(...)"
         )

@@ -31,7 +31,9 @@ def model_form(kind: type[Any], known: dict[type[Any], Form]) -> Form:
     try:
         hints = typing.get_type_hints(kind)
     except (NameError, TypeError) as error:
-        raise SchemaError(f"model {kind.__name__}: its types cannot be told: {error}") from None
+        raise SchemaError(
+            f"model {kind.__name__}: its types cannot be determined: {error}"
+        ) from None
     for field in fields:
         where = f"model {kind.__name__}, field {field.name!r}"
         if not field.init:

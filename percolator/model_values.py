@@ -1,6 +1,6 @@
 """How a dataclass's single values are written in JSON, by their type.
 
-Types are exact: a `bool` is no `int`, and of a subclass only the base would come back.
+Types are exact: a `bool` is not an `int`, and a subclass would come back as its base.
 """
 
 from __future__ import annotations

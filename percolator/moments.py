@@ -13,7 +13,7 @@ _FIRST_DAY = _EPOCH.toordinal()
 
 
 def microseconds_of(moment: datetime) -> int:
-    """The microseconds since 1970. Refuses what is no moment."""
+    """The microseconds since 1970. Refuses anything else."""
     if not isinstance(moment, datetime):
         raise wrong("datetime", moment)
     if moment.utcoffset() is None:
@@ -30,7 +30,7 @@ def moment_at(microseconds: int) -> datetime:
 
 
 def days_of(day: date) -> int:
-    """The days since the first of 1970. Refuses what is no day."""
+    """The days since the first of 1970. Refuses anything else."""
     if isinstance(day, datetime) or not isinstance(day, date):
         raise wrong("date", day)
     return day.toordinal() - _FIRST_DAY

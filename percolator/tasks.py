@@ -94,7 +94,7 @@ async def outlasting(task: asyncio.Future[T]) -> T:
 def stop_waiting_for(task: asyncio.Future[Any]) -> None:
     """For the only caller that waits for this task, before it leaves without the result.
 
-    If the task fails, no caller is left to be told: an error of the cluster is only logged, and a
+    If the task fails, no caller is left to hear of it: a cluster's error is only logged, and a
     bug is reported to the event loop's exception handler.
     """
     if task.done():

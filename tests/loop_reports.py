@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _OF_GRPC = "Exception in callback PollerCompletionQueue._handle_events("
 """One poller of gRPC serves all event loops of a process, and may wake one that was closed just
-now. That loop has no callers any more; the callback is gRPC's own."""
+now. That loop no longer has callers; the callback is gRPC's own."""
 
 
 class _Reports(logging.Handler):

@@ -18,7 +18,7 @@ class Changes(Generic[K]):
     """The changes of a table, in the order of their commits: what `Database.changes` returns.
 
     History from its position on is kept until the block ends, it is closed, or it reaches `until`.
-    After an error it cannot go on: call `changes` again with `after` as far as was handled.
+    After an error it cannot continue: call `changes` again with `after` as far as was handled.
     One task at a time may wait for the next change. Another one may close it meanwhile: then the
     iteration ends.
 
@@ -38,14 +38,14 @@ class Changes(Generic[K]):
     def reached(self) -> Timestamp:
         """How far the program has come: it has asked for more after all changes up to here.
 
-        To go on later, also if nothing has changed, pass it as `after`. It moves about once a
+        To continue later, even if nothing has changed, pass it as `after`. It moves about once a
         second while nothing changes. Another task or thread may read it, too.
         """
         return self._following.reached
 
     def pages(self) -> ChangePages[K]:
         """Yields pages instead of single changes; while nothing changes, an empty one about once a
-        second. Each says in `reached` from where to go on after it.
+        second. Each says in `reached` from where to continue after it.
 
         >>> async for page in changes.pages():
         ...     for change in page.changes: ...

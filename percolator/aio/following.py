@@ -2,7 +2,7 @@
 
 While a program follows, the history above its position is kept from collection, as for an open
 snapshot: the position is reported with the session of its client, and moves with it. A program that
-was away for longer than the table keeps history is told so when it comes back (`SnapshotTooOld`).
+was away for longer than the table keeps history gets `SnapshotTooOld` when it comes back.
 """
 
 from __future__ import annotations

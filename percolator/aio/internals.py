@@ -1,4 +1,4 @@
-"""What the rest of the library, but no program, needs from a database: `Database.internal`."""
+"""What the rest of the library needs from a database, and programs do not: `Database.internal`."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ class Reading(Moment):
     ) -> AsyncIterator[Row[K]]:
         """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
 
-        With a `prefix`, only rows whose keys begin with it: `start` says where to go on in them.
+        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
         The time-out applies to each page. Rows without a value in `columns` are left out.
 
         >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):

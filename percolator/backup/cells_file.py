@@ -80,7 +80,7 @@ def cells_of(directory: Path, part: ExportPart) -> Iterator[list[LoadedCell]]:
                 raise DamagedExport(f"{path} has other columns than an export: {file.schema_arrow}")
             for cells in _read(file):
                 if not _follow(last, cells) or cells[0][0] < start or (end and cells[-1][0] >= end):
-                    raise DamagedExport(f"{path} has rows that are out of order, or of other parts")
+                    raise DamagedExport(f"{path} has rows out of order, or of other parts")
                 last = cells[-1]
                 found += len(cells)
                 yield cells

@@ -138,13 +138,13 @@ def scan(
     bounds = {"start": _bytes("--start", start), "end": _bytes("--end", end)}
     if prefix:
         if start or end:
-            fail(InvalidArgument("--prefix", "goes with neither --start nor --end"))
+            fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
         begin = _bytes("--prefix", prefix)
         bounds = {"start": begin, "end": codecs.after_prefix(begin)}
     wanted = [_bytes("--column", one) for one in column or ()]
     if raw:
         if reverse or at:
-            fail(InvalidArgument("--raw", "shows all versions, in their order"))
+            fail(InvalidArgument("--raw", "cannot be combined with --at or --reverse"))
         _show_stored(here, table, bounds["start"], bounds["end"], wanted, kind, limit)
         return
     moment = moment_of(at)

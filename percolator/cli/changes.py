@@ -45,9 +45,9 @@ def changes(
     """Show the changes of a table that has a change feed.
 
     Each line, and with --json each object, is one change: timestamp, kind, row, column, with
-    --before the value before, and the value. Text is in quotes; "-" means no value. To go on later,
-    use --after with the timestamp of the last commit that was shown as a whole: its last line says
-    so.
+    --before the value before, and the value. Text is in quotes; "-" means no value. To continue
+    later, use --after with the timestamp of the last commit that was shown as a whole: its last
+    line says so.
     """
     here = connection(context)
     if follow and until:

@@ -34,7 +34,7 @@ errors_console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Connection:
-    """The global options of one invocation."""
+    """How one invocation of the command reaches the cluster, and prints: its global options."""
 
     addresses: list[str]
     timeout_seconds: float

@@ -62,7 +62,7 @@ def notifications(
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Show notifications as they are made, until interrupted."),
+        typer.Option("--follow", help="Show notifications as they are written, until interrupted."),
     ] = False,
 ) -> None:
     """List the changes that wait for observers, in row order."""

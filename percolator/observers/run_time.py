@@ -1,8 +1,8 @@
-"""The time that an observer's function may take, without the time that the cluster took from it.
+"""The time that an observer's function may take, not counting the time lost to a silent cluster.
 
-A run must not fail because of servers that do not answer: five such runs would put aside a change
-that only has to be tried later. So the time of each call of its transaction that has no answer for
-long does not count. The time of others does: an observer that reads on and on runs too long.
+A run must not fail because servers do not answer: five such runs would put aside a change that only
+has to be tried later. So calls of its transaction that stay unanswered for long do not count. Other
+calls do: an observer that reads on and on runs too long.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ has either become a notification, which was counted, or still exists, and the se
 Locks of any age count.
 
 A tablet must have the same epoch in both passes, because its count starts again with each epoch.
-Neither paused observers nor changes put aside as dead letters are waited for.
+It waits neither for paused observers nor for changes put aside as dead letters.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _PARTS_OF_FREE_MAX = 4
 """One observer's work may take at most this many times the room that is still free: one observer
 alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find room."""
 _PARTS_OF_FREE_ROOMY = 2
-"""An observer that was refused room is told when its work takes less than this many times the free
-room. By then there is enough room to make another scan worthwhile."""
+"""An observer that was refused room is notified when its work takes less than this many times the
+free room. By then there is enough room to make another scan worthwhile."""
 IN_LINE_MAX = 16
 """While this much of an observer's work stands in line at a hot cell, the rest stays in the queue.
 It is enough to keep the line from running empty, and little if the next runs write other cells."""

@@ -1,7 +1,7 @@
 """The rows of a queue: entries by the hash of their key, and buckets, which wake the observer.
 
     e HASH KEY START PLACE      an entry; START and PLACE make it unique
-    v HASH KEY                  what has become of the key's entries (CombineQueue)
+    v HASH KEY                  the value that the key's entries make (CombineQueue)
     w FIRST LAST                wakes the observer for entries with a hash from FIRST to LAST
 
 A bucket is a range of hashes, and its row names that range. So entries do not depend on the number
@@ -41,7 +41,7 @@ class HashedParts(Generic[K]):
         self._key = key
 
     def part(self, key: K) -> bytes:
-        """The hash of the key and the key, as they stand in all of its rows."""
+        """The hash of the key and the key, as all of its rows have them."""
         try:
             encoded: bytes = self._key.encode_part(key)
         except SchemaError as error:

@@ -44,7 +44,7 @@ W = TypeVar("W")
 class Index(Generic[K, T, W]):
     """A table that leads from values of a column to the keys of the rows that have them.
 
-    It is kept in one of two ways, said by `by_observer`:
+    `by_observer` says which of two ways it is kept in:
 
     - *In the same transaction* (False): programs write the column with `set` and `delete` of the
       index, and never otherwise. Then the index is exact at every snapshot, and in the transaction

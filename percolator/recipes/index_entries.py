@@ -115,7 +115,9 @@ class IndexEntries(Generic[K, T, W]):
                 cause = f"{type(error).__name__}: {error}"
                 raise SchemaError(f"{self._named(row)}: values raised {cause:.200}") from error
         if not isinstance(values, Iterable):
-            raise SchemaError(f"{self._named(row)}: values returned {values!r:.100}, no iterable")
+            raise SchemaError(
+                f"{self._named(row)}: values returned {values!r:.100}, not an iterable"
+            )
         return frozenset(self._part_for(row, one) for one in values)
 
     def _part_for(self, row: K, value: W) -> bytes:

@@ -106,7 +106,7 @@ class Queue(ABC, Generic[K, V]):
 
 
 def require_batch(batch: int) -> None:
-    """Refuses what is no number of entries for one run."""
+    """Refuses an invalid number of entries for one run."""
     require_whole(batch, "batch", 1)
     if batch > BATCH_MAX:
         raise InvalidArgument("batch", f"at most {BATCH_MAX}, got {batch}")

@@ -132,7 +132,7 @@ class ChangeLook:
         except PercolatorError as error:
             return locations, [error] * len(locations)
         if len(response.looks) != len(locations):
-            raise ExecutionUnknown(f"{address} answered another number of looks than was asked")
+            raise ExecutionUnknown(f"{address} returned the wrong number of answers")
         return locations, [
             from_detail(one.error) if one.HasField("error") else one for one in response.looks
         ]

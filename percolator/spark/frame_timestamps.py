@@ -38,7 +38,7 @@ def frame_timestamp(frame: DataFrame) -> Timestamp:
         raise UsageError(f"the frame has fields of several snapshots: {shown}")
     if not found:
         raise UsageError(
-            "no field of the frame tells its timestamp: all are computed, or were declared with "
+            "no field of the frame carries its timestamp: all are computed, or were declared with "
             "schema(...); ask the frame that load() returned, or read through a snapshot"
         )
     return Timestamp(found.pop())

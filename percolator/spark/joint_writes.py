@@ -40,7 +40,7 @@ class PartOfJob:
     """Tells the tasks of this write from those of others."""
 
     def note(self, receipts: Sequence[Receipt]) -> None:
-        """Leaves the receipts to the job. Raises `UsageError` on another machine than its own."""
+        """Leaves the receipts to the job. Raises `UsageError` on any other machine."""
         directory = Path(self.directory)
         if not directory.is_dir():
             raise UsageError(
@@ -60,7 +60,7 @@ def part_of_job(option: str) -> PartOfJob:
         ticket = Ticket(**(given | {"row": bytes.fromhex(given["row"])}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(
-            "together", "is not of percolator.spark.together: pass all of its options"
+            "together", "is not from percolator.spark.together: pass all of its options"
         ) from error
     return PartOfJob(ticket, directory, os.urandom(_PREFIX_BYTES).hex())
 

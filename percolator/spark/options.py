@@ -223,12 +223,12 @@ ROWS_PER_BATCH_MAX = 1_000_000_000
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a stream: Spark does not tell while it asks for a schema."""
+    """Whether the options are those of a stream: Spark does not say while it asks for a schema."""
     return any(name.lower() == "starting_from" for name in options)
 
 
 def is_sink(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a sink: Spark does not tell while it pickles a source."""
+    """Whether the options are those of a sink: Spark does not say while it pickles a source."""
     return any(name.lower() == _SPARK_CHECKPOINT for name in options)
 
 
@@ -310,7 +310,7 @@ class WriteOptions:
         if "together" in given:
             raise InvalidArgument("together", "a stream commits each batch by itself: leave it out")
         if given.get("atomic", "true").lower() != "true":
-            raise InvalidArgument("atomic", "each batch of a stream is: leave it out")
+            raise InvalidArgument("atomic", "each batch of a stream is atomic: leave it out")
         return cls.parse(given | {"atomic": "true"})
 
     @classmethod
@@ -338,7 +338,7 @@ class WriteOptions:
             if not atomic and given.get(name) is not None:
                 raise InvalidArgument(name, "needs atomic=true")
         if given.get("together") and given.get("keep_seconds"):
-            raise InvalidArgument("keep_seconds", "is the job's: give it to together()")
+            raise InvalidArgument("keep_seconds", "belongs to the whole job: pass it to together()")
         return cls(
             target=Target.of(given),
             catalog=catalogue,
@@ -370,7 +370,7 @@ def _check_overwrite(given: _Given, operation: str) -> None:
     if operation != OPERATIONS[0]:
         raise InvalidArgument("mode", f'operation={operation} needs mode("append")')
     if given.get("atomic") == "false":
-        raise InvalidArgument("atomic", 'mode("overwrite") is: leave it out')
+        raise InvalidArgument("atomic", 'mode("overwrite") is always atomic: leave it out')
 
 
 def _check_atomic(given: _Given, operation: str) -> None:

@@ -72,8 +72,8 @@ class Condition:
         when = f"at {cell.commit_timestamp}" if cell.commit_timestamp else "and cleaned up"
         return RowChanged(
             f"row {key!r} of table {self.table!r} was written {when}, after {int(self.since)}, "
-            f"column {address.column.decode(errors='backslashreplace')!r}: what it was to become "
-            "was computed from older values. Nothing of its transaction was written; read the "
+            f"column {address.column.decode(errors='backslashreplace')!r}: its new value "
+            "was computed from older ones. Nothing of its transaction was written; read the "
             "table again",
             table=self.table,
             row=row,

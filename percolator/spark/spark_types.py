@@ -68,7 +68,7 @@ def parse_type(text: str) -> DataType:
     parser = _Parser(tokens)
     found = parser.type(0)
     if parser.next() is not None:
-        raise ValueError(f"{text!r} goes on after the end of a type")
+        raise ValueError(f"{text!r} continues after the end of a type")
     return found
 
 

@@ -1,4 +1,4 @@
-"""JSON in options. What JSON parsers pass over in silence is refused here."""
+"""JSON in options: refuses what JSON parsers accept silently."""
 
 from __future__ import annotations
 

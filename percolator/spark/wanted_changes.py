@@ -1,4 +1,4 @@
-"""What a stream is to have: which table, which of its rows, and since when.
+"""What a stream should deliver: which table, which of its rows, and since when.
 
 It knows nothing of Spark, and neither does what decides with it (`streaming/progress.py`).
 """

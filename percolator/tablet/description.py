@@ -1,4 +1,4 @@
-"""What a tablet says of itself."""
+"""What a tablet reports about itself."""
 
 from __future__ import annotations
 

@@ -53,4 +53,4 @@ class TabletLimits:
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
     recent_writes_max: int = 16_384
-    """Cells remembered in each generation of recent_writes.py: about 6 MiB in all."""
+    """Cells remembered in each generation of recent_writes.py: about 6 MiB in total."""

@@ -5,8 +5,8 @@ one vote, since the processes of a host share a clock. If two halves disagree, t
 counts: a delay can be made up for, but timestamps from the future cannot be taken back.
 
 A majority of the hosts that are known at the moment proves nothing: a master that has just begun to
-lead may have heard only from its own host, whose clock is wrong. So the hosts that have not told
-their clock count as well (`hosts_of`).
+lead may have heard only from its own host, whose clock is wrong. So hosts that have not reported
+their clocks count as well (`hosts_of`).
 """
 
 from __future__ import annotations

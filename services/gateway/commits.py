@@ -160,7 +160,7 @@ class Commits:
     async def _outcome_of(
         self, attempt: asyncio.Task[Fate], start: int, known: Known, deadline: float
     ) -> int:
-        """Waits for the attempt, which goes on if this caller leaves."""
+        """Waits for the attempt, which continues if this caller leaves."""
         await asyncio.wait((attempt,), timeout=max(deadline - self._engine.now(), 0.0))
         if not attempt.done() or attempt.cancelled():
             raise OutcomeUnknown(

@@ -133,7 +133,7 @@ class ServerRoutes:
         return path not in _STREAMS or path.rpartition("/")[2].startswith("Watch")
 
     async def end_watches(self) -> None:
-        """To be called at shutdown: callers that watch are told to come back later."""
+        """To be called at shutdown: callers that watch are asked to reconnect later."""
         self.draining = True
         for call in tuple(self.endless):
             call.cancel()

@@ -24,7 +24,7 @@ from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 30.0
-"""How long a process may take until it serves, unless the cluster is told otherwise."""
+"""How long a process may take until it serves, by default."""
 
 Program = Callable[[str, str], Sequence[str]]
 """The module to run for a process, by its name and its usual module, with further arguments."""

@@ -6,7 +6,7 @@ Invariants:
   restart.
 - No session is declared dead before every session of the previous incarnation would have expired:
   for one largest time to live after the start, an id unknown here is *undecided*.
-- A session is told that it expired only if that is remembered, so that it cannot be taken over
+- A session is declared expired only if that is remembered, so that it cannot be taken over
   later. Without this rule, strangers that fill the memory with invented ids would make the service
   revive sessions that it has declared dead.
 - An unknown id is taken over while less time has passed since the start than the time to live that

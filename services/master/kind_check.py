@@ -1,7 +1,7 @@
 """Asks an address what it is, when a server registers there as another kind than the listed one.
 
 Anyone who may register could otherwise list a second server at the address of a first one: clients
-would ask a tablet server for timestamps, or wait for a lock service that is none. But a port may
+would ask a tablet server for timestamps, or wait for a lock service that is not one. But a port may
 also be given to another kind of server, legitimately, and its former entry stays for seconds. The
 process that listens there knows which of the two it is: its health service knows its services.
 """

@@ -84,7 +84,7 @@ class Candidate:
             where = f", the one at {leader}" if leader else ""
             raise UsageError(
                 f"{self._site.store} is in use by another oracle{where}; with --standby this one "
-                "waits for its end"
+                "waits until it ends"
             ) from None
 
     async def run(self) -> None:

@@ -10,8 +10,9 @@ the majority's, and never below the mark.
 
 It does not begin while no master answers, or while the clocks of half of the hosts are unknown. A
 master that has just begun to lead, or that is cut off, may know only the clock of its own host; if
-the oracle runs there as well, both are wrong together. Hosts count that the masters list, and those
-of masters that do not answer. A server that stays silent leaves the list after a few seconds.
+the oracle runs there as well, both are wrong together. The hosts that count are those that the
+masters list, and those of masters that do not answer. A server that stays silent leaves the list
+after a few seconds.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class OtherClocks:
         if not answering:
             raise ClockUnconfirmed(
                 "the wall clock of this machine is far above the oracle's mark, and no master "
-                f"answers that could tell what other clocks say: {', '.join(self._masters)}"
+                f"answers that could report the other clocks: {', '.join(self._masters)}"
             )
         # A master may be known here by another name than it uses itself. So a silent one counts
         # only if no other answers at the same name.

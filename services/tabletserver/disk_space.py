@@ -2,7 +2,7 @@
 
 LevelDB needs some space to delete data (compaction writes before it deletes), and even to open.
 Thanks to a reserve, writes to a full disk get a refusal that is safe to repeat, instead of failing
-with an unknown outcome, and reads go on.
+with an unknown outcome, and reads continue.
 
 Half of the reserve is for roll-backs, of a few bytes each. Without them a client could not say
 whether a transaction that met the full disk is aborted, and its locks would stay.

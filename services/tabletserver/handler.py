@@ -367,7 +367,7 @@ class TabletServerHandler:
         if count > self._limits.rows_max:
             raise InvalidArgument(
                 "batches.notifications",
-                f"expected at most {self._limits.rows_max} in all, found {count}",
+                f"expected at most {self._limits.rows_max} in total, found {count}",
             )
 
     def _refusal(self, error: PercolatorError, target: wire.TabletTarget) -> ErrorDetail:

@@ -137,7 +137,7 @@ class Writers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-# ---------------------------------------------------------------------------- killed, gone on with
+# ---------------------------------------------------------------------------- killed, and resumed
 
 
 async def exported(cluster: LocalCluster, directory: Path, at: Timestamp) -> float:

@@ -127,7 +127,7 @@ class Canary:
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def judge(self) -> None:
-        """The last look, when nothing is fuzzed any more."""
+        """The last look, after fuzzing has ended."""
         await self._listen()
         try:
             async with self._database.snapshot() as snapshot:

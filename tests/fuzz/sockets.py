@@ -54,7 +54,7 @@ class Sockets:
                 outcome = await self._connect(address, secure=secure)
             except ConnectionRefusedError:
                 outcome = "wrong"
-                self._record.wrong(f"{process.name} does not listen on {address} any more")
+                self._record.wrong(f"{process.name} no longer listens on {address}")
             self._record.count("sockets", kind, outcome)
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -81,7 +81,11 @@ def test_a_write_that_cannot_work(
     ("mode", "options", "message"),
     [
         ("errorifexists", {}, 'cannot be written in the "ErrorIfExists" mode. .* "Append"'),
-        ("overwrite", {"atomic": "false"}, 'atomic: mode\\("overwrite"\\) is: leave it out'),
+        (
+            "overwrite",
+            {"atomic": "false"},
+            'atomic: mode\\("overwrite"\\) is always atomic: leave it out',
+        ),
         ("overwrite", {"operation": "delete"}, 'mode: operation=delete needs mode\\("append"\\)'),
         ("overwrite", {"operation": "bulk_load"}, "mode: operation=bulk_load needs"),
         ("overwrite", {"skip_equal": "true"}, "skip_equal: looks at rows in transactions of its"),

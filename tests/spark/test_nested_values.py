@@ -124,7 +124,7 @@ def test_json_of_another_form_is_refused_with_the_place(
         ("", "found 'nothing'"),
         ("integer", "found 'integer'"),
         ("array<int", "expected > after array"),
-        ("array<int>>", "goes on after the end"),
+        ("array<int>>", "continues after the end"),
         ("map<int,int>", "keys of a map in JSON are string"),
         ("struct<>", "expected a field of a struct"),
         ("struct<a int>", "expected : after field"),

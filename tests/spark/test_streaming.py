@@ -227,7 +227,7 @@ def test_to_be_away_for_too_long_is_an_error_unless_the_stream_may_begin_again(
     options = {"catalog": CATALOG, "starting_from": "snapshot"}
     found = stream(pages.name, **options)
     found.run()
-    # Without its feed for a moment, the table has no history that the stream can go on with.
+    # Without its feed for a moment, the table has no history from which the stream can continue.
     db.set_change_feed(pages.table, on=False)
     db.set_many([("a00000", {pages.visits: 7})])
     db.set_change_feed(pages.table, on=True)

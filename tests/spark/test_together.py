@@ -98,7 +98,7 @@ def test_a_write_after_the_end_of_its_job_is_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"together": "x", "atomic": "true"}, "together: is not of percolator.spark.together"),
+        ({"together": "x", "atomic": "true"}, "together: is not from percolator.spark.together"),
         ({"together": "x"}, "together: needs atomic=true"),
     ],
 )

@@ -60,8 +60,8 @@ async def watch_work(
 ) -> AsyncGenerator[WorkHints, None]:
     """Yields hints for these observers, by table, from every server of the tables' tablets.
 
-    Of all workers that watch an observer, one is told of each row; with `listen_only`, this process
-    is told of every row. The generator never ends by itself, and raises no errors of the cluster.
+    Each row goes to one of the workers that watch its observer; with `listen_only`, this process
+    gets every row. The generator never ends by itself, and raises no errors of the cluster.
     Close it (`contextlib.aclosing`) to end the streams.
     """
     request = wire.WatchNotificationsRequest(

@@ -5,7 +5,7 @@ Rows that are found are locked, many at a time. If some are locked already, anot
 work there, and the scanner jumps to another random place. Without that, workers that have met once
 would move on side by side, like buses on a crowded line.
 
-While streams deliver new notifications, young ones are left to the workers that were told of them.
+While streams deliver new notifications, young ones are left to the workers that received them.
 Locks on watched columns that are older than a second are resolved: an owner that died after its
 commit point leaves nothing else behind, and resolving the lock writes the notification.
 """
@@ -34,7 +34,7 @@ _TABLETS_AT_ONCE = 16
 _ROWS_PER_ANSWER = 256
 _OLD_LOCK_MILLISECONDS = 1_000
 _YOUNG_MILLISECONDS = 2_000
-"""By this age, the worker that was told of a notification has had its chance."""
+"""By this age, the worker to which a notification was announced has had its chance."""
 _PAUSE_SECONDS_MIN = 0.2
 _JUMPS_MAX = 8
 """The most jumps in one pass."""
@@ -42,7 +42,7 @@ _RANDOM_BYTES = 8
 _RESOLVE_SECONDS = 2.0
 """How long a pass waits, at most once, for primaries that no server has at the moment."""
 _KNOWN_SECONDS = 0.1
-"""The wait that `cleanup` is told of. The locks are old, so it is to check their owners at once."""
+"""The wait reported to `cleanup`. The locks are old, so it should check their owners at once."""
 
 
 class Scanner:

@@ -43,7 +43,7 @@ def changed_observers(
         if known is not None and not _notified_alike(known, one) and not request.replace:
             raise InvalidArgument(
                 f"add[{index}]",
-                f"{table!r} already has another observer {one.name!r}, of {_described(known)}",
+                f"{table!r} already has another observer {one.name!r}, for {_described(known)}",
             )
         one.paused = known is not None and known.paused
         after[one.name] = one

@@ -1,4 +1,4 @@
-"""Registers a worker's observers with the cluster, and learns which of them to run.
+"""Registers a worker's observers with the cluster, and finds out which of them to run.
 
 A worker that starts adds its observers to the schemas of their tables; once that returns, every
 commit notifies them. It never removes or changes a registered observer: two workers with different

@@ -7,8 +7,8 @@ it stands in line before its first run.
 
 That may be a mistake, for an observer that writes one hot cell among many cold ones. A run that
 commits without the cell shows it: then all that was only expected to lose runs at once, and until
-the next run loses, nothing is expected. A turn that takes long shows nothing: on a busy machine any
-may, and if all ran at once then, nearly all would lose. It only ends, and the next one begins.
+the next run loses, nothing is expected. A turn that takes long proves nothing: on a busy machine
+any turn may, and if all ran at once, nearly all would lose. It ends, and the next one begins.
 """
 
 from __future__ import annotations

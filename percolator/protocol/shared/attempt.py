@@ -10,8 +10,8 @@ Rules, each with the failure that it prevents:
   generation), it is rolled back first, the part before its cells; otherwise this is an error.
   Taking the lock for our own would lose the write when the other attempt is not chosen.
 - An attempt that has finished may have been chosen already. It is replaced only after a while,
-  which gives the scheduler of the tasks time to end one of the two. That while is added to the
-  caller's deadline: otherwise a shorter one would end each try, and no try would replace it.
+  which gives the scheduler of the tasks time to end one of the two. That time is added to the
+  caller's deadline: otherwise a shorter deadline would end each try before it replaced anything.
 - After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
 """
 

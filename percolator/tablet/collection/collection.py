@@ -8,7 +8,7 @@ Lock-only records and rollback markers are part of no snapshot. They are evidenc
 their transaction. So they need not stay as long as snapshots do: they are deleted once no
 transaction that began below them is still running in any table, which may be much earlier. They
 are not deleted before that, even if the cell has a newer commit. A newer commit excludes the same
-transactions, but does not tell the outcome of the earlier one.
+transactions, but does not show the outcome of the earlier one.
 
 What each rule prevents:
 

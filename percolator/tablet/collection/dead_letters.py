@@ -1,4 +1,4 @@
-"""Tells whether a change of a cell became a dead letter: then its newest record has to stay.
+"""Finds out whether a change of a cell became a dead letter: then its newest record has to stay.
 
 By then, its notifications are gone. What is left is the observer's note beside the cell. While the
 note's cell is locked, a note may be about to be committed: the notifications are deleted when the

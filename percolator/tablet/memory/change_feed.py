@@ -61,7 +61,7 @@ class ChangeFeed:
             return cls()
         if len(record) != _RECORD.size:
             raise StoreUnusable(
-                f"what is noted of the change feed has {len(record)} bytes, not {_RECORD.size}; "
+                f"the note about the change feed has {len(record)} bytes, not {_RECORD.size}; "
                 "see docs/formats.md",
                 fault=StoreFault.DAMAGED,
             )

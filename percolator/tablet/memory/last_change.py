@@ -17,8 +17,8 @@ then finds the next one below it, which is correct.
 For cells that were locked or read recently, the tablet keeps the newest change in memory. Then a
 read costs one seek, as for any other cell, and the next lock-only commit costs none. Memory forgets
 a cell *before* its next commit is written. The storage shows that commit, and that its lock is
-gone, before the writer hears that its write has ended; a reader who came between would be sent
-below a commit that it has to see.
+gone, before the writer hears that its write has ended; a reader in between would be sent below
+a commit that it has to see.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads of rows, each at its own timestamp, a batch at a time.
 
-First a slice waits until no commit in one round is about to land on its cells (held_cells.py). Then
+First a slice waits until no commit in one round is about to write its cells (held_cells.py). Then
 the mirror is asked for locks in the way, then one cursor is created, then every cell costs one seek
 (lock_mirror.py says why in this order). A cell costs a second seek if lock-only records
 are above its newest change and memory does not know where that change is (last_change.py). A slice

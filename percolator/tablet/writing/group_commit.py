@@ -151,8 +151,7 @@ class GroupCommit:
 
     @property
     def _answers_something(self) -> bool:
-        """Whether the batch in progress answers anything. If not, all that it looked at waits for
-        cells."""
+        """Whether the batch answers anything; if not, all that it looked at waits for cells."""
         return bool(self._taken) or self._mutations.answers_something
 
     async def _judge_and_write(self, batch: JudgedBatch) -> pb.MutationResult | None:

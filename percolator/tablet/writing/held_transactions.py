@@ -5,13 +5,13 @@ fetched, so neither the disk nor the oracle waits for the other. What each rule 
 
 * A transaction is judged when none of its cells is held, or changed by the batch in progress. So
   its conditions are judged against what is durable. Others wait for their cells (lines.py).
-* All its cells are judged, and held, at one moment. The own commit, a rollback marker, a lock, and
+* All its cells are judged, and held, at one moment. Its own commit, a rollback marker, a lock, and
   a newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
   back.
 * Its own commit is looked for even below the safe point. Told there that it is too old, a client
   would report as failed what an earlier copy of the message has committed.
 * The commit timestamp is requested after that: readers above an earlier one may have passed by.
-* One that was refused is answered with the next batch, after the owner was checked.
+* A refused transaction is answered with the next batch, after the ownership was checked.
 * Without a timestamp nothing is written: the transaction is definitely not executed. Nor are those
   that wait for cells: while the oracle is silent, each of them in turn would wait for it, and the
   mutations behind them for all of them.

@@ -45,7 +45,7 @@ class Lines:
         self._lines: dict[bytes, deque[Place[Any]]] = {}
         """By cell. None of them is empty."""
         self._offered: set[bytes] = set()
-        """The cells that the first in their line has been told of."""
+        """The free cells that were offered to the first in their line."""
         self.touched: Mapping[bytes, None] = {}
         """The cells that the batch in progress changes."""
 

@@ -160,7 +160,7 @@ class TransactionChecker:
             found.append(transaction)
             first = stop
         if first != len(writes):
-            raise InvalidArgument("cells", f"{first} in all, {len(writes)} in the lists")
+            raise InvalidArgument("cells", f"{first} in total, {len(writes)} in the lists")
         return found
 
     def _writes(

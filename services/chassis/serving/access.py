@@ -2,7 +2,7 @@
 
 If there is a token, the token decides. Without one, the certificate that the servers of a cluster
 share makes the caller one of them. It does not if a gateway forwarded the call for another caller,
-which `percolator-server` in its metadata tells: otherwise all callers of a gateway would be
+as `percolator-server` in its metadata shows: otherwise all callers of a gateway would be
 servers.
 """
 

@@ -111,7 +111,7 @@ class ServiceSettings(BaseModel):
     """At shutdown: how long calls in progress may take before they are cut off."""
 
     concurrency_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """Calls in progress at once; any further one is refused, and its caller told when to retry."""
+    """Calls in progress at once; any further one is refused, with the time after which to retry."""
 
     request_bytes_max: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
     """The size of the largest request that is accepted."""
@@ -191,7 +191,7 @@ class ServiceSettings(BaseModel):
 
 
 class StoreSettings(ServiceSettings):
-    """What every service with a store can be told. A subclass says what it keeps in `store`."""
+    """The settings of every service with a store. A subclass says what it keeps in `store`."""
 
     store: Annotated[str, Field(min_length=1)]
     """A directory on a local file system."""

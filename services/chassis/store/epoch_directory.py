@@ -193,7 +193,7 @@ class _Takeover:
             if source is None or await self._cloned(source):
                 await self._files.fsync_directory(self._claim)
                 return
-        raise NotReady(f"{self._tablet}: the directory does not come to rest", where="takeover")
+        raise NotReady(f"{self._tablet}: the directory keeps changing", where="takeover")
 
     async def _seal(self, live: list[EpochName], names: list[EpochName]) -> None:
         for name in live:

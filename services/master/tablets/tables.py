@@ -94,7 +94,7 @@ class Tables:
         try:
             created_at = await self._oracle_time.source().get(timeout_seconds=seconds)
         except (NotExecuted, ExecutionUnknown) as error:
-            raise NotReady(f"the oracle does not say when this is: {error.message}") from error
+            raise NotReady(f"the oracle gave no timestamp for it: {error.message}") from error
         return Creation(request, created_at, deletions)
 
     def _decide_creation(

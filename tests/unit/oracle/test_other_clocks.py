@@ -209,7 +209,7 @@ async def test_an_oracle_that_does_not_stand_by_says_why_it_cannot_start() -> No
     machine = Machine()
     machine.masters.silent = {"m:1", "n:1"}
     fast = machine.candidate(HOUR, ("m:1", "n:1"), OracleLimits())
-    with pytest.raises(NotReady, match="no master answers that could tell what other clocks say"):
+    with pytest.raises(NotReady, match="no master answers that could report the other clocks"):
         await fast.lead_within(5)
 
 

@@ -91,9 +91,9 @@ def test_keys_are_encoded_as_the_format_says() -> None:
     ids=repr,
 )
 def test_a_codec_that_keeps_no_order_is_refused_for_keys(codec: Any) -> None:
-    with pytest.raises(SchemaError, match=r"table 'k': .* is no codec for row keys"):
+    with pytest.raises(SchemaError, match=r"table 'k': .* is not a codec for row keys"):
         Table("k", key=codec)
-    with pytest.raises(SchemaError, match=r"part 2 of a tuple: .* is no codec for row keys"):
+    with pytest.raises(SchemaError, match=r"part 2 of a tuple: .* is not a codec for row keys"):
         codecs.tuple_of(codecs.text, codec)
 
 

@@ -238,7 +238,7 @@ def test_values_that_are_no_values_are_refused_by_name(
     percolator_db.create_table(people)
     index.create(percolator_db)
     with percolator_db.transaction() as tx:
-        says = f"index 'by word', row 'ann': values returned {returned}, no iterable"
+        says = f"index 'by word', row 'ann': values returned {returned}, not an iterable"
         with pytest.raises(SchemaError, match=says):
             index.set(tx, "ann", "Rome")
         assert tx.get("ann", city) is None

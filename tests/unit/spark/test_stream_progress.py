@@ -230,7 +230,7 @@ async def test_to_be_away_for_too_long_fails_loudly(planned: bool) -> None:
         await put(db, b=2)
         if planned:
             await query.trigger(killed_at=2)
-        # Without its feed for a moment, the table has no history that a stream can go on with.
+        # Without its feed for a moment, the table has no history from which a stream can continue.
         await db.set_change_feed(orders, on=False)
         await put(db, c=3)
         await db.set_change_feed(orders, on=True)

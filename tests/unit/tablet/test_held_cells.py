@@ -157,7 +157,7 @@ async def test_what_waits_is_woken_only_by_those_in_its_way() -> None:
     assert (looks, waiting.done()) == (1, False)
     held.let_go([first])
     await waiting
-    assert looks == 1  # no cell is held any more
+    assert looks == 1  # no cell is held by then
 
 
 async def test_a_read_of_one_row_does_not_look_at_what_is_held_in_others() -> None:

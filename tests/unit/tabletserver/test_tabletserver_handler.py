@@ -179,7 +179,7 @@ async def test_more_weak_notifications_than_a_request_may_hold_are_refused_as_a_
     )
     for number in range(4):
         batch.notifications.add(row=b"%d" % number, column=b"w", observers=[b"f"])
-    with pytest.raises(InvalidArgument, match="at most 3 in all, found 4") as refused:
+    with pytest.raises(InvalidArgument, match="at most 3 in total, found 4") as refused:
         await machine.handler.commit_transactions(wire.CommitTransactionsRequest(batches=[batch]))
     assert refused.value.field == "batches.notifications"
     assert await machine.value(1, b"a") is None
