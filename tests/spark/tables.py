@@ -118,3 +118,17 @@ def failing(frame: Any, marker: Path, attempts: int, after: Path | None = None) 
             raise RuntimeError("the task fails after all its rows")
 
     return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(some), frame.schema)
+
+
+def halting(frame: Any, after_rows: int, until: Path) -> Any:
+    """The same rows; each partition halts after some of them until the file `until` exists."""
+
+    def some(rows: Iterator[Any]) -> Iterator[Any]:
+        import time
+
+        for number, row in enumerate(rows):
+            while number == after_rows and not until.exists():
+                time.sleep(0.01)  # in a process of Spark's, which only a file can tell
+            yield row
+
+    return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(some), frame.schema)
