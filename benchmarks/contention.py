@@ -1,4 +1,4 @@
-"""make bench-contention: what transactions that fight over few cells cost, and how long they wait.
+"""make bench-contention: what transactions cost that contend for few cells, and how long they wait.
 
 One cluster of processes on this machine. "By itself" is a program that runs each attempt in a
 `db.transaction()` block, and pauses after a conflict, longer each time; the other rows let
@@ -80,7 +80,7 @@ async def _create(address: str) -> None:
 
 
 def clients(report: Report, processes: int, connections: int, tasks: int, what: str) -> None:
-    """How long transactions wait, if all clients fight all the time."""
+    """How long transactions wait, if all clients contend all the time."""
     with tempfile.TemporaryDirectory() as directory, LocalCluster(Path(directory)) as cluster:
         asyncio.run(_create(cluster.address))
         waits = increments_by_clients(

@@ -26,7 +26,7 @@ class ReadingInTurn(Reading):
     def _begin_at(self, address: CellAddress, deadline: float) -> Awaitable[int]:
         # Two looks at dictionaries that are nearly always empty, with every first read.
         attempts = self._attempts
-        if attempts is None or self._taking_turn or not self._env.is_fought_over(address):
+        if attempts is None or self._taking_turn or not self._env.is_contended(address):
             return self._begin(deadline)
         if self._starting is not None:  # too late: another read has asked for the timestamp
             return self._begin(deadline)

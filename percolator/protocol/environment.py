@@ -140,7 +140,7 @@ class Environment:
         """The cell, for errors."""
         return cell.described(self.table_names(cell.table_id))
 
-    def is_fought_over(self, cell: CellAddress) -> bool:
+    def is_contended(self, cell: CellAddress) -> bool:
         """Whether transactions of this client have recently lost at the cell."""
         return cell in self.hot_cells or cell in self.rivals
 

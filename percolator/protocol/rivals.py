@@ -33,7 +33,7 @@ def conflict_pause_seconds(randomness: Random, longest_seconds: float, age_secon
     return longest_seconds * randomness.random() / (1.0 + age_seconds / HALF_AGE_SECONDS)
 
 
-class _Fight:
+class _Contention:
     """What is known about one cell."""
 
     __slots__ = ("callers", "seconds", "since")
@@ -53,38 +53,38 @@ class Rivals:
     """Where transactions of other clients have won recently. Times are monotonic."""
 
     def __init__(self) -> None:
-        self._fights: OrderedDict[CellAddress, _Fight] = OrderedDict()
+        self._contended: OrderedDict[CellAddress, _Contention] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._fights)
+        return len(self._contended)
 
     def __contains__(self, cell: CellAddress) -> bool:
-        return cell in self._fights
+        return cell in self._contended
 
     def note_loss(
         self, cell: CellAddress, caller: object, longest_seconds: float, now: float
     ) -> None:
         """Notes that this caller has lost at the cell, and pauses for `longest_seconds` at most."""
-        fight = self._fights.get(cell)
-        if fight is None:
-            fight = self._fights[cell] = _Fight()
-            if len(self._fights) > CELLS_MAX:
-                self._fights.popitem(last=False)
-        self._fights.move_to_end(cell)
-        fight.callers.add(caller)
-        fight.seconds = max(fight.seconds_at(now), longest_seconds)
-        fight.since = now
+        contention = self._contended.get(cell)
+        if contention is None:
+            contention = self._contended[cell] = _Contention()
+            if len(self._contended) > CELLS_MAX:
+                self._contended.popitem(last=False)
+        self._contended.move_to_end(cell)
+        contention.callers.add(caller)
+        contention.seconds = max(contention.seconds_at(now), longest_seconds)
+        contention.since = now
 
     def longest_seconds(self, cell: CellAddress, caller: object, now: float) -> float:
         """The longest pause of a new transaction that reads the cell; 0.0 for none.
 
         A caller that has never lost there does not write the cell, and needs none.
         """
-        fight = self._fights.get(cell)
-        if fight is None:
+        contention = self._contended.get(cell)
+        if contention is None:
             return 0.0
-        seconds = fight.seconds_at(now)
+        seconds = contention.seconds_at(now)
         if seconds < PAUSE_SECONDS_MIN:
-            del self._fights[cell]
+            del self._contended[cell]
             return 0.0
-        return seconds if caller in fight.callers else 0.0
+        return seconds if caller in contention.callers else 0.0

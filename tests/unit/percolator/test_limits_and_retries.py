@@ -107,7 +107,7 @@ async def test_a_transaction_that_has_lost_to_no_other_pauses_and_stands_in_no_l
         assert await attempts.again(ConflictError("given up", cell=_cell(b"a")))
         assert asyncio.get_running_loop().time() > began
         assert not attempts.in_line
-        assert not db.internal.engine.env.is_fought_over(_cell(b"a"))
+        assert not db.internal.engine.env.is_contended(_cell(b"a"))
 
 
 async def test_a_transaction_that_may_have_committed_is_not_run_again() -> None:
