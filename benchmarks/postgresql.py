@@ -2,7 +2,9 @@
 
 PostgreSQL runs in its own cluster in a temporary directory, with Debian's defaults: every commit is
 synced. Each transaction reads one row by its primary key and writes it back, at PostgreSQL's
-snapshot isolation level. Each pgbench connection runs one transaction at a time.
+snapshot isolation level. Each connection runs one transaction at a time. The connections are those
+of pgbench, which is written in C, or of psycopg in threads of this process: then both sides of a
+comparison are programs in Python.
 
 PostgreSQL refuses to run as root; in that case it runs as the user `postgres`, which its package
 creates.
@@ -11,17 +13,20 @@ creates.
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import psycopg
 
 _SETTINGS = "-c listen_addresses= -c max_connections=200 -c synchronous_commit=on -c fsync=on"
 _TRANSACTION = """\
@@ -31,6 +36,8 @@ SELECT balance FROM accounts WHERE id = :id \\gset
 UPDATE accounts SET balance = :balance + 1 WHERE id = :id;
 COMMIT;
 """
+_READ = "SELECT balance FROM accounts WHERE id = %s"
+_WRITE = "UPDATE accounts SET balance = %s WHERE id = %s"
 _FILL = """\
 CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL);
 INSERT INTO accounts SELECT id, 0 FROM generate_series(1, {rows}) AS id;
@@ -65,6 +72,7 @@ class Postgresql:
         self._directory = directory
         self._postmaster = psutil.Process(postmaster)
         self._script = directory / "transaction.sql"
+        self._rows = 0
 
     @property
     def socket_directory(self) -> Path:
@@ -72,6 +80,7 @@ class Postgresql:
         return self._directory
 
     def fill(self, rows: int) -> None:
+        self._rows = rows
         self._script.write_text(_TRANSACTION.format(rows=rows))
         self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_FILL.format(rows=rows))
 
@@ -88,6 +97,49 @@ class Postgresql:
             self._server_seconds() - server,
             _ended_children_seconds() - client,
         )
+
+    def psycopg_read_write(self, count: int, threads: int) -> PostgresqlCost:
+        """Runs `count` transactions in `threads` threads of this process, each with a connection.
+        All rows are distinct, as in our own slices, so nothing conflicts."""
+        rows = random.Random(1).sample(range(1, self._rows + 1), count)
+        with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
+            connections = [stack.enter_context(self._connection()) for _ in range(threads)]
+            for connection in connections:
+                _add_one(connection, rows[0])
+            server, client = self._server_seconds(), time.process_time()
+            began = time.monotonic()
+            shares = [
+                pool.submit(_add_to_each, connection, rows[first::threads])
+                for first, connection in enumerate(connections)
+            ]
+            for share in shares:
+                share.result()
+            return PostgresqlCost(
+                count,
+                time.monotonic() - began,
+                self._server_seconds() - server,
+                time.process_time() - client,
+            )
+
+    def psycopg_latencies(self, count: int) -> list[float]:
+        """Seconds taken by each of `count` transactions of psycopg, one after another."""
+        rows = random.Random(2).sample(range(1, self._rows + 1), count + 1)
+        seconds = []
+        with self._connection() as connection:
+            for row in rows:
+                began = time.perf_counter()
+                _add_one(connection, row)
+                seconds.append(time.perf_counter() - began)
+        return seconds[1:]
+
+    @contextmanager
+    def _connection(self) -> Iterator[psycopg.Connection]:
+        where = str(self._directory)
+        with psycopg.connect(host=where, user="postgres", dbname="postgres") as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            # As pgbench with -M prepared: the statements are prepared at their first use.
+            connection.prepare_threshold = 0
+            yield connection
 
     def _server_seconds(self) -> float:
         """CPU of the postmaster and of its child processes, including those that have ended."""
@@ -141,6 +193,19 @@ def running(binaries: Path) -> Iterator[Postgresql]:
             _run([*control, "-m", "fast", "stop"])
     finally:
         shutil.rmtree(directory)
+
+
+def _add_to_each(connection: psycopg.Connection, rows: list[int]) -> None:
+    for row in rows:
+        _add_one(connection, row)
+
+
+def _add_one(connection: psycopg.Connection, row: int) -> None:
+    with connection.transaction(), connection.cursor() as cursor:
+        found = cursor.execute(_READ, (row,)).fetchone()
+        if found is None:
+            raise RuntimeError(f"the benchmark measures nothing: there is no row {row}")
+        cursor.execute(_WRITE, (found[0] + 1, row))
 
 
 def _ended_children_seconds() -> float:

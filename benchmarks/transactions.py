@@ -29,7 +29,7 @@ from statistics import median
 from benchmarks import postgresql
 from benchmarks.postgresql import Postgresql, PostgresqlCost
 from benchmarks.report import Report
-from benchmarks.transaction_cost import KINDS, Costs, Meter
+from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Costs, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
 from percolator import Limits, aio
 from services.local.cluster import LocalCluster
@@ -60,12 +60,17 @@ THIRTY_TABLETS = (
 )
 BLOCKING_THREADS = f"{THREADS} blocking threads, 1 tablet"
 
-WRITE_ONLY_MUST = 0.45
-READ_WRITE_MUST = 0.30
+WRITE_ONLY_MUST = 0.60
+READ_WRITE_MUST = 0.40
 SNAPSHOT_READ_MUST = 0.90
 LONE_READ_MUST = 0.70
 THIRTY_TABLETS_MUST = 2.0
+THIRTY_TABLETS_SERVERS_MUST = 1.3
 BLOCKING_MUST = 3.2
+POSTGRESQL_CPU_MUST = 3.0
+POSTGRESQL_RATE_MUST = 0.9
+PSYCOPG_RATE_MUST = 1.5
+PSYCOPG_LATENCY_MUST = 4.0
 ROUND_TRIPS_MUST = (2.0, 3.0)
 CHANGE_MUST = 1.25
 
@@ -78,7 +83,10 @@ class Measurements:
         self.latencies: list[float] = []
         """In seconds."""
         self.postgresql: defaultdict[int, list[PostgresqlCost]] = defaultdict(list)
-        """By connections."""
+        """By connections of pgbench."""
+        self.psycopg: list[PostgresqlCost] = []
+        self.psycopg_latencies: list[float] = []
+        """In seconds."""
         self.round_trips = (0, 0)
         self.tablets_by_server: list[int] = []
 
@@ -172,6 +180,8 @@ def run(directory: Path, measured: Measurements) -> None:
             if other is not None:
                 measured.postgresql[THREADS].append(other.read_write(POSTGRESQL, THREADS))
                 measured.postgresql[1].append(other.read_write(LONE, 1))
+                measured.psycopg.append(other.psycopg_read_write(POSTGRESQL, THREADS))
+                measured.psycopg_latencies += other.psycopg_latencies(LONE)
 
 
 @contextmanager
@@ -272,6 +282,9 @@ def _ratios(found: Report, costs: dict[str, Costs]) -> None:
     ):
         ratio = costs[name].cpu_micros / costs["read-write"].cpu_micros
         found.add(f"CPU: read-write, {title}", ratio, "×", must=most)
+    spread, one = (costs[name].micros_of(TABLET_SERVERS) for name in ("thirty", "read-write"))
+    name = "CPU of tablet servers: read-write, 3 servers x 10 tablets / 1 tablet"
+    found.add(name, spread / one, "×", must=THIRTY_TABLETS_SERVERS_MUST)
 
 
 def _throughput(found: Report, measured: Measurements) -> None:
@@ -293,10 +306,35 @@ def _latency(found: Report, what: str, seconds: list[float]) -> None:
 
 
 def _other(found: Report, measured: Measurements) -> None:
+    """PostgreSQL's figures, and ours against them."""
+    if not measured.psycopg:
+        return
+    costs = measured.costs
     for connections, runs in measured.postgresql.items():
-        what = f"PostgreSQL read-write, {connections} connections"
-        found.add(what, median(cost.rate for cost in runs), "/s")
-        found.add(f"CPU, {what}", median(cost.cpu_micros for cost in runs), "µs")
+        _postgresql_cost(found, f"PostgreSQL read-write, {connections} connections", runs)
+    _postgresql_cost(
+        found, f"PostgreSQL read-write, psycopg in {THREADS} threads", measured.psycopg
+    )
+    _latency(found, "PostgreSQL read-write, psycopg in 1 thread", measured.psycopg_latencies)
+    cpu = median(cost.cpu_micros for cost in measured.postgresql[THREADS])
+    name = f"CPU: PostgreSQL, {THREADS} connections / read-write, {IN_FLIGHT:,} in flight"
+    ratio = cpu / costs["read-write"].cpu_micros
+    found.add(name, ratio, "×", must=POSTGRESQL_CPU_MUST, at_least=True)
+    for what, runs, must in (
+        (f"{THREADS} connections of pgbench", measured.postgresql[THREADS], POSTGRESQL_RATE_MUST),
+        (f"psycopg in {THREADS} threads", measured.psycopg, PSYCOPG_RATE_MUST),
+    ):
+        name = f"rate: read-write, {THREADS} blocking threads / PostgreSQL, {what}"
+        ratio = costs["threads"].rate / median(cost.rate for cost in runs)
+        found.add(name, ratio, "×", must=must, at_least=True)
+    ratio = median(measured.latencies) / median(measured.psycopg_latencies)
+    name = "latency: read-write, 1 blocking thread / PostgreSQL, psycopg in 1 thread"
+    found.add(name, ratio, "×", must=PSYCOPG_LATENCY_MUST)
+
+
+def _postgresql_cost(found: Report, what: str, runs: list[PostgresqlCost]) -> None:
+    found.add(what, median(cost.rate for cost in runs), "/s")
+    found.add(f"CPU, {what}", median(cost.cpu_micros for cost in runs), "µs")
 
 
 def main() -> int:
