@@ -97,10 +97,13 @@ class OneRound:
         count = len(cells) + len(self._weak_notifications)
         if count > limits.one_round_cells_max or cells[0].table_id != cells[-1].table_id:
             return False
-        table_id = self._write.primary.table_id
-        if any(cell.table_id != table_id for cell in self._weak_notifications):
-            return False
-        size = sum(len(value) for _, value in self._write.writes.values())
+        table_id = cells[0].table_id
+        for cell in self._weak_notifications:
+            if cell.table_id != table_id:
+                return False
+        size = 0
+        for _, value in self._write.writes.values():
+            size += len(value)
         return size <= limits.batch_bytes_max // 2
 
     async def run(self, deadline: float) -> int:
