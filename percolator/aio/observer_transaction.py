@@ -71,8 +71,8 @@ class ObserverTransaction(Transaction):
     def delete_row(self, *arguments: Any, **keywords: Any) -> Call[None]:  # noqa: ANN401 - see above
         return self._made("delete_row", super().delete_row, *arguments, **keywords)
 
-    def lock(self, row: object, column: Column[Any]) -> Call[None]:
-        return self._made("lock", super().lock, row, column)
+    def lock(self, row: object, column: Column[Any], *, shared: bool = False) -> Call[None]:
+        return self._made("lock", super().lock, row, column, shared=shared)
 
     def notify(self, row: object, column: Column[Any]) -> Call[None]:
         return self._made("notify", super().notify, row, column)

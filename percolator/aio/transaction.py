@@ -11,24 +11,22 @@ from typing import Any, TypeVar, overload
 
 from percolator.aio.engine import Engine
 from percolator.aio.outcomes import settled
-from percolator.aio.row_writes import RowWrites
-from percolator.arguments import require_seconds
+from percolator.aio.weak_notifications import WeakNotifications
+from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,
     ConflictError,
-    InvalidArgument,
     OutcomeUnknown,
-    PercolatorError,
     UsageError,
 )
-from percolator.protocol import steps
 from percolator.protocol.commit import Commit
+from percolator.protocol.read_locks import explained
 from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
-from percolator.routing.cells import CellMutation, FoundCell
+from percolator.routing.cells import FoundCell
 from percolator.schema import Column, Readable, Table
 from percolator.timestamps import Timestamp
 
@@ -54,7 +52,7 @@ _ENDINGS = {
 _COMMITTING = "is being committed"
 
 
-class Transaction(RowWrites):
+class Transaction(WeakNotifications):
     """Reads from one snapshot, and writes that take effect all at once.
 
     Its first read fixes the moment that it shows, not entering the block; `timestamp` counts as a
@@ -73,7 +71,6 @@ class Transaction(RowWrites):
     outcome = Outcome.OPEN
     commit_timestamp: Timestamp | None = None
     """Set by a commit that wrote something."""
-    _weak: set[CellAddress] | None = None
     _commit: Commit | None = None
     _alone = True
     """No other process can commit this transaction."""
@@ -128,33 +125,17 @@ class Transaction(RowWrites):
         address = self._known_address(row, column) or await self._address(row, column, deadline)
         self._writes.delete(address)
 
-    async def lock(self, row: object, column: Column[Any]) -> None:
+    async def lock(self, row: object, column: Column[Any], *, shared: bool = False) -> None:
         """Conflicts with every other writer of the cell, without changing it.
 
         Snapshots allow *write skew*: two transactions that each read what the other writes may both
-        commit. Locking the cells that a decision is based on rules it out.
+        commit. Locking the cells that a decision is based on rules it out. With `shared`, it is a
+        read lock: any number of transactions may hold one on the same cell.
         """
+        require_bool(shared, "shared")
         deadline = self._deadline(None)
         address = self._known_address(row, column) or await self._address(row, column, deadline)
-        self._writes.lock(address)
-
-    async def notify(self, row: object, column: Column[Any]) -> None:
-        """Notifies the column's weak observers of the row, once this transaction has committed."""
-        deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
-        schema = await self._engine.env.schema(address.table_id, deadline)
-        if column.name not in schema.weak_observers:
-            raise UsageError(f"{column!r} has no weak observer")
-        self._notify_cell(address)
-
-    def _notify_cell(self, address: CellAddress) -> None:
-        if self._weak is None:
-            self._weak = set()
-        if len(self._weak) >= self._engine.limits.transaction_cells_max:
-            raise InvalidArgument(
-                "notify", f"more than {self._engine.limits.transaction_cells_max}"
-            )
-        self._weak.add(address)
+        (self._writes.read_lock if shared else self._writes.lock)(address)
 
     # ------------------------------------------------------------------ the end
 
@@ -182,10 +163,12 @@ class Transaction(RowWrites):
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
-        except BaseException:
+        except BaseException as error:
             # If cancelled in the middle, the outcome is not known here; `resolve` can find out.
             sent = self._commit is not None and self._commit.may_be_committed
             self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
+            if self._writes.has_read_locks and (better := explained(error)) is not error:
+                raise better from error
             raise
         self.commit_timestamp = Timestamp(commit)
         self._end(Outcome.COMMITTED)
@@ -198,7 +181,7 @@ class Transaction(RowWrites):
         env = engine.env
         write = WriteSteps(
             self._start,
-            self._writes.cells,
+            self._writes.stored(self._start),
             env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
         )
@@ -213,22 +196,6 @@ class Transaction(RowWrites):
             alone=self._alone,
             two_phases=self._two_phases,
         )
-
-    async def _only_notify(self, deadline: float) -> int:
-        """Writes only notifications, at a fresh timestamp: no locks, and nothing to decide."""
-        env = self._engine.env
-        left = max(deadline - self._engine.now(), 0.001)
-        now = await env.timestamps.get(timeout_seconds=left)
-        requests = []
-        for table_id, row, column in sorted(self._weak or ()):
-            schema = await env.schema(table_id, deadline)
-            observers = schema.weak_observers.get(column, ())
-            requests.append(CellMutation(table_id, steps.notify(row, column, now, observers)))
-        self.statistics.round_trips += 2
-        for answer in await env.cells.mutate(requests, deadline):
-            if isinstance(answer, PercolatorError):
-                raise answer
-        return now
 
     def rollback(self) -> None:
         """Discards the writes. None of them has left the program. Refused after a commit, whose

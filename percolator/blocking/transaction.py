@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 from percolator import aio
 from percolator.aio import Outcome
+from percolator.arguments import require_bool
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.blocking.snapshot import BlockingReads
 from percolator.errors import UsageError
@@ -109,16 +110,20 @@ class Transaction(BlockingReads):
         call = partial(self._transaction.increment, row, column, by, timeout=timeout)
         return self._loop_thread.call(call)
 
-    def lock(self, row: object, column: Column[Any]) -> None:
+    def lock(self, row: object, column: Column[Any], *, shared: bool = False) -> None:
         """Conflicts with every other writer of the cell, without changing it.
 
         Snapshots allow *write skew*: two transactions that each read what the other writes may both
-        commit. Locking the cells that a decision is based on rules it out.
+        commit. Locking the cells that a decision is based on rules it out. With `shared`, it is a
+        read lock: any number of transactions may hold one on the same cell.
         """
         self._check()
+        require_bool(shared, "shared")
         address = self._internal.known_address(row, column)
         if address is None:
-            self._loop_thread.call(partial(self._transaction.lock, row, column))
+            self._loop_thread.call(partial(self._transaction.lock, row, column, shared=shared))
+        elif shared:
+            self._internal.writes.read_lock(address)
         else:
             self._internal.writes.lock(address)
 

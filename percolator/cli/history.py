@@ -10,9 +10,10 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
 from percolator.cli.connection import connection, fail, plain
-from percolator.cli.stored import stored_cells
+from percolator.cli.stored import shown_column, stored_cells
 from percolator.cli.values import ValueType, value_data, value_text
 from percolator.errors import InvalidArgument
+from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.row_text import row_bytes, row_text
 from percolator.timestamps import Timestamp
@@ -56,18 +57,18 @@ def history(
     for name, committed, record, value in found:
         moment = Timestamp(committed)
         screen.add_row(
-            plain(row_text(name)),
+            plain(row_text(shown_column(name))),
             moment.describe(),
-            _KINDS[record.kind],
+            _kind(name, record),
             plain("" if value is None else value_text(value, kind)),
         )
         data.append(
             {
-                "column": row_text(name),
+                "column": row_text(shown_column(name)),
                 "commit_timestamp": committed,
                 "committed": moment.to_datetime().isoformat(),
                 "start_timestamp": record.start_timestamp,
-                "kind": _KINDS[record.kind],
+                "kind": _kind(name, record),
                 "value": None if value is None else value_data(value, kind),
             }
         )
@@ -84,9 +85,15 @@ _KINDS = {
 }
 
 
+def _kind(column: bytes, record: WriteRecord) -> str:
+    return _KINDS[record.kind] if locked_column(column) is None else "read lock"
+
+
 def _is_shown(column: bytes, wanted: bytes) -> bool:
-    """Reserved columns are shown only if named, as in all other reads."""
-    return column == wanted if wanted else not column.startswith(b"\0")
+    """Reserved columns are shown only if named, as in all other reads; but read locks are shown
+    with the columns that they lock."""
+    shown = shown_column(column)
+    return wanted in (column, shown) if wanted else not shown.startswith(b"\0")
 
 
 def _versions(cells: list[Cell]) -> list[Version]:
@@ -108,5 +115,5 @@ def _versions(cells: list[Cell]) -> list[Version]:
             if value is None:
                 continue  # collected between the two scans
         found.append((cell.column, cell.timestamp, record, value))
-    found.sort(key=lambda version: (version[0], -version[1]))
+    found.sort(key=lambda version: (shown_column(version[0]), -version[1]))
     return found

@@ -13,7 +13,7 @@ from percolator import aio
 from percolator.cli.cells import TableName
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
 from percolator.cli.sessions import list_sessions
-from percolator.cli.stored import stored_cells
+from percolator.cli.stored import kind_of, primary_text, shown_column, stored_cells
 from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord
 from percolator.row_text import row_bytes, row_text
@@ -88,8 +88,8 @@ def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
     session = sessions.get(one.lock.session)
     return {
         "row": row_text(one.row),
-        "column": row_text(one.column),
-        "kind": one.lock.kind.name.lower(),
+        "column": row_text(shown_column(one.column)),
+        "kind": kind_of(one.column, one.lock.kind),
         "start_timestamp": one.lock.start_timestamp,
         "age_seconds": round(one.age_seconds, 3),
         "ttl_seconds": one.lock.ttl_milliseconds / 1000,
@@ -99,7 +99,7 @@ def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
         "primary": {
             "table_id": one.lock.primary.table_id,
             "row": row_text(one.lock.primary.row),
-            "column": row_text(one.lock.primary.column),
+            "column": row_text(shown_column(one.lock.primary.column)),
         },
     }
 
@@ -115,11 +115,11 @@ def _as_text(held: list[Held], sessions: dict[bytes, Session]) -> Screen | str:
         is_primary = (one.lock.primary.row, one.lock.primary.column) == (one.row, one.column)
         screen.add_row(
             plain(row_text(one.row)),
-            plain(row_text(one.column)),
-            one.lock.kind.name.lower(),
+            plain(row_text(shown_column(one.column))),
+            kind_of(one.column, one.lock.kind),
             f"{one.age_seconds:.1f} s",
             plain(owner),
             Text(state, style="" if state == "alive" else "red"),
-            "this cell" if is_primary else plain(str(one.lock.primary)),
+            "this cell" if is_primary else plain(primary_text(one.lock)),
         )
     return screen

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Sequence
 
 from percolator.aio.database import Database
-from percolator.errors import TabletLocation
-from percolator.formats.records import LockRecord, WriteRecord
+from percolator.errors import CellAddress, TabletLocation
+from percolator.formats.hidden_cells import locked_column
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.catalog import TableInfo
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
@@ -84,17 +85,17 @@ def described(cell: Cell) -> dict[str, object]:
     if cell.space == Space.SPACE_LOCK:
         lock = LockRecord.decode(cell.value)
         return {
-            "kind": lock.kind.name.lower(),
+            "kind": kind_of(cell.column, lock.kind),
             "start_timestamp": lock.start_timestamp,
             "min_commit_timestamp": lock.min_commit_timestamp,
             "ttl_seconds": lock.ttl_milliseconds / 1000,
             "session": lock.session.hex() or None,
-            "primary": str(lock.primary),
+            "primary": primary_text(lock),
         }
     if cell.space == Space.SPACE_WRITE:
         write = WriteRecord.decode(cell.value)
         return {
-            "kind": write.kind.name.lower(),
+            "kind": kind_of(cell.column, write.kind),
             "commit_timestamp": cell.timestamp,
             "start_timestamp": write.start_timestamp,
         }
@@ -102,6 +103,25 @@ def described(cell: Cell) -> dict[str, object]:
     if cell.qualifier:
         about["observer"] = cell.qualifier.decode(errors="backslashreplace")
     return about
+
+
+def shown_column(column: bytes) -> bytes:
+    """The column that people know: the locked one, for the hidden column of a read lock."""
+    locked = locked_column(column)
+    return column if locked is None else locked
+
+
+def kind_of(column: bytes, kind: RecordKind) -> str:
+    """The kind of a lock or record in this column, as a word."""
+    return kind.name.lower() if locked_column(column) is None else "read_lock"
+
+
+def primary_text(lock: LockRecord) -> str:
+    """The primary that a lock names."""
+    table_id, row, column = lock.primary
+    if locked_column(column) is None:
+        return str(lock.primary)
+    return f"the read lock of {CellAddress(table_id, row, shown_column(column))}"
 
 
 def value_of(cell: Cell) -> bytes | None:

@@ -1,4 +1,8 @@
-"""The errors that say what stopped a transaction: which cell, and which other transaction."""
+"""The errors that say what stopped a transaction: which cell, and which other transaction.
+
+For a read lock, the cell is the one that it locks: the hidden one means nothing to programs, and
+their transactions meet at the other.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.cleanup import MetLock
 from percolator.protocol.environment import Environment
+from percolator.protocol.read_locks import is_read_lock, locked_cell
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Refused
 from percolator.v1.cells_pb2 import Cell
@@ -33,20 +38,23 @@ def obstacle(
 
 def locked(env: Environment, start: int, met: MetLock) -> ConflictError:
     """Another transaction holds a lock, and we may not wait for it any longer."""
-    other = met.lock.start_timestamp
+    other, cell = met.lock.start_timestamp, locked_cell(met.address)
+    how = "read-locked" if is_read_lock(met.address) else "locked"
     return ConflictError(
-        f"{env.described(met.address)} is locked by transaction {other}",
-        cell=met.address,
+        f"{env.described(cell)} is {how} by transaction {other}",
+        cell=cell,
         start_timestamp=start,
         other_start_timestamp=other,
     )
 
 
 def written(env: Environment, write: WriteSteps, cell: CellAddress, record: Cell) -> ConflictError:
-    """Another transaction has committed the cell since this one began."""
-    other = int.from_bytes(record.value[:8], "big")
+    """Another transaction has committed the cell, or a read lock of it, since this one began."""
+    other, cell = int.from_bytes(record.value[:8], "big"), locked_cell(cell)
+    was_read = is_read_lock(CellAddress(cell.table_id, record.row, record.column))
+    how = "read-locked until its commit" if was_read else "committed"
     return ConflictError(
-        f"{env.described(cell)} was committed by transaction {other} at {record.timestamp}, "
+        f"{env.described(cell)} was {how} by transaction {other} at {record.timestamp}, "
         f"after this transaction began at {write.start}",
         cell=cell,
         start_timestamp=write.start,
@@ -57,6 +65,7 @@ def written(env: Environment, write: WriteSteps, cell: CellAddress, record: Cell
 
 def rolled_back_by_others(env: Environment, write: WriteSteps, cell: CellAddress) -> ConflictError:
     """The transaction's rollback marker was found."""
+    cell = locked_cell(cell)
     return ConflictError(
         f"a client that met the lock on {env.described(cell)} presumed this transaction (begun at "
         f"{write.start}) dead and rolled it back",
@@ -69,6 +78,6 @@ def given_up(write: WriteSteps) -> ConflictError:
     """The transaction could not be committed, no commit was sent, and its marker is durable."""
     return ConflictError(
         f"the transaction begun at {write.start} was given up and rolled back",
-        cell=write.primary,
+        cell=locked_cell(write.primary),
         start_timestamp=write.start,
     )

@@ -8,6 +8,7 @@ from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.protocol import conflicts
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.environment import Environment, LockWait, Statistics
+from percolator.protocol.read_locks import locked_cell
 
 
 class LockWaiting:
@@ -53,7 +54,7 @@ class LockWaiting:
         """Records whose lock we wait for; returns the seconds waited, 0 at the first meeting."""
         self._last_met = met
         if self._wait is None:
-            self._wait = LockWait(*met.address, met.lock.start_timestamp, 0.0)
+            self._wait = LockWait(*locked_cell(met.address), met.lock.start_timestamp, 0.0)
             self._statistics.lock_waits.append(self._wait)
             return 0.0
         self._wait.seconds = self._env.now() - self._began

@@ -33,12 +33,13 @@ from percolator.errors import (
     Unauthenticated,
     UsageError,
 )
-from percolator.formats.records import KIND_PUT_IN_DATA
+from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT_IN_DATA, KIND_READ_LOCK
 from percolator.protocol import conflicts, steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
+from percolator.protocol.read_locks import is_read_lock
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableSchema
@@ -194,7 +195,11 @@ class OneRound:
         values: list[bytes] = []
         for cell in cells:
             kind, value = write.writes[cell]
-            kinds.append(kind if len(value) <= inline_bytes_max else KIND_PUT_IN_DATA)
+            if len(value) > inline_bytes_max:
+                kind = KIND_PUT_IN_DATA
+            elif kind == KIND_LOCK_ONLY and is_read_lock(cell):
+                kind = KIND_READ_LOCK
+            kinds.append(kind)
             values.append(value)
         rows, columns = [cell[1] for cell in cells], [cell[2] for cell in cells]
         return WholeCommit(

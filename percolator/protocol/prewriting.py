@@ -23,17 +23,18 @@ from percolator.routing.cells import APPLIED, Answer, Refused
 class _Unlocked:
     """The cells that a round of prewrites did not lock, and why not."""
 
-    __slots__ = ("met", "problem", "unanswered")
+    __slots__ = ("blocked", "met", "problem", "unanswered")
 
     def __init__(self) -> None:
         self.unanswered: list[CellAddress] = []
+        self.blocked: list[CellAddress] = []
         self.met: list[MetLock] = []
-        """Locks of older transactions."""
+        """Locks of older transactions: on these, or on cells that exclude them."""
         self.problem: PercolatorError | None = None
         """Why the last unanswered one got no answer."""
 
     def cells(self) -> list[CellAddress]:
-        return self.unanswered + [lock.address for lock in self.met]
+        return self.unanswered + self.blocked
 
 
 class Prewrite:
@@ -113,9 +114,10 @@ class Prewrite:
                         continue
                     if answer.condition == steps.PREWRITE_NEWER_COMMIT and cell == write.primary:
                         self.is_lost = True
-                    problem = (
-                        conflicts.obstacle(self._env, write, cell, answer, unlocked.met) or problem
-                    )
+                    conflict = conflicts.obstacle(self._env, write, cell, answer, unlocked.met)
+                    if conflict is None:
+                        unlocked.blocked.append(cell)
+                    problem = conflict or problem
                 elif answer.retry is Retry.UNKNOWN:
                     touched.append(cell)
                     unlocked.unanswered.append(cell)

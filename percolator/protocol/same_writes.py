@@ -33,8 +33,11 @@ def is_own_lock(write: WriteSteps, cell: CellAddress, answer: Refused) -> bool:
     """Whether a prewrite of the cell was refused because of the transaction's own lock."""
     if answer.condition != steps.PREWRITE_LOCKED:
         return False
-    if int.from_bytes(offending_cell(answer).value[:8], "big") != write.start:
+    found = offending_cell(answer)
+    if int.from_bytes(found.value[:8], "big") != write.start:
         return False
+    if found.column != cell.column:
+        raise another(write, cell, "is read-locked for one of them, and written for the other")
     require_same(write, cell, answer)
     return True
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from percolator.errors import CellAddress
-from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT
+from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT, KIND_READ_LOCK
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import read_rows
@@ -23,6 +23,9 @@ from percolator.routing.cells import (
     RowRequest,
 )
 from percolator.v1.tabletserver_pb2 import RowRead
+
+_LOCKS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
+"""Writes that change nothing a reader could see."""
 
 FoundRow = tuple[bytes, dict[bytes, FoundCell]]
 """A row, and its cells by column: at least one."""
@@ -125,7 +128,7 @@ def _lay_over(
     for row, writes in written.items():
         cells = rows.setdefault(row, {})
         for column, (kind, value) in writes.items():
-            if kind == KIND_LOCK_ONLY or (columns is not None and column not in columns):
+            if kind in _LOCKS or (columns is not None and column not in columns):
                 continue
             if kind == KIND_PUT:
                 cells[column] = FoundCell(0, value)
@@ -141,6 +144,6 @@ def own_value(own: WriteSet, cell: CellAddress) -> FoundCell | None:
     """The transaction's own write, with a value of None if it deleted the cell; None if it has not
     written the cell."""
     write = own.cells.get(cell)
-    if write is None or write[0] == KIND_LOCK_ONLY:
+    if write is None or write[0] in _LOCKS:
         return None
     return FoundCell(0, write[1] if write[0] == KIND_PUT else None)

@@ -18,6 +18,7 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import steps
+from percolator.protocol.read_locks import is_read_lock, mark
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation
 
@@ -62,7 +63,10 @@ class WriteSteps:
         if len(value) > self.inline_bytes_max:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
-        return CellMutation(cell[0], steps.prewrite(cell[1], cell[2], self.start, lock, data))
+        step = steps.prewrite(cell[1], cell[2], self.start, lock, data)
+        if kind == KIND_LOCK_ONLY and is_read_lock(cell):
+            mark(step)
+        return CellMutation(cell[0], step)
 
     def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
         if not self._shared:  # what commits in one round needs no lock

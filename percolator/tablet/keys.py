@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from percolator.errors import InvariantViolation
+from percolator.formats.hidden_cells import READ_LOCKS, locked_column, read_locks_of
 from percolator.v1 import cells_pb2
 
 LOCK: int = cells_pb2.SPACE_LOCK
@@ -56,6 +57,11 @@ TIMESTAMP_BYTES = 8
 RESERVED = b"\0\xff"
 """How a reserved column, whose name begins with 00, begins as a component. It holds what an
 observer notes beside a cell. It is read only if it is named, and is not part of "all columns"."""
+
+READ_LOCK_MARK = READ_LOCKS.replace(b"\0", b"\0\xff")
+"""In an encoded cell that is a read lock; hardly ever in another one."""
+AFTER_READ_LOCKS = b"\xff" * 9
+"""Behind `read_locks_prefix`, it sorts after every read lock of the cell."""
 
 _END = b"\0\x01"
 _AFTER = b"\0\x02"
@@ -165,6 +171,22 @@ def is_reserved(cell: bytes) -> bool:
     """Whether the column of this cell (`cell_prefix`) is reserved."""
     # Hardly any cell contains these bytes at all, and every commit asks.
     return RESERVED in cell and cell.startswith(RESERVED, split_component(cell, 0)[1])
+
+
+def locked_cell(cell: bytes) -> bytes | None:
+    """The cell that is locked, if this hidden one (`cell_prefix`) is a read lock; else None."""
+    if READ_LOCK_MARK not in cell:
+        return None
+    behind_row = split_component(cell, 0)[1]
+    column = locked_column(split_component(cell, behind_row)[0])
+    return None if column is None else cell[:behind_row] + component(column)
+
+
+def read_locks_prefix(cell: bytes) -> bytes:
+    """How all read locks of this cell (`cell_prefix`) begin."""
+    behind_row = split_component(cell, 0)[1]
+    column = split_component(cell, behind_row)[0]
+    return cell[:behind_row] + component(read_locks_of(column))[: -len(_END)]
 
 
 def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:

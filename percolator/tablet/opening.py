@@ -1,7 +1,7 @@
 """Loads a tablet from its storage, including what the tablet stores there about itself.
 
 M format       the number of the layout of everything else, 2 in tablets that have had a change
-               feed: any other is refused, naming it
+               feed, 3 in those that have had read locks: any other is refused, naming it
 M safe_point   of reads 8, of transactions 8, of roll-backs 8; stored before anything below them
                is collected
 M statistics   cells 8, bytes 8, and the rows they were counted for: all that are stored here
@@ -26,11 +26,12 @@ from percolator.tablet.keys import (
     W,
 )
 from percolator.tablet.memory.change_feed import FORMAT_WITH_FEED, ChangeFeed
+from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
 from percolator.tablet.memory.recent_writes import NEWEST
 from percolator.tablet.memory.state import SafePoints, TabletState
 
 FORMAT = b"1"
-_KNOWN_FORMATS = (FORMAT, FORMAT_WITH_FEED)
+_KNOWN_FORMATS = (FORMAT, FORMAT_WITH_FEED, FORMAT_WITH_READ_LOCKS)
 
 _SAFE_POINTS = struct.Struct(">QQQ")
 _COUNTS = struct.Struct(">QQ")
@@ -48,7 +49,7 @@ async def load(state: TabletState) -> None:
     elif found not in _KNOWN_FORMATS:
         raise StoreUnusable(
             f"{state.identity} has format {found!r}, this server knows "
-            f"{FORMAT!r} and {FORMAT_WITH_FEED!r}",
+            + ", ".join(map(repr, _KNOWN_FORMATS)),
             fault=StoreFault.DAMAGED,
         )
     state.safe_points = _safe_points(state)
@@ -59,6 +60,8 @@ async def load(state: TabletState) -> None:
     state.load_fences.load(state.storage, state.identity.start, state.identity.end)
     _load_counts(state)
     await _load_locks(state)
+    if found == FORMAT_WITH_READ_LOCKS:
+        state.read_locks.load(state.mirror.headers, state.recent.newest_commit)
     state.index.missing_from = b""
     await fill_index(state)
 

@@ -125,11 +125,13 @@ class CellWrite(_message.Message):
         KIND_DELETE: _ClassVar[CellWrite.Kind]
         KIND_LOCK: _ClassVar[CellWrite.Kind]
         KIND_NOTIFY: _ClassVar[CellWrite.Kind]
+        KIND_READ_LOCK: _ClassVar[CellWrite.Kind]
     KIND_UNSPECIFIED: CellWrite.Kind
     KIND_PUT: CellWrite.Kind
     KIND_DELETE: CellWrite.Kind
     KIND_LOCK: CellWrite.Kind
     KIND_NOTIFY: CellWrite.Kind
+    KIND_READ_LOCK: CellWrite.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -167,14 +169,16 @@ class CellName(_message.Message):
     def __init__(self, table: _Optional[str] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ...) -> None: ...
 
 class ResolveRequest(_message.Message):
-    __slots__ = ("start_timestamp", "primary", "cells")
+    __slots__ = ("start_timestamp", "primary", "cells", "writes")
     START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
     start_timestamp: int
     primary: _errors_pb2.CellAddress
     cells: _containers.RepeatedCompositeFieldContainer[CellName]
-    def __init__(self, start_timestamp: _Optional[int] = ..., primary: _Optional[_Union[_errors_pb2.CellAddress, _Mapping]] = ..., cells: _Optional[_Iterable[_Union[CellName, _Mapping]]] = ...) -> None: ...
+    writes: _containers.RepeatedCompositeFieldContainer[CellWrite]
+    def __init__(self, start_timestamp: _Optional[int] = ..., primary: _Optional[_Union[_errors_pb2.CellAddress, _Mapping]] = ..., cells: _Optional[_Iterable[_Union[CellName, _Mapping]]] = ..., writes: _Optional[_Iterable[_Union[CellWrite, _Mapping]]] = ...) -> None: ...
 
 class ResolveResponse(_message.Message):
     __slots__ = ("fate", "commit_timestamp")

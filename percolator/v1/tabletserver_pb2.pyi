@@ -41,12 +41,14 @@ class Condition(_message.Message):
         EXPECTATION_EQUALS: _ClassVar[Condition.Expectation]
         EXPECTATION_BEGINS_IF_PRESENT: _ClassVar[Condition.Expectation]
         EXPECTATION_AT_MOST: _ClassVar[Condition.Expectation]
+        EXPECTATION_EXCLUDES_WRITERS: _ClassVar[Condition.Expectation]
     EXPECTATION_UNSPECIFIED: Condition.Expectation
     EXPECTATION_ABSENT: Condition.Expectation
     EXPECTATION_PRESENT: Condition.Expectation
     EXPECTATION_EQUALS: Condition.Expectation
     EXPECTATION_BEGINS_IF_PRESENT: Condition.Expectation
     EXPECTATION_AT_MOST: Condition.Expectation
+    EXPECTATION_EXCLUDES_WRITERS: Condition.Expectation
     SPACE_FIELD_NUMBER: _ClassVar[int]
     EXPECTATION_FIELD_NUMBER: _ClassVar[int]
     FROM_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]

@@ -31,6 +31,7 @@ from percolator.errors import (
     SnapshotTooOld,
 )
 from percolator.protocol import repeat
+from percolator.protocol.read_locks import locked_cell
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
@@ -196,7 +197,7 @@ class Commits:
                 return fate
         transaction = self._database.internal.transaction(self._commit_seconds)
         transaction.internal.resume(start, begun_seconds)
-        transaction.internal.writes.cells.update(writes.cells.cells)
+        transaction.internal.writes.adopt(writes.cells)
         for cell in writes.notified:
             transaction.internal.notify_cell(cell)
         try:
@@ -227,7 +228,7 @@ class Commits:
 
     def _steps(self, start: int, writes: Writes) -> WriteSteps:
         inline_bytes_max = self._engine.limits.value_inline_bytes_max
-        return WriteSteps(start, writes.cells.cells, b"", inline_bytes_max)
+        return WriteSteps(start, writes.cells.stored(start), b"", inline_bytes_max)
 
     async def _after_failure(
         self, start: int, writes: Writes, problem: PercolatorError, deadline: float
@@ -256,7 +257,10 @@ class Commits:
         if isinstance(problem, ConflictError):
             return problem
         return ConflictError(
-            f"rolled back: {problem}", start_timestamp=start, cell=primary, where=problem.where
+            f"rolled back: {problem}",
+            start_timestamp=start,
+            cell=locked_cell(primary),
+            where=problem.where,
         )
 
     # ------------------------------------------------------------------ questions
@@ -331,5 +335,7 @@ def _lost(problem: PercolatorError, primary: CellAddress) -> bool:
 
 def _rolled_back(start: int, primary: CellAddress) -> ConflictError:
     return ConflictError(
-        f"the transaction begun at {start} is rolled back", cell=primary, start_timestamp=start
+        f"the transaction begun at {start} is rolled back",
+        cell=locked_cell(primary),
+        start_timestamp=start,
     )

@@ -149,7 +149,7 @@ class GatewayHandler:
         deadline, start = self._deadline(), request.start_timestamp
         await self._commits.check_start(start, deadline)
         primary = await self._requests.primary(request, deadline)
-        field = "primary" if request.HasField("primary") else "cells"
+        field = "primary" if request.HasField("primary") else "cells" if request.cells else "writes"
         outcome = await self._commits.resolve(start, primary, field, deadline)
         if outcome == ROLLED_BACK:
             return wire.ResolveResponse(fate=wire.ResolveResponse.FATE_ABORTED)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from percolator.aio.engine import Engine
 from percolator.errors import CellAddress, InvalidArgument, TransactionTooLarge
 from percolator.limits import Limits
+from percolator.protocol.read_locks import locked_cell, read_lock_of
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
@@ -19,14 +20,15 @@ _LENGTH_BYTES = 8
 class Writes:
     """The writes of one transaction, and the cells that it notifies."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, start: int) -> None:
+        self.start = start
         self.cells = WriteSet(limits)
         self.notified: set[CellAddress] = set()
 
     @property
     def primary(self) -> CellAddress | None:
         """The cell that decides the outcome; None if there is nothing to decide."""
-        return min(self.cells.cells, default=None)
+        return min(self.cells.stored(self.start), default=None)
 
     def digest(self) -> bytes:
         """The same for the same writes, whatever their order."""
@@ -53,7 +55,7 @@ class Requests:
 
     async def writes(self, request: wire.CommitRequest, deadline: float) -> Writes:
         """The write set of a commit."""
-        found = Writes(self._limits)
+        found = Writes(self._limits, request.start_timestamp)
         places: dict[CellAddress, int] = {}
         start = request.start_timestamp
         for place, write in enumerate(request.writes):
@@ -80,6 +82,8 @@ class Requests:
                     found.cells.delete(cell)
                 case wire.CellWrite.KIND_LOCK:
                     found.cells.lock(cell)
+                case wire.CellWrite.KIND_READ_LOCK:
+                    found.cells.read_lock(cell)
                 case wire.CellWrite.KIND_NOTIFY:
                     await self._require_weak_observer(field, cell, deadline)
                     found.notified.add(cell)
@@ -103,26 +107,32 @@ class Requests:
 
     async def primary(self, request: wire.ResolveRequest, deadline: float) -> CellAddress:
         """The primary of the transaction whose outcome is asked about."""
-        if request.HasField("primary") == bool(request.cells):
+        if request.HasField("primary") + bool(request.cells) + bool(request.writes) != 1:
             raise InvalidArgument(
                 "primary", "give either the primary or all cells that were written"
             )
         if request.HasField("primary"):
             told = request.primary
             address = CellAddress(told.table_id, told.row, told.column)
-            self._check_names("primary", address.row, address.column)
+            # It may be a hidden cell: that of a read lock.
+            self._check_names("primary", address.row, locked_cell(address).column)
             return address
-        if len(request.cells) > self._limits.transaction_cells_max:
-            raise InvalidArgument(
-                "cells",
-                f"has {len(request.cells)} entries, at most {self._limits.transaction_cells_max}",
-            )
-        return min(
-            [
-                await self._cell(f"cells[{place}]", cell, request.start_timestamp, deadline)
-                for place, cell in enumerate(request.cells)
-            ]
-        )
+        start, cells_max = request.start_timestamp, self._limits.transaction_cells_max
+        field = "cells" if request.cells else "writes"
+        named: Sequence[wire.CellName | wire.CellWrite] = request.cells or request.writes
+        if len(named) > cells_max:
+            raise InvalidArgument(field, f"has {len(named)} entries, at most {cells_max}")
+        found: list[CellAddress] = []
+        for place, one in enumerate(named):
+            cell = await self._cell(f"{field}[{place}]", one, start, deadline)
+            kind = one.kind if isinstance(one, wire.CellWrite) else wire.CellWrite.KIND_PUT
+            if kind == wire.CellWrite.KIND_READ_LOCK:
+                found.append(read_lock_of(cell, start))
+            elif kind != wire.CellWrite.KIND_NOTIFY:
+                found.append(cell)
+        if not found:
+            raise InvalidArgument("writes", "has nothing but notifications, which decide nothing")
+        return min(found)
 
     async def _cell(
         self, field: str, named: wire.CellWrite | wire.CellName, start: int, deadline: float

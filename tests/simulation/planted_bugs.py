@@ -39,6 +39,7 @@ from tests.simulation import planted_lock_only_bugs as lock_only_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation import planted_one_round_bugs as one_round_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
+from tests.simulation import planted_read_lock_bugs as read_lock_bugs
 from tests.simulation import planted_recipe_bugs as recipe_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_store_bugs as store_bugs
@@ -351,6 +352,18 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, kinds, with_master, quickly in feed_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="hubs",
+            one_round_share=one_round_share,
+            seconds_max=3.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, one_round_share, quickly in read_lock_bugs.ALL
     ),
     *(Bug(plant, workload="recipes", is_quickly_caught=True) for plant in recipe_bugs.ALL),
     *(

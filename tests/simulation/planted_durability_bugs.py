@@ -30,7 +30,9 @@ def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
         storage = state.storage
         if isinstance(storage, MemoryStorage) and storage.disk.in_doubt is not None:
             view: Any = _WithWhatIsBeingWritten(storage)
-            judge = Judge(view, state.mirror, _nothing_recent(), state.last_changes)
+            judge = Judge(
+                view, state.mirror, _nothing_recent(), state.last_changes, state.read_locks
+            )
             refusals = [judge.refusal(step) for step in work.mutations]
             found = [one for one in refusals if one is not None and _tells_of_commit(one)]
             if len(found) == len(refusals):

@@ -198,7 +198,7 @@ def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
 
 def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
     """What is called too early is judged against what is neither durable nor held."""
-    patch.setattr(Lines, "_is_free", lambda self, cell: True)
+    patch.setattr(Lines, "_is_free", lambda self, cell, place: True)
 
 
 def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:

@@ -110,9 +110,10 @@ class RecordedTx:
         await self._transaction.delete(row, column)
         self._recorded.delete(_key(row, column))
 
-    async def lock(self, row: bytes, column: Column[bytes]) -> None:
-        await self._transaction.lock(row, column)
-        self._recorded.lock(_key(row, column))
+    async def lock(self, row: bytes, column: Column[bytes], *, shared: bool = False) -> None:
+        await self._transaction.lock(row, column, shared=shared)
+        note = self._recorded.read_lock if shared else self._recorded.lock
+        note(_key(row, column))
 
     async def notify(self, row: bytes, column: Column[bytes]) -> None:
         await self._transaction.notify(row, column)
@@ -401,7 +402,7 @@ class Session:
         if self._database._engine.env.verdicts.get(start) == ROLLED_BACK:
             return True
         if isinstance(error, ConflictError) and error.other_commit_timestamp:
-            return error.cell == min(transaction.internal.writes.cells)
+            return error.cell == min(transaction.internal.writes.stored(start))
         return False
 
     def _claim(self, recorded: RecordedTransaction, *, committed: bool) -> None:

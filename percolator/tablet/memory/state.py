@@ -21,6 +21,7 @@ from percolator.tablet.memory.load_fences import LoadFences
 from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.notify_index import NotifyIndex
+from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.statistics import TabletCounts
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
@@ -108,6 +109,7 @@ class TabletState:
         self.index = NotifyIndex(limits.notifications_indexed_max)
         self.recent = RecentWrites(limits.recent_writes_max)
         self.last_changes = LastChanges(limits.recent_writes_max)
+        self.read_locks = ReadLocks(limits.recent_writes_max)
         self.counters = TabletCounts(clock)
         self.guard = guard
         self.timestamps = timestamps

@@ -6,13 +6,29 @@ after one step back from it, so none of these functions checks that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from percolator.tablet.keys import TIMESTAMP_MAX, inverted, timestamp_of
 from percolator.world import Cursor
 
 Version = tuple[int, bytes]
 """Timestamp and value."""
+
+VERSIONS_MAX = 1_024
+"""How many versions are looked at for one condition. No step of the protocol needs more than one,
+and a condition on all versions of a hot cell must not hold up everything else."""
+
+
+class TooManyVersions(Exception):
+    """A condition cannot be judged in reasonable time."""
+
+
+def limited(found: Iterable[Version]) -> Iterator[Version]:
+    """Yields versions; raises `TooManyVersions` after `VERSIONS_MAX` of them."""
+    for number, version in enumerate(found):
+        if number == VERSIONS_MAX:
+            raise TooManyVersions
+        yield version
 
 
 def descending(cursor: Cursor, prefix: bytes, from_: int, until: int) -> Iterator[Version]:

@@ -51,7 +51,7 @@ class GroupCommit:
     def __init__(self, state: TabletState) -> None:
         self._state = state
         self._latch = WriteLatch(state.held, self._admit)
-        self._lines = Lines(state.held)
+        self._lines = Lines(state.held, state.read_locks)
         self._mutations = MutationQueue(state, self._lines, on_answered=self._answered)
         self._transactions = HeldTransactions(
             state,
@@ -128,16 +128,12 @@ class GroupCommit:
     async def _commit(self) -> None:
         """Processes one batch, from its judgement to its answers."""
         state = self._state
-        batch = JudgedBatch(
-            state.storage, state.mirror, self._mutations.last_change, in_feed=state.feed.on
-        )
-        self._lines.touched = batch.touched
+        batch = JudgedBatch(state, self._mutations.last_change)
+        self._lines.touched, self._lines.read_locked = batch.touched, batch.read_locked
         try:
             result = await self._judge_and_write(batch)
             if result is None and self._answers_something:
-                batch.publish(
-                    state.mirror, state.index, state.recent, state.last_changes, state.counters
-                )
+                batch.publish()
                 if batch.notifications and state.watch is not None:
                     state.watch.tell(state.identity.table_id, batch.notifications)
         except BaseException as error:
@@ -169,7 +165,7 @@ class GroupCommit:
             return None
         try:
             if batch.changed:
-                batch.begin(state.recent, state.last_changes)
+                batch.begin()
                 if state.counters.batches_synced % BATCHES_PER_NOTE == 0:
                     batch.writes.put(STATISTICS_KEY, opening.counts_record(state))
                 owned = await state.write_owned(batch.writes)
@@ -195,7 +191,7 @@ class GroupCommit:
     def _conclude(self, result: pb.MutationResult | None) -> None:
         """Ends the batch: what it met is answered, and what waits for its cells is called."""
         taken, self._taken = self._taken, []
-        touched, self._lines.touched = self._lines.touched, {}
+        touched = self._lines.end_batch()
         self._transactions.conclude(taken, result)
         if self._state.closed_because is not None:
             self._transactions.abandon(not_executed(self._state.closed_because))

@@ -57,10 +57,13 @@ class HeldTransactions:
         request that was answered."""
         self._state = state
         self._held = state.held
+        self._read_locks = state.read_locks
         self._may_hold = may_hold
         self._stir = stir
         self._on_answered = on_answered
-        self._judge = Judge(state.storage, state.mirror, state.recent, state.last_changes)
+        self._judge = Judge(
+            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
+        )
         self._lines = lines
         self._waiting: dict[WholeTransaction, None] = {}
         """Those in lines."""
@@ -88,11 +91,12 @@ class HeldTransactions:
     def _open(self, transactions: Iterable[WholeTransaction]) -> Iterator[WholeTransaction]:
         may_hold, lines = self._may_hold(), self._lines
         for transaction in transactions:
-            if may_hold and lines.are_open(transaction.cells):
+            if may_hold and lines.are_open(transaction.cells, transaction.read_locked):
                 yield transaction
             else:
                 self._waiting[transaction] = None
-                lines.join(transaction, transaction.cells, self._called)
+                cells, read_locked = transaction.cells, transaction.read_locked
+                lines.join(transaction, cells, self._called, read_locked)
 
     def _next_called(self) -> Iterator[WholeTransaction]:
         lines, called = self._lines, self._called
@@ -120,6 +124,7 @@ class HeldTransactions:
                 transaction.refusal = self._verdict(transaction)
                 if transaction.refusal is None:
                     self._held.hold(transaction)
+                    self._read_locks.hold(transaction.read_locked)
                     held.append(transaction)
                 elif self._has_room(transaction, transaction.refusal):
                     self._ready.append(transaction)
@@ -174,9 +179,11 @@ class HeldTransactions:
         state, start = self._state, transaction.start
         locked, bound = state.mirror.headers, state.recent.bound
         may_be_marked = start <= state.recent.newest_marker
+        read_locks = state.read_locks
         conditions: list[CheckedCondition] = []
         for row, column, cell, _, _, _ in transaction.writes:
-            if not may_be_marked and cell not in locked and bound(cell) < start:
+            may_exclude = read_locks.used and read_locks.may_exclude(cell, start)
+            if not may_be_marked and cell not in locked and bound(cell) < start and not may_exclude:
                 continue  # what nearly always holds, without building the conditions
             conditions = conditions or prewrite_conditions(start)
             refusal = self._judge.refusal((row, column, cell, start, conditions, []))
@@ -243,11 +250,11 @@ class HeldTransactions:
         result: pb.MutationResult,
     ) -> None:
         """Ends those that hold their cells, and others."""
-        self._held.let_go(held)
+        self._let_go(held)
         self._end_all(held, result)
         self._end_all(others, result)
         for transaction in held:
-            self._lines.look_again(transaction.cells)
+            self._lines.look_again((*transaction.cells, *transaction.read_locked))
         self.admit()
         self._stir()
 
@@ -273,9 +280,14 @@ class HeldTransactions:
         """Ends the transactions of a batch; `result`, if given, replaces how they ended."""
         if not taken:
             return
-        self._held.let_go([one for one in taken if one.refusal is None])
+        self._let_go([one for one in taken if one.refusal is None])
         for transaction in taken:
             self._end(transaction, result or transaction.refusal)
+
+    def _let_go(self, held: Sequence[WholeTransaction]) -> None:
+        for transaction in held:
+            self._read_locks.let_go(transaction.read_locked)
+        self._held.let_go(held)
 
     def abandon(self, result: pb.MutationResult) -> None:
         """Ends everything that waits, once the tablet is closed."""

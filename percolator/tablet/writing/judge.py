@@ -11,7 +11,7 @@ the record is newer than the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -41,10 +41,12 @@ from percolator.tablet.memory.last_change import (
     newest_change_below,
 )
 from percolator.tablet.memory.lock_mirror import LockMirror
+from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.reading import versions
-from percolator.tablet.reading.versions import Version
+from percolator.tablet.reading.versions import VERSIONS_MAX, TooManyVersions, Version, limited
 from percolator.tablet.writing.commit_work import not_executed
+from percolator.tablet.writing.exclusion import Exclusion
 from percolator.tablet.writing.mutations import (
     ABSENT,
     AT_MOST,
@@ -61,14 +63,6 @@ from percolator.world import Cursor, Storage
 
 _HOLD_WHEN_NOTHING_IS_SELECTED = (ABSENT, BEGINS_IF_PRESENT)
 
-VERSIONS_MAX = 1_024
-"""How many versions are looked at for one condition. No step of the protocol needs more than one,
-and a condition on all versions of a hot cell must not hold up everything else."""
-
-
-class _TooManyVersions(Exception):
-    """A condition cannot be judged in reasonable time."""
-
 
 class Judge:
     """Judges the mutations of one batch after another. Use it only when the previous batch is
@@ -80,12 +74,15 @@ class Judge:
         mirror: LockMirror,
         recent: RecentWrites,
         last_changes: LastChanges,
+        read_locks: ReadLocks,
     ) -> None:
         self._storage = storage
         self._get = storage.get
         self._headers = mirror.headers
         self._recent = recent
         self._last_changes = last_changes
+        self._read_locks = read_locks
+        self._exclusion = Exclusion(storage, mirror, recent, read_locks)
         self._open_cursor: Cursor | None = None
 
     def close(self) -> None:
@@ -120,13 +117,15 @@ class Judge:
                     continue
             try:
                 holds, offender = self._judge(cell, condition)
-            except _TooManyVersions:
+            except TooManyVersions:
                 return _too_many_versions(index)
             if not holds:
                 return self._refused(mutation, index, condition, offender)
         for change in changes:
             if change[1] == WRITE and change[0] == PUT and self._recent.bound(cell) >= change[2]:
                 return self._out_of_order(cell, change)
+        if self._read_locks.used:
+            return self._exclusion.refusal(mutation, self._cursor)
         return None
 
     def last_change(self, cell: bytes, timestamp: int) -> int | None:
@@ -215,13 +214,13 @@ class Judge:
             value = self._get(key + inverted(from_))
             return () if value is None else ((from_, value),)
         if expectation != ABSENT:
-            return _limited(versions.descending(self._cursor(), key, from_, until))
+            return limited(versions.descending(self._cursor(), key, from_, until))
         found = versions.ascending(self._cursor(), key, from_, until)
         if space == WRITE and prefix[:START_TIMESTAMP_BYTES] == timestamp_bytes(from_):
             # A transaction's own commit is the oldest write at or above its start, because it held
             # the lock until then: there is no need to look at a thousand later writes.
             return islice(found, 1)
-        return _limited(found)
+        return limited(found)
 
     def _refused(
         self,
@@ -243,14 +242,6 @@ class Judge:
             result.cell.value = value
             result.cell.qualifier = condition[6]
         return result
-
-
-def _limited(found: Iterable[Version]) -> Iterator[Version]:
-    """Yields versions; raises `_TooManyVersions` after `VERSIONS_MAX` of them."""
-    for number, version in enumerate(found):
-        if number == VERSIONS_MAX:
-            raise _TooManyVersions
-        yield version
 
 
 def _too_many_versions(index: int) -> pb.MutationResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
@@ -13,6 +12,7 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
 )
 from percolator.tablet.keys import (
+    FORMAT_KEY,
     LOCK,
     NEWEST_KEY,
     NOTIFY,
@@ -24,37 +24,30 @@ from percolator.tablet.keys import (
     change_of_write,
     component,
     inverted,
+    locked_cell,
 )
 from percolator.tablet.memory.change_feed import note_change
-from percolator.tablet.memory.last_change import LastChanges
-from percolator.tablet.memory.lock_mirror import LockMirror
-from percolator.tablet.memory.notify_index import NotifyIndex
-from percolator.tablet.memory.recent_writes import NEWEST, RecentWrites
-from percolator.tablet.memory.statistics import TabletCounts
+from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
+from percolator.tablet.memory.recent_writes import NEWEST
+from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.mutations import DELETE, PUT, CheckedChange, CheckedMutation
-from percolator.world import Storage
 
 
 class JudgedBatch:
     """Collects the changes of mutations whose conditions held."""
 
-    def __init__(
-        self,
-        storage: Storage[Any],
-        mirror: LockMirror,
-        last_change: Callable[[bytes, int], int | None],
-        *,
-        in_feed: bool = False,
-    ) -> None:
-        """`last_change` returns a cell's newest put or deletion below a timestamp, or None.
-        `in_feed` says whether commits are added to the change feed."""
-        self._get = storage.get
+    def __init__(self, state: TabletState, last_change: Callable[[bytes, int], int | None]) -> None:
+        """`last_change` returns a cell's newest put or deletion below a timestamp, or None."""
+        self._state = state
+        self._get = state.storage.get
         self._last_change = last_change
-        self._headers = mirror.headers
-        self._in_feed = in_feed
-        self.writes = storage.batch()
+        self._headers = state.mirror.headers
+        self._in_feed = state.feed.on
+        self.writes = state.storage.batch()
         self.touched: dict[bytes, None] = {}
         """Cells that this batch changes: further mutations of them wait for the next batch."""
+        self.read_locked: dict[bytes, None] = {}
+        """Cells of whose read locks this batch changes any: their writers wait for the next one."""
         self.bytes = 0
         """The size of the keys and values written."""
         self.applied = 0
@@ -71,6 +64,7 @@ class JudgedBatch:
         self._newest_marker = 0
         self._cells_added = 0
         self._bytes_added = 0
+        self._notes_read_locks = False
         self._changed = False
 
     @property
@@ -82,6 +76,8 @@ class JudgedBatch:
         """Adds the changes of a mutation on a cell that was not touched before."""
         cell, changes = mutation[2], mutation[5]
         self.touched[cell] = None
+        if self._state.read_locks.used and (locked := locked_cell(cell)) is not None:
+            self.read_locked[locked] = None
         for change in changes:
             kind, space, timestamp, value, qualifier = change
             if space == LOCK:
@@ -113,25 +109,28 @@ class JudgedBatch:
             else:
                 self._delete(change, cell + suffix)
 
-    def begin(self, recent: RecentWrites, last_changes: LastChanges) -> None:
-        """Call it right before writing. Adds what `RecentWrites` has to know when the tablet is
-        opened; what memory says about the newest change of a cell stops being true."""
+    def begin(self) -> None:
+        """Call it right before writing. Adds what memory has to know when the tablet is opened;
+        what it says about the newest change of a cell stops being true."""
+        recent, read_locks = self._state.recent, self._state.read_locks
         if self._committed:
-            last_changes.begin(self._committed)
+            self._state.last_changes.begin(self._committed)
+        if read_locks.used and not read_locks.noted:
+            self.writes.put(FORMAT_KEY, FORMAT_WITH_READ_LOCKS)
+            self._notes_read_locks = True
         commit, marker = self._newest_commit, self._newest_marker
         if commit > recent.newest_commit or marker > recent.newest_marker:
             newest = max(commit, recent.newest_commit), max(marker, recent.newest_marker)
             self.writes.put(NEWEST_KEY, NEWEST.pack(*newest))
 
-    def publish(
-        self,
-        mirror: LockMirror,
-        index: NotifyIndex,
-        recent: RecentWrites,
-        last_changes: LastChanges,
-        counters: TabletCounts,
-    ) -> None:
+    def publish(self) -> None:
         """Applies the batch to memory. Call it only when the batch is durable."""
+        state, counters = self._state, self._state.counters
+        mirror, index, recent = state.mirror, state.index, state.recent
+        if state.read_locks.used:
+            put = [cell for cell, _ in self._locks_put]
+            state.read_locks.publish(put, self._locks_removed, self._committed)
+            state.read_locks.noted = state.read_locks.noted or self._notes_read_locks
         for cell in self._locks_removed:
             mirror.remove(cell)
         for cell, record in self._locks_put:
@@ -142,7 +141,7 @@ class JudgedBatch:
             index.put(key)
         if self._committed:
             # Leave out cells with a newer commit, which may be a change.
-            last_changes.publish(
+            state.last_changes.publish(
                 {
                     cell: change
                     for cell, change in self._under_locks.items()
@@ -164,6 +163,8 @@ class JudgedBatch:
         """The record with the timestamp of the change below it, whatever the client has sent."""
         _, _, cell, _, _, changes = mutation
         record = record[:WRITE_HEADER_BYTES]
+        if self._state.read_locks.used and locked_cell(cell) is not None:
+            return record + LAST_CHANGE.pack(0)  # nobody reads it, and it has no other record
         if sum(change[1] == WRITE for change in changes) > 1:
             return record  # the mutation's other commits are not in the storage yet
         change = self._last_change(cell, timestamp)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from percolator.tablet.memory.load_fences import closed
+from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import ANSWER_FULL, APPLIED, CommitWork, not_executed
 from percolator.tablet.writing.judge import Judge
@@ -33,7 +34,9 @@ class MutationQueue:
         self._state = state
         self._lines = lines
         self._on_answered = on_answered
-        self._conditions = Judge(state.storage, state.mirror, state.recent, state.last_changes)
+        self._conditions = Judge(
+            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
+        )
         self.last_change = self._conditions.last_change
         self._queue: deque[CommitWork] = deque()
         self._called: deque[Place[_Waiting]] = deque()
@@ -127,9 +130,11 @@ class MutationQueue:
         for index in part:
             mutation = mutations[index]
             _, _, cell, not_below, _, changes = mutation
-            if not has_its_cell and not lines.are_open((cell,)):
-                lines.join((work, index), (cell,), self._called)
-                continue
+            if not has_its_cell:
+                locked = cells_locked_by((cell,)) if state.read_locks.used else ()
+                if not lines.are_open((cell,), locked):
+                    lines.join((work, index), (cell,), self._called, locked)
+                    continue
             judged.append(index)
             fence = fences.over(mutation[0]) if fences else None
             if fence is not None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence, Sized
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
+from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import (
     KINDS,
     LOCK_HEADER,
@@ -31,6 +32,7 @@ PRESENT: int = pb.Condition.EXPECTATION_PRESENT
 EQUALS: int = pb.Condition.EXPECTATION_EQUALS
 BEGINS_IF_PRESENT: int = pb.Condition.EXPECTATION_BEGINS_IF_PRESENT
 AT_MOST: int = pb.Condition.EXPECTATION_AT_MOST
+EXCLUDES_WRITERS: int = pb.Condition.EXPECTATION_EXCLUDES_WRITERS
 
 PUT: int = pb.Change.KIND_PUT
 DELETE: int = pb.Change.KIND_DELETE
@@ -61,6 +63,7 @@ class MutationChecker:
         self._end = state.identity.end
         self._limits = state.limits
         self._guard = state.guard
+        self._read_locks = state.read_locks
         self._columns = columns
 
     def check(self, batch: pb.MutationBatch) -> tuple[list[CheckedMutation], int]:
@@ -83,7 +86,7 @@ class MutationChecker:
             not_below = mutation.not_below
             if not_below > admitted_to:
                 self._guard.admit(not_below, "mutations[%d].not_below", index)
-            conditions = self._conditions(index, mutation.conditions)
+            conditions = self._conditions(index, column, mutation.conditions)
             changes: list[CheckedChange] = [
                 (change.kind, change.space, change.timestamp, change.value, change.qualifier)
                 for change in mutation.changes
@@ -96,7 +99,9 @@ class MutationChecker:
             )
         return checked, weight
 
-    def _conditions(self, index: int, asked: Sequence[pb.Condition]) -> list[CheckedCondition]:
+    def _conditions(
+        self, index: int, column: bytes, asked: Sequence[pb.Condition]
+    ) -> list[CheckedCondition]:
         """Checks and flattens conditions in one pass, since they are most of what comes in."""
         if len(asked) > self._limits.conditions_max:
             _refuse(index, "conditions", _too_many(asked, self._limits.conditions_max))
@@ -109,6 +114,11 @@ class MutationChecker:
             qualifier = condition.qualifier
             if not 1 <= space <= NOTIFY:
                 _refuse(index, _field(conditions, "space"), f"{space} is not a space")
+            if expectation == EXCLUDES_WRITERS:
+                if locked_column(column) is None:
+                    _refuse(index, "column", "not that of a read lock")
+                self._read_locks.used = True
+                continue
             if not 1 <= expectation <= AT_MOST:
                 reason = f"{expectation} is not an expectation"
                 _refuse(index, _field(conditions, "expectation"), reason)

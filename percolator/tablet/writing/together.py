@@ -44,8 +44,10 @@ async def apply_together(
             raise state.schema_changed()
         if state.clock.monotonic_seconds() >= deadline_seconds:
             raise NotExecuted("the deadline passed while the mutations waited for their turn")
-        judge = Judge(state.storage, state.mirror, state.recent, state.last_changes)
-        batch = JudgedBatch(state.storage, state.mirror, judge.last_change, in_feed=state.feed.on)
+        judge = Judge(
+            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
+        )
+        batch = JudgedBatch(state, judge.last_change)
         try:
             refusals = [_refusal(state, judge, mutation) for mutation in mutations]
             if not any(refusals):
@@ -58,9 +60,7 @@ async def apply_together(
         if any(refusals):
             batch.refused = len(mutations)
             await state.require_ownership()
-            batch.publish(
-                state.mirror, state.index, state.recent, state.last_changes, state.counters
-            )
+            batch.publish()
             return [refusal or _OTHERS_REFUSED for refusal in refusals]
         batch.applied = len(mutations)
         await _write(state, batch)
@@ -81,7 +81,7 @@ def _refusal(
 
 async def _write(state: TabletState, batch: JudgedBatch) -> None:
     try:
-        batch.begin(state.recent, state.last_changes)
+        batch.begin()
         owned = await state.write_owned(batch.writes)
     except state.storage.failures as error:
         raise ExecutionUnknown(f"the write failed: {state.storage_failed(error)}") from error
@@ -91,7 +91,7 @@ async def _write(state: TabletState, batch: JudgedBatch) -> None:
         raise
     if not owned:
         raise ExecutionUnknown(f"it may have been done: {state.closed_because}")
-    batch.publish(state.mirror, state.index, state.recent, state.last_changes, state.counters)
+    batch.publish()
     if batch.notifications and state.watch is not None:
         state.watch.tell(state.identity.table_id, batch.notifications)
 

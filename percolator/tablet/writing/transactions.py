@@ -12,14 +12,17 @@ from itertools import accumulate
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
+from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
     KIND_PUT,
     KIND_PUT_IN_DATA,
+    KIND_READ_LOCK,
     KINDS,
     WRITE_HEADER,
 )
 from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder, component
+from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.mutations import (
     MUTATION_BYTES,
@@ -71,7 +74,17 @@ class TransactionWork:
 class WholeTransaction:
     """One transaction, from its arrival to its end."""
 
-    __slots__ = ("cells", "commit", "index", "refusal", "start", "weak", "work", "writes")
+    __slots__ = (
+        "cells",
+        "commit",
+        "index",
+        "read_locked",
+        "refusal",
+        "start",
+        "weak",
+        "work",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -88,6 +101,8 @@ class WholeTransaction:
         self.writes = writes
         self.weak = weak
         self.cells = [write[2] for write in writes]
+        self.read_locked: Sequence[bytes] = ()
+        """The cells of which it sets read locks."""
         self.commit = 0
         self.refusal: pb.MutationResult | None = None
         """Why it is not committed, if it was judged and a condition failed."""
@@ -128,6 +143,7 @@ class TransactionChecker:
         self._end = state.identity.end
         self._limits = state.limits
         self._guard = state.guard
+        self._read_locks = state.read_locks
         self._columns = columns
 
     def check(self, batch: pb.TransactionBatch, deadline_seconds: float) -> list[WholeTransaction]:
@@ -157,6 +173,10 @@ class TransactionChecker:
             transaction = WholeTransaction(work, index, start, part, weak.get(index, ()))
             if len(part) > 1 and len(set(transaction.cells)) != len(part):
                 _refuse("cells", index, "two writes of one cell")
+            if self._read_locks.used:
+                transaction.read_locked = cells_locked_by(transaction.cells)
+                if not set(transaction.cells).isdisjoint(transaction.read_locked):
+                    _refuse("cells", index, "a write of a cell, and a read lock of it")
             found.append(transaction)
             first = stop
         if first != len(writes):
@@ -176,7 +196,11 @@ class TransactionChecker:
         for at, (row, column, kind, value) in enumerate(cells):
             cell = self._cell("", at, row, column)
             if kind not in KINDS:
-                _refuse("kinds", at, f"{kind} is not a kind of record")
+                if kind != KIND_READ_LOCK:
+                    _refuse("kinds", at, f"{kind} is not a kind of record")
+                if locked_column(column) is None:
+                    _refuse("columns", at, "not the column of a read lock")
+                kind, self._read_locks.used = KIND_LOCK_ONLY, True
             if len(value) > value_bytes_max:
                 _refuse("values", at, f"{len(value)} bytes, at most {value_bytes_max} allowed")
             if value and kind not in (KIND_PUT, KIND_PUT_IN_DATA):

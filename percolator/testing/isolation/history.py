@@ -20,6 +20,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from percolator.errors import UsageError
+from percolator.formats.hidden_cells import read_lock_column
 
 CellKey = tuple[str, bytes, bytes]
 """Table, row, column."""
@@ -61,6 +62,12 @@ class Lock(NamedTuple):
     key: CellKey
 
 
+class ReadLock(NamedTuple):
+    """Excludes concurrent writers of the cell, but not those who lock it in the same way."""
+
+    key: CellKey
+
+
 class Notify(NamedTuple):
     """A weak notification of the observers of a cell."""
 
@@ -95,7 +102,7 @@ class Scan(NamedTuple):
     """False if the reader stopped early, at the end of a row: only what it saw is checked."""
 
 
-Operation = Read | Put | Delete | Lock | Notify | Scan
+Operation = Read | Put | Delete | Lock | ReadLock | Notify | Scan
 
 
 @dataclass(slots=True)
@@ -145,8 +152,19 @@ class TransactionRecord:
         return last
 
     def locked(self) -> set[CellKey]:
-        """Every cell that carries a lock while it commits: puts, deletes and lock-only writes."""
-        return {o.key for o in self.operations if isinstance(o, Put | Delete | Lock)}
+        """Every stored cell that carries a lock while it commits: puts, deletes and lock-only
+        writes, and the hidden cells of read locks."""
+        found = {o.key for o in self.operations if isinstance(o, Put | Delete | Lock)}
+        for table, row, column in self.read_locked():
+            found.add((table, row, read_lock_column(column, self.start_ts)))
+        return found
+
+    def read_locked(self) -> set[CellKey]:
+        """Every cell of which it sets a read lock. Those that it locks otherwise need none."""
+        found = {o.key for o in self.operations if isinstance(o, ReadLock)}
+        if found:
+            found -= {o.key for o in self.operations if isinstance(o, Put | Delete | Lock)}
+        return found
 
 
 @dataclass
@@ -204,6 +222,9 @@ class RecordedTransaction:
 
     def lock(self, key: CellKey) -> None:
         self._append(Lock(key))
+
+    def read_lock(self, key: CellKey) -> None:
+        self._append(ReadLock(key))
 
     def notify(self, key: CellKey) -> None:
         self._append(Notify(key))

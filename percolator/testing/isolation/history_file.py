@@ -28,6 +28,7 @@ from percolator.testing.isolation.history import (
     Outcome,
     Put,
     Read,
+    ReadLock,
     Scan,
     TransactionRecord,
 )
@@ -153,6 +154,8 @@ def _operation_to_json(operation: Operation) -> list[Any]:
             return ["delete", _key_to_json(key)]
         case Lock(key):
             return ["lock", _key_to_json(key)]
+        case ReadLock(key):
+            return ["read lock", _key_to_json(key)]
         case Notify(key):
             return ["notify", _key_to_json(key)]
         case Scan():
@@ -171,6 +174,8 @@ def _operation_from_json(line: list[Any]) -> Operation:
             return Delete(_key_from_json(key))
         case ["lock", key]:
             return Lock(_key_from_json(key))
+        case ["read lock", key]:
+            return ReadLock(_key_from_json(key))
         case ["notify", key]:
             return Notify(_key_from_json(key))
         case ["scan", scan]:

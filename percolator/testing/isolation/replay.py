@@ -45,6 +45,8 @@ class _Replay:
         self._report = report
         self._last_commit: dict[CellKey, TransactionRecord] = {}
         """The last transaction to commit a lock on each cell, lock-only writes included."""
+        self._last_read_lock: dict[CellKey, TransactionRecord] = {}
+        """The last transaction to commit a read lock of each cell."""
 
     def run(self) -> None:
         transactions = self._history.transactions
@@ -91,15 +93,22 @@ class _Replay:
         self._report.add(kind, text, record, writer, key=key)
 
     def _commit(self, record: TransactionRecord) -> None:
+        for key in record.read_locked():
+            self._exclude(record, self._last_commit.get(key), key)
+            self._last_read_lock[key] = record
         for key in record.locked():
-            other = self._last_commit.get(key)
-            if other is not None and other.commit_ts > record.start_ts:
-                self._conflict(record, other, key)
+            self._exclude(record, self._last_commit.get(key), key)
+            self._exclude(record, self._last_read_lock.get(key), key)
             self._last_commit[key] = record
         for key, value in record.writes().items():
             self._frontier.put(key, Version(value, record))
 
-    def _conflict(self, record: TransactionRecord, other: TransactionRecord, key: CellKey) -> None:
+    def _exclude(
+        self, record: TransactionRecord, other: TransactionRecord | None, key: CellKey
+    ) -> None:
+        """Checks that the record began after the other one had ended: they must not overlap."""
+        if other is None or other.commit_ts <= record.start_ts:
+            return
         text = (
             f"{record} committed {shown_key(key)} at {record.commit_ts}, although {other} had "
             f"committed it at {other.commit_ts}, above the snapshot {record.start_ts}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import RecordKind
 from percolator.testing.isolation.findings import Report, shown_key
 from percolator.testing.isolation.history import CellKey
@@ -16,6 +17,7 @@ def check_cells(stored: StoredCells, report: Report) -> None:
     for key, commits in stored.commits.items():
         _check_commits(key, commits, report)
         _check_last_changes(key, commits, report)
+        _check_read_lock(key, commits, stored, report)
     for key in stored.locks:
         _check_lock(key, stored, report)
     _check_values(stored, report)
@@ -56,6 +58,23 @@ def _check_last_changes(key: CellKey, commits: list[StoredCommit], report: Repor
         elif newest is not None and newest.commit_ts > named:
             text = f"{_named(commit)} names the one at {named}, and hides {_named(newest)}"
             report.add(Invariant.LAST_CHANGE, text, key=key)
+
+
+def _check_read_lock(
+    key: CellKey, commits: list[StoredCommit], stored: StoredCells, report: Report
+) -> None:
+    """A read lock and the commits of the cell that it locks do not overlap either."""
+    table, row, name = key
+    column = locked_column(name)
+    if column is None:
+        return
+    writes = stored.commits.get((table, row, column), [])
+    for commit in commits:
+        for other in writes:
+            start, other_start = commit.record.start_timestamp, other.record.start_timestamp
+            if start < other.commit_ts and other_start < commit.commit_ts:
+                text = f"{_named(commit)} began at {start}, and overlaps {_named(other)}"
+                report.add(Invariant.DISJOINT_COMMITS, text, key=key)
 
 
 def _check_lock(key: CellKey, stored: StoredCells, report: Report) -> None:

@@ -8,6 +8,7 @@ from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
 from tests.simulation.workloads.feeds import Feeds
+from tests.simulation.workloads.hubs import Hubs
 from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.large import Large
 from tests.simulation.workloads.loads import Loads
@@ -32,6 +33,7 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "sequential": Sequential,
     "predicates": Predicates,
     "lock order": LockOrder,
+    "hubs": Hubs,
     "large": Large,
     "loads": Loads,
     "feeds": Feeds,

@@ -14,6 +14,7 @@ from tests.unit.isolation.histories import (
     lock,
     put,
     read,
+    read_lock,
     transaction,
 )
 
@@ -63,6 +64,22 @@ BAD_HISTORIES: dict[str, Bad] = {
         history(transaction(1, lock("x"), commit=3), transaction(2, lock("x"), commit=4)),
         ViolationKind.CONFLICT,
         ("transaction 2", "transaction 1"),
+    ),
+    "written while it was read-locked": Bad(
+        history(
+            transaction(1, read("x", None), read_lock("x"), put("y", "a"), commit=4),
+            transaction(2, put("x", "b"), commit=3),
+        ),
+        ViolationKind.CONFLICT,
+        ("transaction 1", "t['x']['v'] at 4", "transaction 2", "at 3"),
+    ),
+    "read-locked while it was written": Bad(
+        history(
+            transaction(1, put("x", "b"), commit=4),
+            transaction(2, read("x", None), read_lock("x"), put("y", "a"), commit=3),
+        ),
+        ViolationKind.CONFLICT,
+        ("transaction 1", "t['x']['v'] at 4", "transaction 2", "at 3"),
     ),
     "long writer around a short one": Bad(
         history(transaction(1, put("x", "a"), commit=9), transaction(3, put("x", "b"), commit=4)),

@@ -105,7 +105,9 @@ def _commits_above_its_start(record: TransactionRecord) -> bool:
 
 def _concurrent(one: TransactionRecord, other: TransactionRecord) -> bool:
     """Both committed, both wrote or locked one cell, and neither began after the other."""
-    if not (one.committed and other.committed and one.locked() & other.locked()):
+    exclude = one.locked() & other.locked()
+    exclude |= one.locked() & other.read_locked() | one.read_locked() & other.locked()
+    if not (one.committed and other.committed and exclude):
         return False
     return one.commit_ts > other.start_ts and other.commit_ts > one.start_ts
 

@@ -19,6 +19,7 @@ from percolator.testing.isolation.history import (
     Outcome,
     Put,
     Read,
+    ReadLock,
     Scan,
     TransactionRecord,
 )
@@ -48,6 +49,10 @@ def delete(name: str) -> Delete:
 
 def lock(name: str) -> Lock:
     return Lock(cell(name))
+
+
+def read_lock(name: str) -> ReadLock:
+    return ReadLock(cell(name))
 
 
 def notify(name: str) -> Notify:

@@ -30,6 +30,7 @@ class _Running:
     recorded: RecordedTransaction
     buffer: dict[CellKey, bytes | None]
     locks: set[CellKey]
+    read_locks: set[CellKey]
 
 
 class SmallStore:
@@ -41,6 +42,7 @@ class SmallStore:
         self._values = itertools.count(1)
         self._versions: dict[CellKey, list[tuple[int, bytes | None]]] = {}
         self._lock_commits: dict[CellKey, int] = {}
+        self._read_lock_commits: dict[CellKey, int] = {}
         self._recorder = Recorder(itertools.count().__next__)
         self._sessions: list[_Running | None] = [None] * sessions
         self.commit_timestamps: dict[int, int] = {}
@@ -69,14 +71,14 @@ class SmallStore:
         recorded = self._recorder.begin(session, historic=historic)
         now = next(self._timestamps)
         recorded.began(self._random.randint(1, now) if historic else now)
-        return _Running(recorded, {}, set())
+        return _Running(recorded, {}, set(), set())
 
     def _operation(self, running: _Running) -> None:
         key = "t", self._random.choice(ROWS), self._random.choice(COLUMNS)
         recorded = running.recorded
-        kind = self._random.randrange(10)
+        kind = self._random.randrange(11)
         if recorded.record.historic:
-            kind = 9 if kind > 5 else 0
+            kind = 10 if kind > 5 else 0
         if kind < 4:
             recorded.read(key, self._visible(running).get(key))
         elif kind < 6:
@@ -89,6 +91,9 @@ class SmallStore:
         elif kind < 8:
             running.locks.add(key)
             recorded.lock(key)
+        elif kind < 9:
+            running.read_locks.add(key)
+            recorded.read_lock(key)
         else:
             recorded.scan(self._scan(running))
 
@@ -122,13 +127,16 @@ class SmallStore:
 
     def _commit(self, running: _Running) -> None:
         recorded, touched = running.recorded, running.buffer.keys() | running.locks
+        start_ts = recorded.record.start_ts
         if self._random.random() < 0.1:
             recorded.aborted()
             return
         recorded.commit_called()
-        if not touched:
+        if not touched and not running.read_locks:
             recorded.committed()
-        elif any(self._newest(key) > recorded.record.start_ts for key in touched):
+        elif any(self._newest(key) > start_ts for key in touched | running.read_locks) or any(
+            self._read_lock_commits.get(key, 0) > start_ts for key in touched
+        ):
             recorded.aborted()
         else:
             self._apply(running)
@@ -150,6 +158,8 @@ class SmallStore:
             self._versions.setdefault(key, []).append((commit_ts, value))
         for key in running.locks:
             self._lock_commits[key] = commit_ts
+        for key in running.read_locks:
+            self._read_lock_commits[key] = commit_ts
         if self._random.random() < 0.1:
             recorded.unknown()
         else:

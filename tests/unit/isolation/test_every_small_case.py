@@ -24,7 +24,16 @@ from percolator.testing.isolation.history import (
 )
 from percolator.testing.isolation.outcomes import settled
 from tests.unit.isolation.definition import is_snapshot_isolated
-from tests.unit.isolation.histories import delete, history, lock, put, read, scan, transaction
+from tests.unit.isolation.histories import (
+    delete,
+    history,
+    lock,
+    put,
+    read,
+    read_lock,
+    scan,
+    transaction,
+)
 
 _CELLS = [Found(b"a", b"v", b"1"), Found(b"b", b"v", b"1"), Found(b"b", b"w", b"1")]
 _CELLS += [Found(b"c", b"v", b"1")]
@@ -93,7 +102,7 @@ def _any_history(chance: Random) -> History:
 
 def _any_operation(chance: Random) -> Operation:
     name, value = chance.choice("xy"), chance.choice("12")
-    match chance.randrange(9):
+    match chance.randrange(10):
         case 0 | 1 | 2:
             return read(name, chance.choice((None, None, value)))
         case 3 | 4:
@@ -102,6 +111,8 @@ def _any_operation(chance: Random) -> Operation:
             return delete(name)
         case 6:
             return lock(name)
+        case 7:
+            return read_lock(name)
         case _:
             found = [(row, chance.choice("12")) for row in "xy" if chance.random() < 0.3]
             return scan("", chance.choice(("", "y")), *found, limit=chance.choice((0, 1)))

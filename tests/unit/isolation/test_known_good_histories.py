@@ -15,6 +15,7 @@ from tests.unit.isolation.histories import (
     lock,
     put,
     read,
+    read_lock,
     scan,
     transaction,
 )
@@ -98,6 +99,12 @@ GOOD: dict[str, History] = {
         transaction(1, put("x", "1"), commit=2),
         transaction(3, lock("x"), read("x", "1"), commit=4),
         transaction(5, read("x", "1"), scan("", "", ("x", "1"))),
+    ),
+    "read locks of one cell at the same time, and writers before and after them": history(
+        transaction(1, put("x", "1"), commit=2),
+        transaction(3, read("x", "1"), read_lock("x"), put("y", "a"), commit=5),
+        transaction(4, read("x", "1"), read_lock("x"), put("z", "b"), commit=6),
+        transaction(7, put("x", "2"), commit=8),
     ),
     "a lock-only write between two writers": history(
         transaction(1, put("x", "1"), commit=2),

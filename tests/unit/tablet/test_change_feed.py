@@ -329,8 +329,8 @@ async def test_a_format_of_a_later_release_is_refused() -> None:
     disk = DurableMemory()
     rig = await fed(disk=disk)
     await rig.tablet.close()
-    disk.durable[keys.FORMAT_KEY] = b"3"
-    with pytest.raises(StoreUnusable, match="format b'3'"):
+    disk.durable[keys.FORMAT_KEY] = b"4"
+    with pytest.raises(StoreUnusable, match="format b'4'"):
         await Rig(disk=disk).open()
     disk.durable[keys.FORMAT_KEY] = b"2"
     disk.durable[keys.FEED_KEY] = b"short"

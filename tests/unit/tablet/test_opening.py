@@ -100,8 +100,8 @@ async def test_a_storage_of_another_format_is_refused_by_name() -> None:
     disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.close()
-    disk.durable[keys.FORMAT_KEY] = b"3"
-    with pytest.raises(StoreUnusable, match="format b'3'"):
+    disk.durable[keys.FORMAT_KEY] = b"4"
+    with pytest.raises(StoreUnusable, match="format b'4'"):
         await Rig(disk=disk).open()
 
 

@@ -15,7 +15,7 @@ from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.tablet import split_point
 from percolator.tablet.collection.dead_letters import may_be_put_aside
 from percolator.tablet.keys import cell_prefix
-from percolator.tablet.writing.judge import VERSIONS_MAX
+from percolator.tablet.reading.versions import VERSIONS_MAX
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock

@@ -1,0 +1,51 @@
+"""The weak notifications of a transaction: they carry no data, take no lock, and decide nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from percolator.aio.row_writes import RowWrites
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError
+from percolator.protocol import steps
+from percolator.routing.cells import CellMutation
+from percolator.schema import Column
+
+
+class WeakNotifications(RowWrites):
+    """Collects the cells whose weak observers are notified once the transaction has committed."""
+
+    _weak: set[CellAddress] | None = None
+
+    async def notify(self, row: object, column: Column[Any]) -> None:
+        """Notifies the column's weak observers of the row, once this transaction has committed."""
+        deadline = self._deadline(None)
+        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        schema = await self._engine.env.schema(address.table_id, deadline)
+        if column.name not in schema.weak_observers:
+            raise UsageError(f"{column!r} has no weak observer")
+        self._notify_cell(address)
+
+    def _notify_cell(self, address: CellAddress) -> None:
+        if self._weak is None:
+            self._weak = set()
+        if len(self._weak) >= self._engine.limits.transaction_cells_max:
+            raise InvalidArgument(
+                "notify", f"more than {self._engine.limits.transaction_cells_max}"
+            )
+        self._weak.add(address)
+
+    async def _only_notify(self, deadline: float) -> int:
+        """Writes only notifications, at a fresh timestamp: no locks, and nothing to decide."""
+        env = self._engine.env
+        left = max(deadline - self._engine.now(), 0.001)
+        now = await env.timestamps.get(timeout_seconds=left)
+        requests = []
+        for table_id, row, column in sorted(self._weak or ()):
+            schema = await env.schema(table_id, deadline)
+            observers = schema.weak_observers.get(column, ())
+            requests.append(CellMutation(table_id, steps.notify(row, column, now, observers)))
+        self.statistics.round_trips += 2
+        for answer in await env.cells.mutate(requests, deadline):
+            if isinstance(answer, PercolatorError):
+                raise answer
+        return now
