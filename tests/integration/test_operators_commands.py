@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from percolator import aio
+from percolator import Table, aio, codecs
 from percolator.cli.app import app
 from percolator.cli.connection import console
 from percolator.errors import CellAddress
+from percolator.formats.hidden_cells import read_lock_column
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire
@@ -196,7 +197,29 @@ def test_a_read_resolves_the_lock_of_a_dead_owner(cluster: LocalCluster) -> None
     assert "no locks" in run(cluster, "locks", "shop", "table")
 
 
-async def lock(database: aio.Database, row: bytes, session: bytes) -> None:
+async def test_read_locks_are_shown_as_such_with_the_columns_that_they_lock(
+    cluster: LocalCluster,
+) -> None:
+    async with aio.connect(cluster.address) as database:
+        price = Table("shop").column("price", codecs.text)
+        async with database.transaction() as tx:
+            await tx.lock("shelf", price, shared=True)
+        await lock(database, b"shelf", b"", column=read_lock_column(b"price", 1))
+        versions = json.loads(
+            await asyncio.to_thread(run_apart, cluster, "--json", "history", "shop", "shelf")
+        )
+        held = json.loads(
+            await asyncio.to_thread(run_apart, cluster, "--json", "locks", "shop", "shelf")
+        )
+        shown = await asyncio.to_thread(run_apart, cluster, "locks", "shop", "shelf")
+    assert [(one["column"], one["kind"]) for one in versions] == [("price", "read lock")]
+    assert [(one["column"], one["kind"]) for one in held] == [("price", "read_lock")]
+    assert "read_lock" in shown
+
+
+async def lock(
+    database: aio.Database, row: bytes, session: bytes, column: bytes = b"price"
+) -> None:
     """Locks a cell, as a client does that stops between prewrite and commit."""
     engine = database.internal.engine
     info = await engine.catalog.table("shop", engine.now() + SECONDS)
@@ -204,13 +227,13 @@ async def lock(database: aio.Database, row: bytes, session: bytes) -> None:
     tablet = next(one for one in tablets if row >= one.start and (not one.end or row < one.end))
     started = await database.timestamp()
     record = LockRecord(
-        int(started), 0, 3_000, RecordKind.PUT, session, CellAddress(info.table_id, row, b"price")
+        int(started), 0, 3_000, RecordKind.PUT, session, CellAddress(info.table_id, row, column)
     )
     target = wire.TabletTarget(
         tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=info.schema.version
     )
     put = wire.Change(kind=wire.Change.KIND_PUT, space=cells_pb2.SPACE_LOCK, value=record.encode())
-    mutation = wire.Mutation(row=row, column=b"price", changes=[put])
+    mutation = wire.Mutation(row=row, column=column, changes=[put])
     request = wire.MutateRequest(batches=[wire.MutationBatch(target=target, mutations=[mutation])])
     call = engine.world.network.unary(tablet.address, methods.MUTATE)
     answer = await call(request, SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument
+from percolator.formats.hidden_cells import read_lock_column
 from percolator.testing.store_audit.audit import Invariant, StoredTable, audit
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
@@ -23,6 +24,8 @@ from tests.unit.store_audit.stores import (
 )
 
 Cells = tuple[Cell, ...]
+
+READ_LOCK_3, READ_LOCK_4 = (read_lock_column(b"v", start).decode() for start in (3, 4))
 
 GOOD: dict[str, Cells] = {
     "nothing": (),
@@ -43,6 +46,12 @@ GOOD: dict[str, Cells] = {
     "deletions and lock-only commits": (
         commit("x", 1, 2, kind=DELETE),
         commit("x", 3, 4, kind=LOCK_ONLY),
+    ),
+    "read locks of one cell at the same time, and a write before and after them": (
+        commit("x", 1, 2),
+        commit("x." + READ_LOCK_3, 3, 5, kind=LOCK_ONLY),
+        commit("x." + READ_LOCK_4, 4, 6, kind=LOCK_ONLY),
+        commit("x", 7, 8),
     ),
     "interleaved commits of different cells": (commit("x", 1, 4), commit("y", 2, 3)),
     "notifications": (commit("x", 1, 2), notification("x", 2), notification("x", 9, "other")),
@@ -105,6 +114,11 @@ BAD: dict[str, tuple[Cells, Invariant, str]] = {
         (commit("x", 1, 4, kind=LOCK_ONLY), commit("x", 2, 5)),
         Invariant.DISJOINT_COMMITS,
         "began at 2",
+    ),
+    "a read lock overlapped": (
+        (commit("x", 1, 4), commit("x." + READ_LOCK_3, 3, 5, kind=LOCK_ONLY)),
+        Invariant.DISJOINT_COMMITS,
+        "at 5 began at 3, and overlaps the commit of t['x']['v'] at 4",
     ),
     "a lock-only commit names what was changed since": (
         (commit("x", 1, 2), commit("x", 3, 4), commit("x", 5, 6, "", LOCK_ONLY, 2)),
