@@ -41,6 +41,7 @@ from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.environment import Environment
 from percolator.protocol.primaries import Primaries
+from percolator.protocol.read_locks import stored_column
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS
@@ -56,7 +57,8 @@ class MetLock(NamedTuple):
 
     @classmethod
     def of(cls, table_id: int, cell: Cell) -> MetLock:
-        return cls(CellAddress(table_id, cell.row, cell.column), LockRecord.decode(cell.value))
+        address = CellAddress(table_id, cell.row, stored_column(cell))
+        return cls(address, LockRecord.decode(cell.value))
 
     @property
     def on_primary(self) -> bool:

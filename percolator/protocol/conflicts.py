@@ -7,11 +7,12 @@ their transactions meet at the other.
 from __future__ import annotations
 
 from percolator.errors import CellAddress, ConflictError
+from percolator.formats.hidden_cells import locked_column
 from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.cleanup import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.read_locks import is_read_lock, locked_cell
+from percolator.protocol.read_locks import is_read_lock, locked_cell, stored_column
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Refused
 from percolator.v1.cells_pb2 import Cell
@@ -51,7 +52,7 @@ def locked(env: Environment, start: int, met: MetLock) -> ConflictError:
 def written(env: Environment, write: WriteSteps, cell: CellAddress, record: Cell) -> ConflictError:
     """Another transaction has committed the cell, or a read lock of it, since this one began."""
     other, cell = int.from_bytes(record.value[:8], "big"), locked_cell(cell)
-    was_read = is_read_lock(CellAddress(cell.table_id, record.row, record.column))
+    was_read = locked_column(stored_column(record)) is not None
     how = "read-locked until its commit" if was_read else "committed"
     return ConflictError(
         f"{env.described(cell)} was {how} by transaction {other} at {record.timestamp}, "

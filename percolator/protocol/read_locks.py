@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.formats.hidden_cells import locked_column, read_lock_column
 from percolator.formats.records import KIND_LOCK_ONLY, KIND_READ_LOCK
-from percolator.v1.cells_pb2 import SPACE_LOCK
+from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
 from percolator.v1.tabletserver_pb2 import Condition, Mutation
 
 
@@ -32,6 +32,12 @@ def stored_writes(
 def read_lock_of(cell: CellAddress, start: int) -> CellAddress:
     """The hidden cell in which the transaction that began then holds its read lock of this cell."""
     return CellAddress(cell.table_id, cell.row, read_lock_column(cell.column, start))
+
+
+def stored_column(found: Cell) -> bytes:
+    """The column of a lock or record that a tablet has returned: of that of a read lock when the
+    locked cell was asked about, and the other way round."""
+    return found.qualifier or found.column
 
 
 def is_read_lock(cell: CellAddress) -> bool:

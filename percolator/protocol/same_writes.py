@@ -11,6 +11,7 @@ from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, LockRecord, WriteRecord
 from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
+from percolator.protocol.read_locks import stored_column
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Refused
 
@@ -36,7 +37,7 @@ def is_own_lock(write: WriteSteps, cell: CellAddress, answer: Refused) -> bool:
     found = offending_cell(answer)
     if int.from_bytes(found.value[:8], "big") != write.start:
         return False
-    if found.column != cell.column:
+    if stored_column(found) != cell.column:
         raise another(write, cell, "is read-locked for one of them, and written for the other")
     require_same(write, cell, answer)
     return True

@@ -10,6 +10,8 @@ rule prevents:
 * A commit on the other side, above the start, refuses. A writer and a read lock whose times overlap
   would otherwise both commit, and what was read under the lock was changed before its commit.
 * Read locks of one cell are not compared with each other: that they all may commit is their use.
+* The refusal names the cell of the mutation, and the column on the other side as a qualifier. A
+  client that knows nothing of it takes the lock for one on the cell, and waits.
 * What is judged is durable, since a mutation waits while the other side is touched or held
   (lines.py). Judged in one batch, each would pass before the other is there.
 """
@@ -76,7 +78,7 @@ class Exclusion:
             on_other_side = self._read_lock(cell) if locked is None else self._lock(locked)
             if on_other_side is not None:
                 record = self._get(L + on_other_side) or b""
-                return _refused(unlocked, SPACE_LOCK, mutation[0], on_other_side, 0, record)
+                return _refused(unlocked, SPACE_LOCK, mutation, on_other_side, 0, record)
         if unwritten < 0:
             return None
         if locked is None:
@@ -85,7 +87,7 @@ class Exclusion:
             found = self._newer(locked, since, cursor)
         if isinstance(found, pb.MutationResult) or found is None:
             return found
-        return _refused(unwritten, SPACE_WRITE, mutation[0], *found)
+        return _refused(unwritten, SPACE_WRITE, mutation, *found)
 
     # ------------------------------------------------------------------ what a writer meets
 
@@ -138,13 +140,18 @@ def _names_nobody(condition: CheckedCondition) -> bool:
 
 
 def _refused(
-    index: int, space: Space, row: bytes, cell: bytes, timestamp: int, record: bytes
+    index: int,
+    space: Space,
+    mutation: CheckedMutation,
+    other: bytes,
+    timestamp: int,
+    record: bytes,
 ) -> pb.MutationResult:
-    """As the judge refuses, with the cell on the other side."""
+    """As the judge refuses, because of a cell on the other side."""
     result = pb.MutationResult(outcome=pb.OUTCOME_REFUSED, failed_condition=index)
     result.cell.space = space
-    result.cell.row = row
-    result.cell.column = keys.split_component(cell, keys.split_component(cell, 0)[1])[0]
+    result.cell.row, result.cell.column = mutation[0], mutation[1]
     result.cell.timestamp = timestamp
     result.cell.value = record
+    result.cell.qualifier = keys.split_component(other, keys.split_component(other, 0)[1])[0]
     return result
