@@ -124,7 +124,7 @@ class Calls:
         elif kind == "metadata":
             metadata = self._metadata(chance)
         elif kind == "through a gateway":
-            server = chance.choice(self._scene.servers)
+            server = chance.choice(self._scene.living)
             metadata = [(SERVER_METADATA, chance.choice((server.server_id, "no such server")))]
         path = method.path
         if kind == "unknown method":

@@ -80,6 +80,17 @@ class Scene:
     _timestamps: list[int] = field(default_factory=list)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
+    @property
+    def living(self) -> list[cluster_pb2.Server]:
+        """The listed servers that are processes of the cluster. Others are listed, too, since any
+        server may register: calls to them get no answer, however long one waits."""
+        addresses = {
+            process.address
+            for process in self.cluster.processes.values()
+            if process.ready is not None
+        }
+        return [one for one in self.servers if one.address in addresses]
+
     def address(self, kind: str, chance: Random) -> str:
         """The address of one of the processes of a kind."""
         return chance.choice(
