@@ -187,7 +187,7 @@ bench-contention: $(READY) ## Measure transactions that fight over few cells: wh
 	$(BIN)/python -m benchmarks.contention
 
 .PHONY: bench-spark
-bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a cluster (needs Java 17; about 3 minutes)
+bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a cluster, next to Parquet and PostgreSQL (needs Java 17; about 6 minutes)
 	@tests/spark/ensure-java
 	$(BIN)/python -m benchmarks.spark
 

@@ -44,6 +44,11 @@ INSERT INTO accounts SELECT id, 0 FROM generate_series(1, {rows}) AS id;
 VACUUM ANALYZE accounts;
 CHECKPOINT;
 """
+_PAIRS = """\
+DROP TABLE IF EXISTS pairs;
+CREATE TABLE pairs (key text PRIMARY KEY, value text NOT NULL);
+CHECKPOINT;
+"""
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,21 @@ class Postgresql:
         self._script.write_text(_TRANSACTION.format(rows=rows))
         self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_FILL.format(rows=rows))
 
+    def create_pairs(self) -> None:
+        """An empty table `pairs` of key and value, instead of the last one."""
+        self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_PAIRS)
+
     def read_write(self, count: int, connections: int) -> PostgresqlCost:
         """Runs at least `count` transactions."""
         each = -(-count // connections)
         arguments = ["-n", "-M", "prepared", "--max-tries", "100", "-f", str(self._script)]
         arguments += ["-c", str(connections), "-t", str(each)]
-        server, client, began = self._server_seconds(), _ended_children_seconds(), time.monotonic()
+        server, client, began = self.server_seconds(), _ended_children_seconds(), time.monotonic()
         self._run("pgbench", *arguments)
         return PostgresqlCost(
             each * connections,
             time.monotonic() - began,
-            self._server_seconds() - server,
+            self.server_seconds() - server,
             _ended_children_seconds() - client,
         )
 
@@ -106,7 +115,7 @@ class Postgresql:
             connections = [stack.enter_context(self._connection()) for _ in range(threads)]
             for connection in connections:
                 _add_one(connection, rows[0])
-            server, client = self._server_seconds(), time.process_time()
+            server, client = self.server_seconds(), time.process_time()
             began = time.monotonic()
             shares = [
                 pool.submit(_add_to_each, connection, rows[first::threads])
@@ -117,7 +126,7 @@ class Postgresql:
             return PostgresqlCost(
                 count,
                 time.monotonic() - began,
-                self._server_seconds() - server,
+                self.server_seconds() - server,
                 time.process_time() - client,
             )
 
@@ -141,7 +150,7 @@ class Postgresql:
             connection.prepare_threshold = 0
             yield connection
 
-    def _server_seconds(self) -> float:
+    def server_seconds(self) -> float:
         """CPU of the postmaster and of its child processes, including those that have ended."""
         while True:
             children = self._postmaster.children(recursive=True)

@@ -5,6 +5,9 @@ machine. The table has four tablets, keys of 10 bytes in random order, and value
 Figures are medians of three runs, after a warm-up that pays for the session, the first job and the
 connections. CPU time depends less on other load on the machine than the rate does; "if all cores
 were free" is the number of cores divided by the CPU time per row.
+
+The other sides of its ratios are measured in the same runs: local Parquet files, and PostgreSQL,
+into which Spark's executors upsert the same rows, if it is installed (spark_others.py).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +30,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as spark_sql
 
 import percolator
+from benchmarks import postgresql
+from benchmarks.postgresql import Postgresql
 from benchmarks.report import Report
+from benchmarks.spark_others import upsert
 from benchmarks.spark_stream import stream_latencies
 from percolator import Table
 from percolator.spark.bulk_loading import bulk_load
@@ -43,13 +50,26 @@ TRANSACTION_ROWS = 1_000
 CATALOG = json.dumps(
     {"key": {"name": "key", "type": "text"}, "columns": {"value": {"type": "text"}}}
 )
-RATIO_MUSTS = {"bulk load": 0.25, "full scan": 0.3}
-"""CPU per row of all processes, as a share of the CPU per row of transactional writes."""
 TITLES = {
     "write": f"write, transactions of {TRANSACTION_ROWS:,} rows",
+    "atomic": "write of all rows in one atomic job",
+    "scan after atomic": "full scan after it, which settles its locks",
+    "overwrite": "overwrite of a table of as many rows",
     "bulk load": "bulk load, arranging included",
     "full scan": "full scan",
+    "parquet write": "Parquet, write",
+    "parquet scan": "Parquet, scan",
+    "postgresql": f"PostgreSQL, upserts of {TRANSACTION_ROWS:,} rows per transaction",
 }
+CPU_MUSTS = {
+    ("bulk load", "write"): 0.25,
+    ("full scan", "write"): 0.3,
+    ("bulk load", "parquet write"): 1.0,
+    ("full scan", "parquet scan"): 1.5,
+}
+"""CPU per row of all processes, as a share of the other's at most."""
+RATE_MUSTS = {("atomic", "write"): 0.6, ("write", "postgresql"): 0.9}
+"""Rows per second, as a share of the other's at least."""
 
 
 class Cost:
@@ -127,13 +147,18 @@ def run(directory: Path, costs: defaultdict[str, list[Cost]]) -> list[float]:
     """Fills in the costs, and returns the latencies of a stream in seconds."""
     spark = session(directory / "warehouse")
     frame = rows(spark)
-    with (
-        LocalCluster(directory / "cluster", tablet_servers=1) as cluster,
-        percolator.connect(cluster.address) as db,
-    ):
+    with ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(directory / "cluster", tablet_servers=1))
+        db = stack.enter_context(percolator.connect(cluster.address))
+        binaries = postgresql.found()
+        if binaries is None:
+            print("PostgreSQL is not installed (Debian: apt-get install postgresql); skipping it")
+        other = None if binaries is None else stack.enter_context(postgresql.running(binaries))
         for number in range(RUNS + 1):
             print(f"run {number} of {RUNS}" if number else "warming up", flush=True)
-            for name, cost in one_run(db, cluster.address, frame, number).items():
+            found = one_run(db, cluster.address, frame, number)
+            found |= others(frame, directory / f"parquet-{number}", other)
+            for name, cost in found.items():
                 if number:
                     costs[name].append(cost)
         print("streaming", flush=True)
@@ -146,27 +171,30 @@ def one_run(
     db: percolator.Database, address: str, frame: DataFrame, number: int
 ) -> dict[str, Cost]:
     spark = frame.sparkSession
-    written, loaded = f"written-{number}", f"loaded-{number}"
-    for name in (written, loaded):
+    written, locked, loaded = (f"{name}-{number}" for name in ("written", "locked", "loaded"))
+    for name in (written, locked, loaded):
         db.create_table(Table(name), SPLITS)
 
     def options(table: str) -> dict[str, Any]:
         return {"address": address, "table": table, "catalog": CATALOG}
 
-    def write() -> None:
-        writer = frame.write.format("percolator").options(**options(written))
-        writer.option("transaction_rows", TRANSACTION_ROWS).mode("append").save()
+    def write(table: str, mode: str = "append", **more: object) -> None:
+        writer = frame.write.format("percolator").options(**options(table) | more)
+        writer.mode(mode).save()
 
-    def scan() -> None:
-        read = spark.read.format("percolator").options(**options(written)).load()
+    def scan(table: str) -> None:
+        read = spark.read.format("percolator").options(**options(table)).load()
         read.write.format("noop").mode("overwrite").save()
 
     costs = {
-        "write": measured(write),
-        "full scan": measured(scan),
+        "write": measured(lambda: write(written, transaction_rows=TRANSACTION_ROWS)),
+        "full scan": measured(lambda: scan(written)),
+        "atomic": measured(lambda: write(locked, atomic="true")),
+        "scan after atomic": measured(lambda: scan(locked)),
+        "overwrite": measured(lambda: write(written, mode="overwrite")),
         "bulk load": measured(lambda: bulk_load(frame, **options(loaded))),
     }
-    for name in (written, loaded):
+    for name in (written, locked, loaded):
         found = spark.read.format("percolator").options(**options(name)).load().count()
         if found != ROWS:
             raise SystemExit(f"table {name} has {found} rows, not {ROWS}")
@@ -174,13 +202,37 @@ def one_run(
     return costs
 
 
+def others(frame: DataFrame, files: Path, server: Postgresql | None) -> dict[str, Cost]:
+    """What the same rows cost elsewhere."""
+    spark = frame.sparkSession
+    costs = {
+        "parquet write": measured(lambda: frame.write.parquet(str(files))),
+        "parquet scan": measured(
+            lambda: spark.read.parquet(str(files)).write.format("noop").mode("overwrite").save()
+        ),
+    }
+    if server is not None:
+        server.create_pairs()
+        before = server.server_seconds()
+        cost = measured(lambda: upsert(frame, server.socket_directory, TRANSACTION_ROWS))
+        # It is no child of this process.
+        cost.micros["PostgreSQL"] = (server.server_seconds() - before) / ROWS * 1e6
+        costs["postgresql"] = cost
+    return costs
+
+
 def fill_in(report: Report, costs: dict[str, list[Cost]]) -> None:
-    totals = {name: median(sum(cost.micros.values()) for cost in costs[name]) for name in TITLES}
-    for name, must in RATIO_MUSTS.items():
-        report.add(f"CPU: {name} / write", totals[name] / totals["write"], "×", must=must)
-    for name, title in TITLES.items():
-        rate = median(cost.rate for cost in costs[name])
-        report.add(title, rate, "rows/s")
+    titles = {name: title for name, title in TITLES.items() if costs[name]}
+    totals = {name: median(sum(cost.micros.values()) for cost in costs[name]) for name in titles}
+    rates = {name: median(cost.rate for cost in costs[name]) for name in titles}
+    for (name, other), must in RATE_MUSTS.items():
+        if other in rates:
+            ratio = rates[name] / rates[other]
+            report.add(f"rows/s: {name} / {other}", ratio, "×", must=must, at_least=True)
+    for (name, other), must in CPU_MUSTS.items():
+        report.add(f"CPU: {name} / {other}", totals[name] / totals[other], "×", must=must)
+    for name, title in titles.items():
+        report.add(title, rates[name], "rows/s")
         free = 1e6 * _cores() / totals[name]
         report.add(f"    if all {os.cpu_count()} cores were free", free, "rows/s")
         report.add("    CPU per row, all processes", totals[name], "µs")
