@@ -14,6 +14,8 @@ from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 import percolator
 import percolator.spark
 from services.local.cluster import LocalCluster
+from tests.spark.gated_source import GatedDataSource
+from tests.spark.gates import GATES, Gates
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +26,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ[GATES] = str(tmp_path_factory.mktemp("gates"))
     session = (
         SparkSession.builder.master("local[2,3]")
         .appName("percolator-tests")
@@ -40,8 +43,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(GatedDataSource)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def gates(spark: SparkSession) -> Gates:
+    """Where the processes of this session halt, if they write with the data source `gated`."""
+    return Gates(Path(os.environ[GATES]))
 
 
 @pytest.fixture(scope="session")

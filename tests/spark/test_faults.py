@@ -19,6 +19,7 @@ from percolator.routing.cells import APPLIED
 from percolator.v1 import master_pb2
 from percolator.wire import methods
 from services.local.cluster import LocalCluster
+from tests.spark.gates import Gates
 from tests.spark.tables import CATALOG, PAGES, Pages, failing, halting, keys
 
 pytestmark = [
@@ -168,3 +169,44 @@ def test_a_tablet_server_dies_while_spark_writes_and_no_row_is_lost(
     assert failed == []
     assert under_way
     assert pages.stored() == _expected(4 * ROWS)
+
+
+def test_an_atomic_job_is_whole_though_its_tablets_move_and_a_server_dies(
+    gates: Gates,
+    read: Read,
+    db: percolator.Database,
+    spark: SparkSession,
+    cluster: LocalCluster,
+) -> None:
+    """Both while its tasks have locked a part of their rows."""
+    pages = Pages(db, 8)
+    gate = f"{pages.name}.middle"
+    gates.close(gate)
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            writer = _frame(spark).write.format("gated").options(**given, atomic="true")
+            writer.mode("overwrite").save()
+        except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
+            failed.append(error)
+
+    job = threading.Thread(target=run)
+    job.start()
+
+    def require_job() -> None:
+        assert job.is_alive(), failed
+
+    gates.wait(gate, require_job)
+    old = pages.stored()
+    pages.flush(cluster.address)
+    cluster.processes["tabletserver-1"].kill()
+    gates.open(gate)
+    job.join(200)
+    cluster.restart("tabletserver-1")
+    assert failed == []
+    assert set(old) == set(keys(8))
+    assert pages.stored() == _expected()
+    cells = read(pages.name).load().select("commit_timestamp").collect()
+    assert len({cell.commit_timestamp for cell in cells}) == 1
