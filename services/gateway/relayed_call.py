@@ -15,9 +15,9 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from percolator.errors import NotReady, PercolatorError
+from percolator.errors import NotReady, PercolatorError, UnknownServer
 from percolator.v1.cluster_pb2 import Server
-from percolator.wire.channels import SERVER_METADATA
+from percolator.wire.channels import RELAYED_METADATA, SERVER_METADATA
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
@@ -186,6 +186,7 @@ class RelayedCall:
             self._check(context)
         if self._routes.draining and self._routes.is_endless(self._path):
             raise _draining()
+        _require_not_relayed(context, self._names)
         return await self._routes.targets(self._names)
 
     async def _fail(self, problem: PercolatorError, context: Context) -> NoReturn:
@@ -225,7 +226,16 @@ def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes]
         for key, value in context.invocation_metadata() or ()
         if key not in _OF_THE_CONNECTION and not key.startswith(("grpc-", ":"))
     ]
-    return (*kept, (SERVER_METADATA, server.server_id))
+    return (*kept, (SERVER_METADATA, server.server_id), (RELAYED_METADATA, "1"))
+
+
+def _require_not_relayed(context: Context, names: Sequence[object]) -> None:
+    if any(key == RELAYED_METADATA for key, _ in context.invocation_metadata() or ()):
+        name = str(names[0]) if names else ""
+        raise UnknownServer(
+            f"the server listed as {name!r} is another: this gateway was reached in its place",
+            server=name,
+        )
 
 
 def _draining() -> NotReady:

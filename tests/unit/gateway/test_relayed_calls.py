@@ -252,6 +252,20 @@ async def test_a_call_to_the_gateway_itself_is_answered_there() -> None:
         assert here.routes.calls.finished == {}
 
 
+async def test_a_call_is_relayed_once_although_the_gateway_is_listed_with_another_id() -> None:
+    """As for a moment after a restart. It would pass the call on to itself until the deadline."""
+    async with site() as here:
+        here.master.servers = [
+            Server(kind=OWN.kind, server_id="former-id", address=here.address),
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await here.read(server="former-id")
+        error = from_rpc_error(caught.value, "")
+        assert isinstance(error, errors.UnknownServer)
+        assert error.server == "former-id"
+        assert "this gateway was reached in its place" in str(error)
+
+
 async def test_a_request_above_the_limit_is_refused_by_the_gateway() -> None:
     async with site() as here:
         call = here.through.unary(here.server.address, methods.READ)
