@@ -116,13 +116,14 @@ class Canary:
         )
         scene.vocabulary.put("canary", sorted(names))
 
-    async def sing(self) -> None:
-        """Reads and writes until it is cancelled."""
-        while True:
-            began = asyncio.get_running_loop().time()
+    async def sing(self, deadline: float) -> None:
+        """Reads and writes until then. It is not cancelled, since a commit that was cancelled in
+        the middle may count, and nobody would know."""
+        loop = asyncio.get_running_loop()
+        while (began := loop.time()) < deadline:
             await self._listen()
             await self._raise_counter()
-            seconds = asyncio.get_running_loop().time() - began
+            seconds = loop.time() - began
             self.longest_seconds = max(self.longest_seconds, seconds)
             await asyncio.sleep(_PAUSE_SECONDS)
 

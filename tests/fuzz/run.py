@@ -141,7 +141,6 @@ async def replay(directory: Path, record: Record, inputs: Sequence[Input]) -> No
 async def _disturb(rig: Rig, record: Record, seconds: float) -> None:
     deadline = asyncio.get_running_loop().time() + seconds
     watching = [
-        asyncio.create_task(rig.canary.sing()),
         asyncio.create_task(rig.processes.watch()),
         asyncio.create_task(_keep_scene(rig.scene, record)),
     ]
@@ -149,6 +148,7 @@ async def _disturb(rig: Rig, record: Record, seconds: float) -> None:
         async with asyncio.TaskGroup() as callers:
             for _ in range(CALLERS):
                 callers.create_task(rig.calls.go_on(deadline))
+            callers.create_task(rig.canary.sing(deadline))
             callers.create_task(rig.sockets.go_on(deadline))
     finally:
         for task in watching:
