@@ -40,7 +40,7 @@ lock: $(READY) ## Resolve the dependencies into requirements*.lock
 	$(BIN)/python -m pip install --quiet uv
 	$(COMPILE) --extra dev -o requirements.lock
 	$(COMPILE) --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
-	$(COMPILE) --extra services -c requirements.lock -o requirements-services.lock
+	$(COMPILE) --extra server -c requirements.lock -o requirements-services.lock
 
 .PHONY: protos
 protos: $(READY) ## Generate percolator/v1 from protos/
@@ -248,16 +248,16 @@ example-rust: $(READY) ## The bank in Rust, through a gateway (needs cargo; the 
 demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running)
 	$(BIN)/python -m examples.demo
 
-DATA ?= var/cluster
+DATA ?= .percolator
 GATEWAYS ?= 1
 
 .PHONY: cluster-up
-cluster-up: $(READY) ## Start a local cluster in the background (DATA=var/cluster, GATEWAYS=1)
-	$(BIN)/python -m services.local --data $(DATA) --gateways $(GATEWAYS) --detach
+cluster-up: $(READY) ## Start a local cluster in the background (DATA=.percolator, GATEWAYS=1)
+	$(BIN)/percolator dev --data $(DATA) --gateways $(GATEWAYS) --detach
 
 .PHONY: cluster-down
 cluster-down: $(READY) ## Stop it; the data stays
-	$(BIN)/python -m services.local down --data $(DATA)
+	$(BIN)/percolator dev down --data $(DATA)
 
 CERTIFICATES ?= var/certificates
 

@@ -19,7 +19,8 @@ from examples.demo.queries import show_commands
 from examples.demo.screen import Screen
 from examples.demo.story import OBSERVERS, Plan, tell
 from percolator.errors import PercolatorError
-from services.local.cluster import LocalCluster, delete, running
+from services.local.cluster import LocalCluster
+from services.local.directory import delete, running
 from services.local.process import LocalClusterError
 
 TABLET_SERVERS = 3

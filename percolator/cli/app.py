@@ -15,6 +15,7 @@ from percolator.cli import (
     cells,
     changes,
     dead_letters,
+    dev,
     gc,
     history,
     index,
@@ -83,6 +84,7 @@ def options(
     context.obj = make_connection(address, timeout, as_json)
 
 
+app.command("dev", context_settings=dev.AS_THEY_ARE, add_help_option=False)(dev.dev)
 app.add_typer(timestamp.app, name="timestamp")
 app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")

@@ -1,25 +1,17 @@
-"""A whole cluster on this machine: every service a process, all below one data directory.
-
-    DATA/store      the cluster's store root
-    DATA/logs       a log per process
-    DATA/run        ready files, the lock, and local.json: which process runs where
-
-One launcher at a time owns DATA: it holds a lock on DATA/run/lock while it lives.
-"""
+"""A whole cluster on this machine: every service a process, all below one data directory."""
 
 from __future__ import annotations
 
-import fcntl
-import json
+import errno
 import os
-import shutil
-import time
+import socket
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
+from services.local import directory
 from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
@@ -31,10 +23,6 @@ Program = Callable[[str, str], Sequence[str]]
 
 _GATEWAY_PORT_STEP = 10
 """If the master has its usual port, 7100, the first gateway has its usual port too, 7110."""
-
-_LOCK_ATTEMPTS = 20
-_LOCK_RETRY_SECONDS = 0.02
-"""A check whether a cluster is running holds its lock for a moment."""
 
 
 class LocalCluster:
@@ -95,7 +83,7 @@ class LocalCluster:
         """The host that each process pretends to be on."""
         self._progress = progress
         self._start_seconds = start_seconds
-        self._lock: IO[str] | None = None
+        self._ownership: directory.Ownership | None = None
         self.processes: dict[str, ServiceProcess] = {}
 
     @property
@@ -110,7 +98,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Starts everything and returns when all of it serves; after a failure, nothing is left."""
-        self._take_data()
+        self._ownership = directory.Ownership(self.data, self._progress)
         try:
             self._start_all()
         except BaseException:
@@ -144,10 +132,10 @@ class LocalCluster:
                     problems.append(str(error))
         for link in self.links.values():
             link.close()
-        (self._run / "local.json").unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        directory.forget_state(self.data)
+        if self._ownership is not None:
+            self._ownership.release()
+            self._ownership = None
         if problems:
             raise LocalClusterError("; ".join(problems))
         return codes
@@ -164,13 +152,22 @@ class LocalCluster:
         process = self.processes[name]
         process.start()
         process.wait_ready(self._start_seconds)
-        self._write_state()
+        self.write_state()
 
     def wait_workers(self) -> None:
         """Returns when every worker runs its observers; their tables have to exist."""
         for worker in self._named("worker"):
             worker.wait_ready(self._start_seconds)
-        self._write_state()
+        self.write_state()
+
+    def reload_workers(self) -> None:
+        """Starts every worker again, so that it imports its observers anew. Does not wait."""
+        for worker in self._named("worker"):
+            worker.ask_to_stop()
+        for worker in self._named("worker"):
+            worker.wait_stopped()
+            worker.start()
+        self.write_state()
 
     def __enter__(self) -> Self:
         self.start()
@@ -184,26 +181,11 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    @property
-    def _run(self) -> Path:
-        return self.data / "run"
-
-    def _take_data(self) -> None:
-        for directory in (self.data / "store", self.data / "logs", self._run):
-            make_directory(directory)
-        lock = _open_lock(self._run / "lock")
-        for attempt in range(_LOCK_ATTEMPTS):
-            if _is_locked(lock):
-                break
-            if attempt + 1 == _LOCK_ATTEMPTS:
-                lock.close()
-                raise LocalClusterError(f"--data: a cluster is already running on {self.data}")
-            time.sleep(_LOCK_RETRY_SECONDS)
-        self._lock = lock
-        # Left by a launcher that was killed: another process may have its id by now.
-        (self._run / "local.json").unlink(missing_ok=True)
-
     def _start_all(self) -> None:
+        if self._port:
+            _require_free(self._port)
+        if self._port and self._gateways:
+            _require_free(self._port + _GATEWAY_PORT_STEP)
         store = str(self.data / "store")
         masters = [
             self._add(name, "services.master", ["--store", store])
@@ -229,7 +211,7 @@ class LocalCluster:
         # Do not wait for workers: their tables may not have been created yet.
         for worker in self._added_workers(known):
             worker.start()
-        self._write_state()
+        self.write_state()
 
     def _added_gateways(self, known: list[str]) -> list[ServiceProcess]:
         gateways = [
@@ -255,7 +237,14 @@ class LocalCluster:
             arguments = [*arguments, "--advertise", link.address]
         module, *more = self._program(name, module)
         arguments = [*arguments, *self._security, *more]
-        process = ServiceProcess(name, module, arguments, logs=self.data / "logs", run=self._run)
+        process = ServiceProcess(
+            name,
+            module,
+            arguments,
+            logs=self.data / "logs",
+            run=self.data / "run",
+            inherited=() if self._ownership is None else (self._ownership.shared,),
+        )
         if link is not None:
             process.listen_on(link.behind)
         self.processes[name] = process
@@ -271,23 +260,25 @@ class LocalCluster:
         for process in processes:
             process.wait_ready(self._start_seconds)
 
-    def _write_state(self) -> None:
+    def write_state(self) -> None:
+        """Tells other programs which process runs where, and which has ended."""
         state = {
             "pid": os.getpid(),
             "address": self.address,
+            "gateway_address": self.gateway_address,
+            "observers": list(self._observers),
             "processes": [
                 {
                     "name": process.name,
                     "pid": process.pid,
-                    "address": process.ready.address if process.ready else None,
+                    "address": process.address if process.serves else None,
+                    "exit_code": process.exit_code,
                     "log": str(process.log),
                 }
                 for process in self.processes.values()
             ],
         }
-        temporary = self._run / "local.json.tmp"
-        temporary.write_text(json.dumps(state, indent=2) + "\n")
-        temporary.rename(self._run / "local.json")
+        directory.write_state(self.data, state)
 
 
 def _security(directory: Path) -> list[str]:
@@ -302,73 +293,16 @@ def _numbered(kind: str, count: int) -> list[str]:
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
 
 
-def running(data: Path) -> dict[str, object] | None:
-    """The state of the cluster that runs on this data directory; None if none does.
-
-    This takes the lock for an instant to see whether it is free: a launcher that starts at this
-    very moment would find it taken.
-    """
-    lock = data / "run" / "lock"
-    if not lock.exists():
-        return None
-    with _open_lock(lock) as opened:
-        if _is_locked(opened):
-            # The lock was free: any state that is there was left by a killed launcher.
-            return None
-    return read_state(data)
-
-
-def read_state(data: Path) -> dict[str, object]:
-    """The state that the last launcher wrote; empty while one starts or stops."""
-    state_file = data / "run" / "local.json"
-    try:
-        state: dict[str, object] = json.loads(state_file.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise LocalClusterError(f"--data: cannot read {state_file}: {error}") from None
-    return state
-
-
-def require_stopped(data: Path) -> None:
-    """Raises `LocalClusterError` unless the directory holds a cluster that is not running."""
-    if running(data) is not None:
-        raise LocalClusterError(f"a cluster is running on {data}: stop it first")
-    if not (data / "store").is_dir() or not (data / "run").is_dir():
-        raise LocalClusterError(f"{data} does not hold a local cluster")
-
-
-def delete(data: Path) -> None:
-    """Deletes everything that a stopped cluster has left, and nothing else."""
-    require_stopped(data)
-    for part in ("store", "logs", "run"):
+def _require_free(port: int) -> None:
+    """Looked at before anything starts, because a service can only say that it may not listen."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            shutil.rmtree(data / part)
+            bound.bind(("127.0.0.1", port))
         except OSError as error:
-            raise LocalClusterError(f"--data: cannot delete {data / part}: {error}") from None
-
-
-def make_directory(path: Path) -> None:
-    """Makes a directory below the data directory."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LocalClusterError(f"--data: cannot make {path}: {error.strerror}") from None
-
-
-def _open_lock(path: Path) -> IO[str]:
-    try:
-        return path.open("a+")
-    except OSError as error:
-        raise LocalClusterError(f"--data: cannot open {path}: {error.strerror}") from None
-
-
-def _is_locked(file: IO[str]) -> bool:
-    """Tries to lock it. Returns whether it is locked by us; False if another process holds it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise LocalClusterError(f"--data: cannot lock {file.name}: {error.strerror}") from None
-    return True
+            if error.errno != errno.EADDRINUSE:
+                raise LocalClusterError(f"--port: {port}: {error.strerror}") from None
+            raise LocalClusterError(
+                f"--port: {port} is in use by another program: stop that, or pass another port; "
+                "--port 0 takes free ones"
+            ) from None

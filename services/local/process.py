@@ -13,11 +13,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from percolator.errors import PercolatorError
 from services.local.reserved_port import ReservedPort
+
+_ROOT = Path(__file__).parents[2]
+"""Where this very package `services` is."""
 
 POLL_SECONDS = 0.01
 STOP_SECONDS = 30.0
@@ -42,12 +46,21 @@ class ServiceProcess:
     """`python -m services.X` with its log and its ready file."""
 
     def __init__(
-        self, name: str, module: str, arguments: list[str], *, logs: Path, run: Path
+        self,
+        name: str,
+        module: str,
+        arguments: list[str],
+        *,
+        logs: Path,
+        run: Path,
+        inherited: Sequence[int] = (),
     ) -> None:
+        """The process keeps the `inherited` descriptors open for as long as it lives."""
         self.name = name
         self.log = logs / f"{name}.log"
         self._module = module
         self._arguments = arguments
+        self._inherited = inherited
         self._ready_file = run / f"{name}.ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self._listen = ""
@@ -60,6 +73,11 @@ class ServiceProcess:
         if self.ready is None:
             raise LocalClusterError(f"{self.name} was never ready")
         return self.ready.address
+
+    @property
+    def serves(self) -> bool:
+        """Whether it was found to serve since it was last started."""
+        return self.ready is not None and self.ready.pid == self.pid
 
     @property
     def pid(self) -> int:
@@ -86,7 +104,8 @@ class ServiceProcess:
         if not self._ports:
             self._ports = [ReservedPort(), ReservedPort()]
         own, metrics = self._ports
-        command = [sys.executable, "-m", self._module]
+        # -P: a folder called "services" in the working directory is somebody else's.
+        command = [sys.executable, "-P", "-m", self._module]
         command += ["--listen", self._listen or own.address, "--metrics-listen", metrics.address]
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]
         # Last, because the last value of a flag wins.
@@ -101,6 +120,8 @@ class ServiceProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                pass_fds=self._inherited,
+                env=environment(),
             )
 
     def wait_ready(self, seconds: float) -> Ready:
@@ -111,14 +132,19 @@ class ServiceProcess:
                 raise LocalClusterError(
                     f"{self.name} exited with {self.exit_code} while starting: {self.last_words()}"
                 )
-            announced = self._announced()
-            if announced is not None:
-                self.ready = announced
-                return announced
+            if self.is_ready() and self.ready is not None:
+                return self.ready
             time.sleep(POLL_SECONDS)
         raise LocalClusterError(
             f"{self.name} was not ready within {seconds:g} s: {self.last_words()}"
         )
+
+    def is_ready(self) -> bool:
+        """Whether it serves by now. A predecessor's readiness does not count."""
+        announced = self._announced()
+        if announced is not None:
+            self.ready = announced
+        return announced is not None
 
     def send_signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -150,6 +176,11 @@ class ServiceProcess:
             self.kill()
             raise
         return self._process.returncode
+
+    def end_at_once(self) -> None:
+        """Kills it if it runs, and does not wait; may be called by a handler of signals."""
+        if self._process is not None:
+            self._process.kill()
 
     def last_words(self) -> str:
         """The last line of its log."""
@@ -183,3 +214,9 @@ class ServiceProcess:
             ) from None
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+
+def environment() -> dict[str, str]:
+    """That of the launcher; and the process finds the services that the launcher belongs to."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

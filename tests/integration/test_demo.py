@@ -15,7 +15,8 @@ import pytest
 import typer
 
 from examples.demo.__main__ import main
-from services.local.cluster import LocalCluster, running
+from services.local.cluster import LocalCluster
+from services.local.directory import Ownership, running
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 100
@@ -73,18 +74,19 @@ def test_interrupted_while_it_stops_its_cluster_it_does_not_say_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cluster = LocalCluster(tmp_path, tablet_servers=0)
+    owned: list[Ownership] = []
 
     def interrupted(*_: object) -> None:
-        cluster._take_data()
+        owned.append(Ownership(tmp_path, print))
         if is_stopped:
-            cluster.stop()
+            owned.pop().release()
         raise KeyboardInterrupt
 
     monkeypatch.setattr("examples.demo.__main__._run", interrupted)
     with pytest.raises(typer.Exit) as ended:
         main(data=tmp_path)
-    cluster.stop()
+    for still in owned:
+        still.release()
     assert ended.value.exit_code == 130
     assert capsys.readouterr().out.endswith(f"interrupted: everything {said}\n")
 

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from services.local.cluster import START_SECONDS, LocalCluster, running
+from services.local.cluster import START_SECONDS, LocalCluster
+from services.local.directory import running
 from services.local.process import LocalClusterError, ServiceProcess
 from tests.integration.command_line import CommandLine
 
@@ -109,7 +110,7 @@ def test_services_of_one_cluster_refuse_the_store_of_another(
 
 def test_killing_the_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--port", "0"]
-    command += ["--tablet-servers", "0"]
+    command += ["--tablet-servers", "0", "--gateways", "0"]
     launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: bool(running(tmp_path)), seconds=30)

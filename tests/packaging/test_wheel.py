@@ -1,4 +1,5 @@
-"""The wheel built by `make wheel`, installed alone: it is the client and nothing else."""
+"""The wheel built by `make wheel`, installed without extras: a client, and nothing that only
+services need."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from services.local.cluster import LocalCluster
+from tests.packaging.conftest import ROOT, empty_environment
 
 pytestmark = pytest.mark.timeout(180)  # the first test fetches and installs
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 MAY_NEED = {
     "percolator.spark": {"pyspark", "pyarrow"},
     "percolator.backup": {"pyarrow"},
@@ -30,23 +30,12 @@ MAY_NEED = {
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
-    (built,) = (ROOT / "dist").glob("percolator_store-*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(wheel: Path, constraints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new environment with the wheel and its requirements, in the locked versions."""
-    directory = tmp_path_factory.mktemp("environment")
-    lock = (ROOT / "requirements.lock").read_text()
-    locked = re.findall(r"^([\w.-]+==[^ ;\\]+)", lock, re.MULTILINE)
-    constraints = directory / "constraints.txt"
-    constraints.write_text("\n".join(locked))
-    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
-    pip = [str(directory / "venv/bin/pip"), "install", "--quiet", "--no-compile"]
+    programs = empty_environment(tmp_path_factory.mktemp("environment"))
+    pip = [str(programs / "pip"), "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, "--constraint", str(constraints), str(wheel)], check=True)
-    return directory / "venv/bin"
+    return programs
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +48,17 @@ def _command(cluster: LocalCluster) -> dict[str, str]:
     return {"PERCOLATOR_ADDRESS": cluster.address, "PATH": "/usr/bin:/bin"}
 
 
-def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_library_and_the_services_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     info = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"
-    assert tops == {"percolator", "pyspark_percolator", info}
+    assert tops == {"percolator", "pyspark_percolator", "services", info}
     assert {"percolator/py.typed", "percolator/v1/cells_pb2.pyi", f"{info}/licenses/LICENSE"} <= {
         *names
     }
     tracked = subprocess.run(
-        ["git", "ls-files", "percolator/*.py", "pyspark_percolator/*.py"],
+        ["git", "ls-files", "percolator/*.py", "pyspark_percolator/*.py", "services/*.py"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -89,11 +78,11 @@ def test_the_wheel_asks_for_what_a_client_needs(wheel: Path) -> None:
     assert {bare.findall(one)[0] for one in always} == {
         bare.findall(one)[0] for one in project["dependencies"]
     }
-    assert {"spark", "export"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"spark", "export", "server"} <= set(metadata.get_all("Provides-Extra", []))
 
 
-def test_neither_services_nor_what_they_need_is_installed(environment: Path) -> None:
-    absent = ["plyvel", "pyspark", "pyarrow", "prometheus_client", "services", "tests"]
+def test_nothing_is_installed_that_a_client_does_not_need(environment: Path) -> None:
+    absent = ["plyvel", "pyspark", "pyarrow", "prometheus_client", "structlog", "tests"]
     program = (
         "import importlib.util, sys\n"
         "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"
@@ -194,3 +183,15 @@ def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster
     )
     assert done.returncode == 2
     assert "percolator-store[export]" in done.stderr
+
+
+def test_a_cluster_without_the_extra_says_what_to_install(
+    environment: Path, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [environment / "percolator", "dev"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("pip install 'percolator-store[server]'")
+    assert list(tmp_path.iterdir()) == []

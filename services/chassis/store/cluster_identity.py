@@ -89,7 +89,7 @@ async def read_identity(files: Files, root: Path) -> ClusterIdentity:
         raise WrongCluster(
             f"store: {root} has format {number}, written by release "
             f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
-            f"to {STORE_FORMAT}",
+            f"to {STORE_FORMAT}: use that release or a later one",
             expected=f"format {STORE_FORMAT}",
             found=f"format {number}",
         )

@@ -9,8 +9,9 @@ from typing import IO, Any
 
 import pytest
 
-from services.local.__main__ import app, main
-from services.local.cluster import LocalCluster, running
+from services.local.cluster import LocalCluster
+from services.local.command import app, main
+from services.local.directory import running
 from services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
@@ -55,7 +56,7 @@ def test_a_start_is_not_refused_because_of_a_check_whether_a_cluster_is_running(
 ) -> None:
     """The launcher's own parent asks many times a second while it waits."""
     asking = locked(tmp_path)
-    monkeypatch.setattr("services.local.cluster.time.sleep", lambda seconds: asking.close())
+    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: asking.close())
     start_none(monkeypatch, [])
     with pytest.raises(Stopped):
         LocalCluster(tmp_path).start()
@@ -64,7 +65,7 @@ def test_a_start_is_not_refused_because_of_a_check_whether_a_cluster_is_running(
 def test_a_data_directory_in_use_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.local.cluster.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
     with locked(tmp_path), pytest.raises(LocalClusterError, match=r"--data: .* running on"):
         LocalCluster(tmp_path).start()
 
@@ -73,21 +74,19 @@ def test_a_data_directory_in_use_is_refused(
 def test_whatever_is_wrong_with_the_data_directory_is_one_line_that_names_it(
     command: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     data = tmp_path / LONG / "[/red]"
     (data / "run" / "lock").mkdir(parents=True)
     arguments = ["--data", str(data)]
     arguments = arguments if command == "up" else [command, *arguments]
-    monkeypatch.setattr("sys.argv", ["services.local", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(arguments, "percolator dev")
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: --data: cannot open ")
-    assert lines[0].endswith("[/red]/run/lock: Is a directory")
+    assert "[/red]/run/lock: Is a directory; pass a directory that you may " in lines[0]
 
 
 def test_paths_are_no_markup(tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""The commands of `percolator dev`: start a cluster on this machine, and what one does with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from services.local import directory, launching, welcome
+from services.local.cluster import START_SECONDS
+from services.local.control import ask
+from services.local.directory import DEFAULT_DATA
+from services.local.launching import Plan
+from services.local.process import LocalClusterError
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_show_locals=False,
+    help="Starts a whole cluster as processes on this machine, and stops it on Ctrl-C.",
+)
+err = Console(stderr=True)
+_ERROR = "error: "
+
+DataOption = Annotated[Path, typer.Option(help="Directory of the cluster's data, logs and state.")]
+NameArgument = Annotated[
+    str, typer.Argument(help="A process, such as tabletserver-2: `ps` lists all.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def up(
+    context: typer.Context,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Directory of the cluster's data, logs and state.  [default: {DEFAULT_DATA}]"
+        ),
+    ] = None,
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="Use a new directory, deleted at the end.")
+    ] = False,
+    tablet_servers: Annotated[int, typer.Option(help="How many tablet servers.", min=0)] = 3,
+    gateways: Annotated[int, typer.Option(help="How many gateways.", min=0)] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="How many workers.  [default: 1 if there are observers]", min=0, show_default=False
+        ),
+    ] = None,
+    observers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What workers run: module:name; may be repeated. Workers start anew when the "
+            "module changes."
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port of the master, the first gateway's is 10 more; 0 takes free ones.",
+            min=0,
+            max=65_500,
+        ),
+    ] = 7100,
+    certificates: Annotated[
+        Path | None, typer.Option(help="Directory of `make certs`: everything is mutual TLS.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
+) -> None:
+    """Start a cluster."""
+    if context.invoked_subcommand is not None:
+        return
+    if temporary and (data is not None or detach):
+        _fail(
+            "--temporary: has a directory of its own, and ends with this command: "
+            "not together with --data or --detach"
+        )
+    plan = Plan(
+        tablet_servers=tablet_servers,
+        gateways=gateways,
+        workers=len((observers or [])[:1]) if workers is None else workers,
+        observers=observers or (),
+        port=port,
+        certificates=certificates,
+    )
+    if detach:
+        where = data or DEFAULT_DATA
+        stop = f"`percolator dev down{directory.data_option(where)}` stops it; the data stays."
+        _show(launching.detach(where, plan), where, stop)
+    elif temporary:
+        where = Path(tempfile.mkdtemp(prefix="percolator-"))
+        try:
+            _run(where, plan, "Ctrl-C stops it and deletes its data.")
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+    else:
+        _run(data or DEFAULT_DATA, plan, "Ctrl-C stops it; the data stays.")
+
+
+@app.command()
+def ps(data: DataOption = DEFAULT_DATA) -> None:
+    """Show the processes of a cluster that runs."""
+    state = directory.running(data)
+    if not state:
+        _fail(f"no cluster is running on {data}, or it is starting or stopping right now")
+    Console(width=None if sys.stdout.isatty() else 1_000).print(welcome.processes(state))
+
+
+@app.command()
+def kill(name: NameArgument, data: DataOption = DEFAULT_DATA) -> None:
+    """Kill one process with SIGKILL, to see what happens then."""
+    _say(ask(data, "kill", name))
+
+
+@app.command()
+def restart(name: NameArgument, data: DataOption = DEFAULT_DATA) -> None:
+    """Start a process again; one that runs is stopped first."""
+    _say(ask(data, "restart", name))
+
+
+@app.command()
+def down(data: DataOption = DEFAULT_DATA) -> None:
+    """Stop a cluster that runs; its data stays."""
+    state = directory.running(data)
+    if state is None:
+        _say(f"no cluster is running on {data}")
+        return
+    pid = state.get("pid")
+    if not isinstance(pid, int):
+        _fail(f"the cluster on {data} is starting or stopping right now")
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + START_SECONDS * 2
+    while directory.running(data) is not None:
+        if time.monotonic() > deadline:
+            _fail(f"the launcher, process {pid}, did not exit")
+        time.sleep(0.05)
+    _say("stopped")
+
+
+@app.command()
+def destroy(
+    data: DataOption = DEFAULT_DATA,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a stopped cluster with all its data."""
+    directory.require_stopped(data)
+    if not yes:
+        typer.confirm(f"Delete everything below {data}?", abort=True)
+    directory.delete(data)
+
+
+def _run(data: Path, plan: Plan, stopped_by: str) -> None:
+    codes = launching.run(data, plan, _say, lambda state: _show(state, data, stopped_by))
+    failed = [f"{name}: exit code {code}" for name, code in codes.items() if code != 0]
+    if failed:
+        _say(f"not stopped cleanly: {', '.join(failed)}")
+        raise typer.Exit(1)
+
+
+def _show(state: directory.State, data: Path, stopped_by: str) -> None:
+    err.print(welcome.processes(state))
+    err.print()
+    _say(welcome.next_steps(state, data, stopped_by=stopped_by))
+    # Alone on standard output, for scripts.
+    typer.echo(state["address"])
+
+
+def _say(text: str) -> None:
+    """Prints one line, which the parent of a detached launcher reads. Paths and logs are not
+    interpreted as markup."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(text: str) -> NoReturn:
+    raise LocalClusterError(text)
+
+
+def main(arguments: Sequence[str], program: str) -> NoReturn:
+    """Runs a command, called `program`. An error that the user can correct is one line."""
+    try:
+        app(args=list(arguments), prog_name=program)
+    except LocalClusterError as error:
+        _say(f"{_ERROR}{error}")
+        sys.exit(2)
+    sys.exit(0)

@@ -1,0 +1,117 @@
+"""Starts a cluster and keeps it until it is to stop: in this process, or in one in the
+background."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.local import directory
+from services.local.cluster import LocalCluster
+from services.local.process import LocalClusterError, environment
+from services.local.session import Session
+
+_POLL_SECONDS = 0.05
+_ERROR = "error: "
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which processes a cluster has."""
+
+    tablet_servers: int
+    gateways: int
+    workers: int
+    observers: Sequence[str]
+    port: int
+    certificates: Path | None
+
+    def options(self) -> list[str]:
+        """The same, as options of the command."""
+        options = ["--tablet-servers", str(self.tablet_servers), "--gateways", str(self.gateways)]
+        options += ["--workers", str(self.workers), "--port", str(self.port)]
+        options += [f"--observers={reference}" for reference in self.observers]
+        if self.certificates is not None:
+            options += ["--certificates", str(self.certificates)]
+        return options
+
+
+def run(
+    data: Path,
+    plan: Plan,
+    say: Callable[[str], None],
+    show: Callable[[directory.State], None],
+) -> dict[str, int]:
+    """Starts a cluster, and shows its state. Once it was told to stop, returns the exit codes of
+    the processes that still ran."""
+    cluster = LocalCluster(
+        data,
+        tablet_servers=plan.tablet_servers,
+        gateways=plan.gateways,
+        workers=plan.workers,
+        observers=plan.observers,
+        port=plan.port,
+        certificates=plan.certificates,
+        progress=say,
+    )
+    # Registered before anything starts: Ctrl-C while starting must stop what was started.
+    leave = _told_to_leave(cluster)
+    cluster.start()
+    show(directory.read_state(cluster.data))
+    try:
+        Session(cluster, plan.observers, say).run(leave)
+    finally:
+        # Told before, or killed as asked: how these ended says nothing about the stop.
+        ended = {name for name, one in cluster.processes.items() if one.exit_code is not None}
+        codes = cluster.stop()
+    return {name: code for name, code in codes.items() if name not in ended}
+
+
+def detach(data: Path, plan: Plan) -> directory.State:
+    """Starts it with a launcher in the background. Returns its state once all of it serves."""
+    if directory.running(data) is not None:
+        raise LocalClusterError(directory.already_running(data))
+    directory.make_data_directory(data)
+    log_file = data / "logs" / "launcher.log"
+    directory.make_directory(log_file.parent)
+    command = [sys.executable, "-P", "-m", "services.local", "--data", str(data), *plan.options()]
+    with log_file.open("wb") as log:
+        launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment(),
+        )
+    # It gives up by itself if a service does not start in time.
+    while launcher.poll() is None:
+        state = directory.read_state(data)
+        if state.get("pid") == launcher.pid:
+            return state
+        time.sleep(_POLL_SECONDS)
+    words = log_file.read_text().strip().splitlines()
+    last = words[-1] if words else "the launcher exited"
+    raise LocalClusterError(last.removeprefix(_ERROR))
+
+
+def _told_to_leave(cluster: LocalCluster) -> threading.Event:
+    """Set by Ctrl-C, SIGTERM, or a terminal that is closed. The second time, nothing is drained."""
+    leave = threading.Event()
+
+    def on_signal(number: int, _frame: object) -> None:
+        if leave.is_set() and number != signal.SIGHUP:
+            for process in cluster.processes.values():
+                process.end_at_once()
+        leave.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    return leave

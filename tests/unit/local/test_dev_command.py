@@ -1,0 +1,191 @@
+"""`percolator dev` without starting anything: what it refuses, and what it tells."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from percolator.cli import app
+from percolator.cli import dev as dev_command
+from services.local import launching, welcome
+from services.local.directory import Ownership, running
+from services.local.process import LocalClusterError, ServiceProcess
+from tests.command_line import CliRunner
+
+
+def dev(*arguments: str) -> Result:
+    return CliRunner().invoke(app.app, ["dev", *arguments])
+
+
+def refused(*arguments: str) -> str:
+    """The one line that it prints instead of starting."""
+    result = dev(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def start(self: ServiceProcess) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(ServiceProcess, "start", start)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_used_port_is_named_with_what_to_do() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for option in (port, port - 10):  # the master's, the gateway's
+            assert refused("--temporary", "--port", str(option)) == (
+                f"error: --port: {port} is in use by another program: stop that, or pass another "
+                "port; --port 0 takes free ones"
+            )
+
+
+def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(here: Path) -> None:
+    (here / "file").touch()
+    line = refused("--data", str(here / "file"))
+    assert line.startswith(f"error: --data: cannot make {here / 'file'}/")
+    assert line.endswith("; pass a directory that you may write to")
+
+
+def test_a_second_one_in_a_directory_says_how_to_stop_the_first(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
+    first = Ownership(here / ".percolator", print)
+    for detached in ([], ["--detach"]):
+        line = refused("--port", "0", *detached)
+        assert line.startswith("error: --data: a cluster is already running on ")
+        assert "`percolator dev down` stops it" in line
+    first.release()
+
+
+def test_what_the_server_needs_and_is_not_installed_is_named_with_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_leveldb(name: str) -> object:
+        if name == "plyvel":
+            raise PackageNotFoundError(name)
+        return object()
+
+    monkeypatch.setattr(dev_command, "distribution", without_leveldb)
+    assert refused("--temporary") == (
+        "error: `percolator dev` needs plyvel: pip install 'percolator-store[server]'"
+    )
+
+
+def test_an_installation_without_services_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev_command, "GROUP", "no.such.group")
+    assert "install percolator-store again" in refused()
+
+
+def test_temporary_has_its_own_directory_and_its_own_end(here: Path) -> None:
+    for other in (["--data", "x"], ["--detach"]):
+        assert refused("--temporary", *other).startswith("error: --temporary: ")
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["kill", "oracle"], ["restart", "oracle"], ["ps"]])
+def test_without_a_cluster_there_is_nothing_to_hurt(command: list[str]) -> None:
+    assert refused(*command).startswith("error: no cluster is running on .percolator")
+
+
+def test_its_options_are_its_own() -> None:
+    told = dev("--help").stdout
+    assert "percolator dev [OPTIONS] COMMAND" in told
+    assert "--temporary" in told
+    assert "SIGKILL" in dev("kill", "--help").stdout
+
+
+def test_processes_that_a_killed_launcher_has_left_are_waited_for(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the store and the ports until they end by themselves."""
+    killed = Ownership(here, print)
+    left = (here / "run" / "processes").open()
+    said: list[str] = []
+    with (here / "run" / "processes").open() as process:
+        killed.release()
+        fcntl.flock(process, fcntl.LOCK_EX)
+        monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: process.close())
+        Ownership(here, said.append).release()
+    left.close()
+    assert said == ["waiting for processes that a killed launcher has left"]
+
+
+def test_processes_that_do_not_end_are_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Ownership(here, print).release()
+    gone = {"name": "oracle", "pid": 2**22 + 1}
+    (here / "run" / "local.json").write_text(json.dumps({"processes": [gone]}))
+    monkeypatch.setattr("services.local.directory.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
+    with (here / "run" / "processes").open() as process:
+        fcntl.flock(process, fcntl.LOCK_EX)
+        with pytest.raises(LocalClusterError, match=r"still run on .*: unknown to it; end them"):
+            Ownership(here, print)
+    assert running(here) is None
+
+
+def test_a_cluster_in_a_project_is_not_a_part_of_it(here: Path) -> None:
+    Ownership(here / ".percolator", print).release()
+    assert (here / ".percolator" / ".gitignore").read_text() == "*\n"
+    Ownership(here, print).release()
+    assert not (here / ".gitignore").exists()
+
+
+STATE: dict[str, Any] = {
+    "address": "127.0.0.1:7100",
+    "gateway_address": "127.0.0.1:7110",
+    "observers": [],
+    "processes": [
+        {"name": "master", "pid": 11, "address": "127.0.0.1:7100", "exit_code": None},
+        {"name": "tabletserver-1", "pid": 12, "address": "127.0.0.1:5", "exit_code": -9},
+        {"name": "worker", "pid": 13, "address": None, "exit_code": None},
+    ],
+}
+
+
+def test_the_next_steps_have_options_only_where_needed() -> None:
+    usual = welcome.next_steps(STATE, Path(".percolator"), stopped_by="Ctrl-C stops it.")
+    assert "    percolator status\n" in usual
+    assert "    percolator dev kill tabletserver-1\n" in usual
+    other = {**STATE, "address": "127.0.0.1:9", "observers": ["shop:observers"]}
+    unusual = welcome.next_steps(other, Path("/a b"), stopped_by="")
+    assert "    percolator --address 127.0.0.1:9 status\n" in unusual
+    assert "    percolator dev restart tabletserver-1 --data '/a b'\n" in unusual
+    assert "--observers" not in unusual
+
+
+def test_a_plan_survives_the_way_to_the_background() -> None:
+    plan = launching.Plan(2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"))
+    assert plan.options() == [
+        *("--tablet-servers", "2", "--gateways", "0", "--workers", "3", "--port", "0"),
+        *("--observers=shop:a", "--observers=shop:b", "--certificates", "c"),
+    ]
+
+
+def test_workers_are_one_if_there_are_observers(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    def run(where: Path, plan: launching.Plan, *rest: object) -> dict[str, int]:
+        counts.append(plan.workers)
+        return {}
+
+    monkeypatch.setattr(launching, "run", run)
+    for arguments in ([], ["--observers", "a:b", "--observers", "c:d"], ["--workers", "2"]):
+        assert dev("--temporary", *arguments).exit_code == 0
+    assert counts == [0, 1, 2]
