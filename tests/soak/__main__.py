@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Screen
 
 from services.local.cluster import LocalCluster
@@ -138,7 +139,7 @@ class Soak:
                 try:
                     self._disturbances.strike()
                 except DidNotStrike as error:
-                    console.print(f"[dim]{error}[/dim]")
+                    console.print(f"[dim]{escape(str(error))}[/dim]")
             number = max(number + 1, round((time.monotonic() - began) / self._interval))
             time.sleep(max(0.0, began + number * self._interval - time.monotonic()))
         sampler.sample(time.monotonic() - began)
@@ -171,7 +172,7 @@ class Soak:
         console.print(f"samples without an answer: {dict(sampler.unanswered)}")
         console.print(f"{len(self._samples):,} samples and plots: {self._out}")
         for problem in self._problems:
-            console.print(f"[red]{problem}[/red]")
+            console.print(f"[red]{escape(problem)}[/red]")
 
 
 if __name__ == "__main__":
