@@ -11,6 +11,12 @@ from percolator.protocol.environment import Environment, LockWait, Statistics
 from percolator.protocol.read_locks import locked_cell
 
 
+_LAST_SECONDS_MAX = 1.0
+_LAST_SHARE = 0.2
+"""What a wait for a lock leaves of the time, for the answer to the last attempt and for the marker.
+A message that commits in one round may arrive late: without the marker, the outcome is unknown."""
+
+
 class LockWaiting:
     """How long one transaction has waited so far, and for whose lock."""
 
@@ -31,10 +37,9 @@ class LockWaiting:
         waited = self._note(met[0])
         if waited > self._env.limits.lock_wait_seconds:
             raise conflicts.locked(self._env, self._start, met[0])
+        until = self._until(deadline)
         try:
-            await cleanup.resolve(
-                met, deadline=deadline, known_now=self._start, waited_seconds=waited
-            )
+            await cleanup.resolve(met, deadline=until, known_now=self._start, waited_seconds=waited)
         except DeadlineExceeded as late:
             raise conflicts.locked(self._env, self._start, met[0]) from late
 
@@ -43,12 +48,16 @@ class LockWaiting:
         is left for another one."""
         self._statistics.retries += 1
         self._last_problem = problem or self._last_problem
-        if await self._backoff.pause(deadline):
+        if await self._backoff.pause(deadline if problem else self._until(deadline)):
             return
         if self._last_met is not None:
             # Also if the time was up in the middle of an attempt, which then has no answer.
             raise conflicts.locked(self._env, self._start, self._last_met)
         raise self._last_problem or DeadlineExceeded("no time was left to prewrite")
+
+    def _until(self, deadline: float) -> float:
+        """When a wait for a lock ends."""
+        return deadline - min(_LAST_SECONDS_MAX, _LAST_SHARE * (deadline - self._began))
 
     def _note(self, met: MetLock) -> float:
         """Records whose lock we wait for; returns the seconds waited, 0 at the first meeting."""

@@ -62,3 +62,26 @@ async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.Monke
     with pytest.raises(ConflictError, match="is locked by transaction") as caught:
         await commit.run(younger.deadline(0.1))
     assert caught.value.other_start_timestamp == holder._write.start
+
+
+async def test_a_commit_that_waits_for_a_lock_keeps_time_for_its_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message was sent, so without the marker a late copy may commit it: nobody would know."""
+    here = world()
+    older, younger = here.client(PATIENT), here.client(PATIENT)
+    holder = await locked(older, A)
+    mutate = younger.env.cells.mutate
+
+    async def slowly(steps: Sequence[Any], deadline: float) -> list[Any]:
+        if deadline - younger.env.now() < 0.005:
+            return [DeadlineExceeded("no answer in time") for _ in steps]
+        return await mutate(steps, deadline)
+
+    monkeypatch.setattr(younger.env.cells, "mutate", slowly)
+    start = await younger.start_timestamp()
+    commit = younger.commit(start, {A: put(b"new")}, two_phases=False)
+    with pytest.raises(ConflictError, match="is locked by transaction") as caught:
+        await commit.run(younger.deadline(0.1))
+    assert caught.value.other_start_timestamp == holder._write.start
+    assert not commit.may_be_committed
