@@ -10,7 +10,6 @@ from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.environment import Environment, LockWait, Statistics
 from percolator.protocol.read_locks import locked_cell
 
-
 _LAST_SECONDS_MAX = 1.0
 _LAST_SHARE = 0.2
 """What a wait for a lock leaves of the time, for the answer to the last attempt and for the marker.
