@@ -113,7 +113,7 @@ def test_a_frame_tells_its_timestamp_wherever_a_field_is_left(
     assert timestamp_of(read(two[0].name).load()) > at
     with pytest.raises(UsageError, match="fields of several snapshots"):
         timestamp_of(frame.crossJoin(past))
-    with pytest.raises(UsageError, match="no field of the frame tells"):
+    with pytest.raises(UsageError, match="no field of the frame carries its timestamp"):
         timestamp_of(frame.selectExpr("visits + 1"))
     assert isinstance(at, Timestamp)
 
