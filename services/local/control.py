@@ -19,11 +19,11 @@ from services.local.directory import data_option, running
 from services.local.process import LocalClusterError
 
 CarryOut = Callable[[str, str], str]
-"""Does an action with the process of a name, and returns what to tell whoever asked."""
+"""Carries out an action on the named process, and returns the text of the answer."""
 
 _NAME = "control"
 _REQUEST_SECONDS = 1.0
-"""A request is one write: whoever connects and sends nothing must not stop the launcher."""
+"""A request is one write: a connection that sends nothing must not block the launcher."""
 _ANSWER_SECONDS = 90.0
 """Longer than a process takes to stop and to start again."""
 _BYTES_MAX = 64 << 10

@@ -117,8 +117,8 @@ class Canary:
         scene.vocabulary.put("canary", sorted(names))
 
     async def sing(self, deadline: float) -> None:
-        """Reads and writes until then. It is not cancelled, since a commit that was cancelled in
-        the middle may count, and nobody would know."""
+        """Reads and writes until then. It is not cancelled: a commit that is cancelled in the
+        middle may still take effect, and would be missing from the expected count."""
         loop = asyncio.get_running_loop()
         while (began := loop.time()) < deadline:
             await self._listen()

@@ -164,7 +164,7 @@ class JudgedBatch:
         _, _, cell, _, _, changes = mutation
         record = record[:WRITE_HEADER_BYTES]
         if self._state.read_locks.used and locked_cell(cell) is not None:
-            return record + LAST_CHANGE.pack(0)  # nobody reads it, and it has no other record
+            return record + LAST_CHANGE.pack(0)  # it holds no data, so nothing lies under it
         if sum(change[1] == WRITE for change in changes) > 1:
             return record  # the mutation's other commits are not in the storage yet
         change = self._last_change(cell, timestamp)
