@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from percolator.observers.definition import Observer
     from percolator.observers.worker import WorkerLimits
     from percolator.retries import RetryPolicy
-    from percolator.schema import Column, Row, Table
+    from percolator.schema import Column, Family, Row, Table
     from percolator.timestamps import Timestamp
     from percolator.wire.tls import Tls
 
@@ -68,6 +68,7 @@ _HOMES = {
     "ConflictError": "errors",
     "Database": "blocking.database",
     "DeadlineExceeded": "errors",
+    "Family": "schema",
     "InvalidArgument": "errors",
     "Limits": "limits",
     "Observer": "observers.definition",
@@ -112,6 +113,7 @@ __all__ = [
     "ConflictError",
     "Database",
     "DeadlineExceeded",
+    "Family",
     "InvalidArgument",
     "Limits",
     "Observer",

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, UsageError
-from percolator.schema import INTERNAL_PREFIX, Column, Table
+from percolator.schema import INTERNAL_PREFIX, Column, Family, Table
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -29,6 +29,8 @@ TABLES_MAX = 1_000
 
 COLUMNS_MAX = 10_000
 """The most columns in one read: as many as a tablet server accepts."""
+FAMILIES_MAX = 100
+"""The most families in one read: as many as a tablet server accepts."""
 
 
 def require_seconds(seconds: object, field: str = "timeout") -> None:
@@ -103,20 +105,22 @@ def listed_tables(tables: object) -> list[Table[Any]]:
     return found
 
 
-def listed_columns(columns: object) -> list[Column[Any]]:
-    """The given columns as a list, since a generator can be consumed only once."""
+def listed_columns(columns: object) -> list[Column[Any] | Family[Any]]:
+    """The given columns and families as a list, since a generator can be consumed only once."""
     if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
         raise InvalidArgument(
             "columns", f"expected a list of columns, got {type(columns).__name__}"
         )
     found = list(islice(columns, COLUMNS_MAX + 1))
     for column in found:
-        if not isinstance(column, Column):
+        if not isinstance(column, Column | Family):
             raise InvalidArgument("columns", f"expected columns, found {type(column).__name__}")
     if len(found) > COLUMNS_MAX:
         raise InvalidArgument(
             "columns", f"expected at most {COLUMNS_MAX}; omit it to read all columns"
         )
+    if sum(isinstance(column, Family) for column in found) > FAMILIES_MAX:
+        raise InvalidArgument("columns", f"expected at most {FAMILIES_MAX} families")
     return found
 
 

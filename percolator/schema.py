@@ -74,6 +74,11 @@ class Table(Generic[K]):
         """A column of this table, whose values `codec` reads and writes."""
         return Column(self, name, codec)
 
+    def family(self, prefix: str | bytes, codec: Codec[T]) -> Family[T]:
+        """All columns of this table whose names begin with `prefix`, and whose values `codec` reads
+        and writes."""
+        return Family(self, prefix, codec)
+
     def __repr__(self) -> str:
         return f"Table({self.name!r}, key={self.key!r})"
 
@@ -118,6 +123,41 @@ class Column(Readable[T], Generic[T]):
 
     def __hash__(self) -> int:
         return hash((self.table.name, self.name))
+
+
+class Family(Generic[T]):
+    """The columns of a table whose names begin alike, with values of one type. Reads take it in
+    place of a column, for rows whose columns are not known before: a column for each edge, say.
+
+    >>> edges = graph.family("edge:", codecs.integer)
+    >>> tx.set("hub", edges.column("bob"), 3)             # the column "edge:bob"
+    >>> for row in tx.scan(graph, columns=[edges]):
+    ...     print(row.key, row.family(edges))             # hub {'bob': 3}
+    """
+
+    __slots__ = ("codec", "prefix", "table")
+
+    def __init__(self, table: Table[Any], prefix: str | bytes, codec: Codec[T]) -> None:
+        first = Column(table, prefix, codec)  # which refuses what no column's name can be
+        self.table = table
+        self.prefix = first.name
+        self.codec = codec
+
+    def column(self, name: str | bytes) -> Column[T]:
+        """The column whose name is the prefix and then this."""
+        rest = _name("column", name, COLUMN_BYTES_MAX)
+        return Column(self.table, self.prefix + rest, self.codec)
+
+    def __repr__(self) -> str:
+        return f"Family({self.table.name!r}, {self.prefix!r}, {self.codec!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Family) and other.prefix == self.prefix and other.table == self.table
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.table.name, self.prefix))
 
 
 # ---------------------------------------------------------------------------- to bytes and back
@@ -205,7 +245,7 @@ class Row(Generic[K]):
         table: Table[K],
         key: K,
         cells: Mapping[bytes, bytes],
-        columns: Sequence[Column[Any]] | None = None,
+        columns: Sequence[Column[Any] | Family[Any]] | None = None,
     ) -> None:
         """`columns` are those that were asked for; None if they were all."""
         self._table = table
@@ -258,19 +298,45 @@ class Row(Generic[K]):
                 "the row was read without columns, so their types are not known: pass columns to "
                 "get_many or scan, or use raw()"
             )
-        return [
-            (column, decoded_value(column, self.key, self._cells[column.name]))
-            for column in dict.fromkeys(self._columns)
-            if column.name in self._cells
-        ]
+        found: dict[Column[Any], bytes] = {}
+        for asked in self._columns:
+            for column in self._of_family(asked) if isinstance(asked, Family) else (asked,):
+                if column.name in self._cells:
+                    found.setdefault(column, self._cells[column.name])
+        return [(column, decoded_value(column, self.key, data)) for column, data in found.items()]
+
+    def family(self, family: Family[T]) -> dict[str, T]:
+        """The values of a family's columns by what follows the prefix in their names, in order.
+
+        Raises `SchemaError` if that is no text: `items()` has such columns, too.
+        """
+        self._check(family, Family)
+        found: dict[str, T] = {}
+        for column in self._of_family(family):
+            try:
+                name = column.name[len(family.prefix) :].decode()
+            except UnicodeDecodeError:
+                raise SchemaError(
+                    f"table {self._table.name!r}, row {self.key!r}: the name of column "
+                    f"{column.name!r} is no text after {family.prefix!r}; use items()"
+                ) from None
+            found[name] = decoded_value(column, self.key, self._cells[column.name])
+        return found
+
+    def _of_family(self, family: Family[T]) -> list[Column[T]]:
+        """The family's columns that have a value, in order."""
+        names = sorted(name for name in self._cells if name.startswith(family.prefix))
+        return [Column(family.table, name, family.codec) for name in names]
 
     def raw(self) -> dict[bytes, bytes]:
         """The stored bytes by column name, for programs that do not know the columns."""
         return dict(self._cells)
 
-    def _check(self, column: object) -> None:
-        if not isinstance(column, Column) or column.table.name != self._table.name:
-            raise SchemaError(f"{column!r} is not a column of table {self._table.name!r}")
+    def _check(self, asked: object, kind: type[Column[Any] | Family[Any]] = Column) -> None:
+        if not isinstance(asked, kind) or asked.table.name != self._table.name:
+            raise SchemaError(
+                f"{asked!r} is not a {kind.__name__.lower()} of table {self._table.name!r}"
+            )
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}, {sorted(self._cells)})"

@@ -26,10 +26,11 @@ from percolator.protocol.read import read_past_locks, read_rows
 from percolator.protocol.scan import FoundRow, own_value, scan_pages
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import TableInfo
-from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult
+from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
 from percolator.routing.pending_cell import CellAnswer
 from percolator.schema import (
     Column,
+    Family,
     Readable,
     Row,
     Table,
@@ -44,7 +45,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 K = TypeVar("K")
 
-Columns = Sequence[Column[Any]]
+Columns = Sequence[Column[Any] | Family[Any]]
 
 
 class Reading(Moment):
@@ -210,18 +211,24 @@ class Reading(Moment):
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
         columns = None if columns is None else listed_columns(columns)
-        names = self._names(table, columns)
+        names, prefixes = self._names(table, columns)
         keys = listed(rows, "rows", self._cells_max)
         if len(keys) * max(len(names or ()), 1) > self._cells_max:
             raise InvalidArgument("rows", f"more than {self._cells_max} cells at once")
         encoded = [self._row(table, key) for key in keys]
-        if names is not None and not names:
+        if not (names is None or names or prefixes):
             return [Row(table, key, {}, columns) for key in keys]
         start = self._start or await self._begin(deadline)
         requests = [
             RowRequest(
                 info.table_id,
-                RowRead(row=row, columns=names or (), all_columns=names is None, timestamp=start),
+                RowRead(
+                    row=row,
+                    columns=names or (),
+                    all_columns=names is None or bool(prefixes),
+                    timestamp=start,
+                    column_prefixes=prefixes,
+                ),
             )
             for row in encoded
         ]
@@ -237,7 +244,7 @@ class Reading(Moment):
                 if cell.value is not None
             }
             if self._own is not None and self._own.cells:
-                self._lay_over(info.table_id, row, names, cells)
+                self._lay_over(info.table_id, row, names, prefixes, cells)
             found.append(Row(table, key, cells, columns))
         return found
 
@@ -354,8 +361,8 @@ class Reading(Moment):
         require_bool(reverse, "reverse")
         require_table(table)
         first, last = self._range(table, start, end, prefix)
-        names = self._names(table, columns)
-        if names is not None and not names:
+        names, prefixes = self._names(table, columns)
+        if not (names is None or names or prefixes):
             # Rows without a value in them are left out, so there would never be any.
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
         info = await self._info(table, deadline)
@@ -369,6 +376,7 @@ class Reading(Moment):
             self._start or await self._begin(deadline),
             reverse,
             limit or 0,
+            prefixes=prefixes,
         )
         seconds = timeout or self._timeout_seconds
         left = limit
@@ -415,13 +423,17 @@ class Reading(Moment):
         return row
 
     @staticmethod
-    def _names(table: Table[Any], columns: Columns | None) -> list[bytes] | None:
+    def _names(
+        table: Table[Any], columns: Columns | None
+    ) -> tuple[list[bytes] | None, tuple[bytes, ...]]:
+        """The names of the columns, None for all, and the prefixes of the families."""
         if columns is None:
-            return None
+            return None, ()
         for column in columns:
             if column.table.name != table.name:
                 raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
-        return [column.name for column in columns]
+        names = [column.name for column in columns if isinstance(column, Column)]
+        return names, tuple(column.prefix for column in columns if isinstance(column, Family))
 
     @staticmethod
     def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
@@ -435,14 +447,20 @@ class Reading(Moment):
         return first, last
 
     def _lay_over(
-        self, table_id: int, row: bytes, names: list[bytes] | None, cells: dict[bytes, bytes]
+        self,
+        table_id: int,
+        row: bytes,
+        names: list[bytes] | None,
+        prefixes: tuple[bytes, ...],
+        cells: dict[bytes, bytes],
     ) -> None:
         """Overlays the transaction's own writes to one row on what was read."""
         own = self._own
         if own is None:
             return
-        if names is None:
-            names = [c for t, r, c in own.cells if t == table_id and r == row]
+        if names is None or prefixes:
+            mine = [c for t, r, c in own.cells if t == table_id and r == row]
+            names = [name for name in mine if wants(name, names, prefixes)]
         for name in names:
             written = own_value(own, CellAddress(table_id, row, name))
             if written is None:

@@ -14,7 +14,7 @@ from percolator.cli.stored import SPACES, described, first_cells, value_of
 from percolator.cli.values import ValueType, value_bytes, value_data, value_text
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes, row_text
-from percolator.schema import Column, Row, Table
+from percolator.schema import Column, Family, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Cell
 
@@ -29,6 +29,10 @@ At = Annotated[
 Raw = Annotated[
     bool, typer.Option("--raw", help="All stored cells: versions, locks, markers, notifications.")
 ]
+Families = Annotated[
+    list[str] | None,
+    typer.Option("--family", help="Only columns that begin with this; repeatable."),
+]
 As = Annotated[ValueType, typer.Option("--as", help="Type of the values.")]
 
 
@@ -37,6 +41,7 @@ def get(
     table: TableName,
     row: RowName,
     columns: Annotated[list[str] | None, typer.Argument(help="Columns [default: all].")] = None,
+    family: Families = None,
     at: At = "",
     raw: Raw = False,
     limit: Annotated[int, typer.Option(help="With --raw: at most this many cells.", min=1)] = 1_000,
@@ -45,9 +50,11 @@ def get(
     """Show one row. The exit code is 1 if it is empty."""
     here = connection(context)
     key, wanted = _bytes("row", row), [_bytes("columns", one) for one in columns or ()]
+    families = _families(family)
     if raw:
         if at:
             fail(InvalidArgument("--raw", "shows all versions: it cannot be combined with --at"))
+        _refuse_families(families)
         if not _show_stored(here, table, key, key + b"\0", wanted, kind, limit):
             raise typer.Exit(1)
         return
@@ -56,8 +63,8 @@ def get(
     async def read(database: aio.Database) -> Row[bytes]:
         rows = Table(table, key=codecs.raw)
         async with database.snapshot(at=moment) as snapshot:
-            names = [_column(rows, one) for one in wanted] or None
-            return (await snapshot.get_many(rows, [key], names))[0]
+            chosen = _chosen(rows, wanted, families)
+            return (await snapshot.get_many(rows, [key], chosen))[0]
 
     found = here.run_with_database(read)
     here.show(_values(found.raw(), kind), _screen([found], kind) if found else "the row is empty")
@@ -127,6 +134,7 @@ def scan(
     end: Annotated[str, typer.Option(help="The row to end before.")] = "",
     prefix: Annotated[str, typer.Option(help="Only rows that begin with this.")] = "",
     column: Annotated[list[str] | None, typer.Option(help="Only this column; repeatable.")] = None,
+    family: Families = None,
     limit: Annotated[int, typer.Option(help="At most this many rows, or raw cells.", min=1)] = 100,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last to the first.")] = False,
     at: At = "",
@@ -142,22 +150,24 @@ def scan(
         begin = _bytes("--prefix", prefix)
         bounds = {"start": begin, "end": codecs.after_prefix(begin)}
     wanted = [_bytes("--column", one) for one in column or ()]
+    families = _families(family)
     if raw:
         if reverse or at:
             fail(InvalidArgument("--raw", "cannot be combined with --at or --reverse"))
+        _refuse_families(families)
         _show_stored(here, table, bounds["start"], bounds["end"], wanted, kind, limit)
         return
     moment = moment_of(at)
 
     async def read(database: aio.Database) -> list[Row[bytes]]:
         rows = Table(table, key=codecs.raw)
-        names = [_column(rows, one) for one in wanted] or None
+        chosen = _chosen(rows, wanted, families)
         async with database.snapshot(at=moment) as snapshot:
             pages = snapshot.scan(
                 rows,
                 start=bounds["start"] or None,
                 end=bounds["end"] or None,
-                columns=names,
+                columns=chosen,
                 reverse=reverse,
                 limit=limit + 1,
             )
@@ -229,6 +239,26 @@ def _screen(rows: list[Row[bytes]], kind: ValueType) -> Screen:
 
 def _values(cells: Mapping[bytes, bytes], kind: ValueType) -> dict[str, object]:
     return {row_text(name): value_data(value, kind) for name, value in sorted(cells.items())}
+
+
+def _chosen(
+    table: Table[bytes], columns: list[bytes], families: list[bytes]
+) -> list[Column[Any] | Family[Any]] | None:
+    """What was asked for; None for all columns."""
+    chosen: list[Column[Any] | Family[Any]] = [_column(table, one) for one in columns]
+    return [*chosen, *(table.family(one, codecs.raw) for one in families)] or None
+
+
+def _families(given: list[str] | None) -> list[bytes]:
+    families = [_bytes("--family", one) for one in given or ()]
+    if b"" in families:
+        fail(InvalidArgument("--family", "is empty: leave it out to see all columns"))
+    return families
+
+
+def _refuse_families(families: list[bytes]) -> None:
+    if families:
+        fail(InvalidArgument("--raw", "cannot be combined with --family"))
 
 
 def _column(table: Table[bytes], name: bytes) -> Column[Any]:

@@ -18,7 +18,7 @@ from percolator.errors import DeadlineExceeded
 from percolator.protocol import conflicts
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.environment import Environment, LockWait, Statistics
-from percolator.routing.cells import RowRequest, RowResult
+from percolator.routing.cells import RowRequest, RowResult, wants
 from percolator.v1.tabletserver_pb2 import RowRead
 
 PASSING_MAX = 256
@@ -40,7 +40,18 @@ async def read_rows(
         if answer.locks:
             await read_past_locks(env, cleanup, requests, answers, timestamp, deadline, statistics)
             break
+    for request, answer in zip(requests, answers, strict=True):
+        if request.read.column_prefixes:
+            _leave_out_unwanted(request.read, answer)
     return answers
+
+
+def _leave_out_unwanted(read: RowRead, answer: RowResult) -> None:
+    """Servers of older releases do not know prefixes, and return all columns."""
+    names, prefixes = read.columns, tuple(read.column_prefixes)
+    answer.found = {
+        name: cell for name, cell in answer.found.items() if wants(name, names, prefixes)
+    }
 
 
 async def read_past_locks(

@@ -50,7 +50,7 @@ async def scan_pages(
             written = None
             if own is not None and own.cells:
                 written = own.rows(request.table_id, page.start, page.end)
-                _lay_over(rows, written, request.columns)
+                _lay_over(rows, written, request)
             if page.locks or written:
                 found = [(row, cells) for row, cells in rows.items() if cells]
                 found.sort(key=_row_of, reverse=request.reverse)
@@ -107,9 +107,10 @@ async def _without_locks(
             RowRead(
                 row=row,
                 columns=request.columns,
-                all_columns=request.columns is None,
+                all_columns=request.all_columns,
                 timestamp=request.timestamp,
                 report_deletes=request.report_deletes,
+                column_prefixes=request.prefixes,
             ),
         )
         for row in blocked
@@ -123,12 +124,12 @@ async def _without_locks(
 def _lay_over(
     rows: dict[bytes, dict[bytes, FoundCell]],
     written: dict[bytes, dict[bytes, tuple[int, bytes]]],
-    columns: tuple[bytes, ...] | None,
+    request: RangeRequest,
 ) -> None:
     for row, writes in written.items():
         cells = rows.setdefault(row, {})
         for column, (kind, value) in writes.items():
-            if kind in _LOCKS or (columns is not None and column not in columns):
+            if kind in _LOCKS or not request.wants(column):
                 continue
             if kind == KIND_PUT:
                 cells[column] = FoundCell(0, value)

@@ -99,6 +99,22 @@ class RangeRequest(NamedTuple):
     row_limit: int = 0
     """How many rows the caller will want; 0 if unknown."""
     report_deletes: bool = False
+    prefixes: tuple[bytes, ...] = ()
+    """Columns that begin with one of these are wanted, too."""
+
+    @property
+    def all_columns(self) -> bool:
+        """Whether to ask for all columns: that is how to ask for those with a prefix, so that an
+        older server returns more columns rather than fewer."""
+        return self.columns is None or bool(self.prefixes)
+
+    def wants(self, column: bytes) -> bool:
+        return wants(column, self.columns, self.prefixes)
+
+
+def wants(column: bytes, names: Sequence[bytes] | None, prefixes: tuple[bytes, ...]) -> bool:
+    """Whether a read of these names (None: of all), and of these prefixes, includes the column."""
+    return names is None or column in names or column.startswith(prefixes)
 
 
 class RangePage(NamedTuple):
@@ -127,6 +143,23 @@ class CellPage(NamedTuple):
     locks: list[Cell]
     start: bytes
     end: bytes
+
+    def only(self, request: RangeRequest) -> CellPage:
+        """The same page without what the request does not want: older servers ignore prefixes."""
+        unwanted = {name for name in {*self.columns} if not request.wants(name)}
+        locks = [lock for lock in self.locks if request.wants(lock.column)]
+        if not unwanted:
+            return self._replace(locks=locks)
+        kept = [at for at, name in enumerate(self.columns) if name not in unwanted]
+        deletes = set(self.deletes)
+        return self._replace(
+            rows=[self.rows[at] for at in kept],
+            columns=[self.columns[at] for at in kept],
+            commit_timestamps=[self.commit_timestamps[at] for at in kept],
+            values=[self.values[at] for at in kept],
+            deletes=[new for new, at in enumerate(kept) if at in deletes],
+            locks=locks,
+        )
 
     def by_row(self) -> RangePage:
         """The same page with an object for each cell."""

@@ -195,13 +195,14 @@ class RangeScan:
             ),
             range=RowRange(start=start, end=end),
             columns=request.columns or (),
-            all_columns=request.columns is None,
+            all_columns=request.all_columns,
             timestamp=request.timestamp,
             reverse=request.reverse,
             row_limit=self._left,
             page_rows_max=self._limits.page_rows_max,
             page_bytes_max=self._limits.page_bytes_max,
             report_deletes=request.report_deletes,
+            column_prefixes=request.prefixes,
         )
 
     def _page(
@@ -218,7 +219,7 @@ class RangeScan:
             raise _malformed("its lists differ in length")
         if rows and not all(start <= row and (not end or row < end) for row in (rows[0], rows[-1])):
             raise _malformed("it has rows outside of its range")
-        return CellPage(
+        page = CellPage(
             rows,
             list(found.columns),
             list(found.commit_timestamps),
@@ -228,6 +229,7 @@ class RangeScan:
             start,
             end,
         )
+        return page.only(self._wanted) if self._wanted.prefixes else page
 
     def _advance(self, page: CellPage, location: TabletLocation) -> None:
         if self._wanted.reverse:

@@ -85,6 +85,11 @@ def component(raw: bytes) -> bytes:
     return raw + _END
 
 
+def column_prefix(raw: bytes) -> bytes:
+    """How the components of all columns that begin with these bytes begin."""
+    return component(raw)[: -len(_END)]
+
+
 def after_component(encoded: bytes) -> bytes:
     """The smallest bytes that sort after every key beginning with this component."""
     return encoded[:-2] + _AFTER
@@ -186,7 +191,7 @@ def read_locks_prefix(cell: bytes) -> bytes:
     """How all read locks of this cell (`cell_prefix`) begin."""
     behind_row = split_component(cell, 0)[1]
     column = split_component(cell, behind_row)[0]
-    return cell[:behind_row] + component(read_locks_of(column))[: -len(_END)]
+    return cell[:behind_row] + column_prefix(read_locks_of(column))
 
 
 def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:

@@ -36,6 +36,8 @@ class TabletLimits:
     """The result of one read. The last one in a response may exceed `answer_bytes_max`."""
     columns_max: int = 10_000
     """The number of columns that one read can name."""
+    column_prefixes_max: int = 100
+    """Each entry of a scan is compared with all of them."""
     page_rows_default: int = 1_000
     page_rows_max: int = 10_000
     page_bytes_default: int = 1 * MEBIBYTE

@@ -19,14 +19,16 @@ class BeginResponse(_message.Message):
     def __init__(self, start_timestamp: _Optional[int] = ...) -> None: ...
 
 class RowQuery(_message.Message):
-    __slots__ = ("table", "row", "columns")
+    __slots__ = ("table", "row", "columns", "column_prefixes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     table: str
     row: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, table: _Optional[str] = ..., row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, table: _Optional[str] = ..., row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class FoundCell(_message.Message):
     __slots__ = ("column", "value", "commit_timestamp")
@@ -61,20 +63,22 @@ class GetResponse(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[FoundRow, _Mapping]]] = ...) -> None: ...
 
 class ScanTableRequest(_message.Message):
-    __slots__ = ("start_timestamp", "table", "range", "columns", "reverse", "row_limit")
+    __slots__ = ("start_timestamp", "table", "range", "columns", "reverse", "row_limit", "column_prefixes")
     START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     REVERSE_FIELD_NUMBER: _ClassVar[int]
     ROW_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     start_timestamp: int
     table: str
     range: _cells_pb2.RowRange
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     reverse: bool
     row_limit: int
-    def __init__(self, start_timestamp: _Optional[int] = ..., table: _Optional[str] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ...) -> None: ...
+    column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, start_timestamp: _Optional[int] = ..., table: _Optional[str] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScanTableResponse(_message.Message):
     __slots__ = ("rows",)

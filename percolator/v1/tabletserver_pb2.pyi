@@ -220,20 +220,22 @@ class CommitTransactionsResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatchResult, _Mapping]]] = ...) -> None: ...
 
 class RowRead(_message.Message):
-    __slots__ = ("row", "columns", "all_columns", "timestamp", "passing", "report_deletes")
+    __slots__ = ("row", "columns", "all_columns", "timestamp", "passing", "report_deletes", "column_prefixes")
     ROW_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ALL_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     PASSING_FIELD_NUMBER: _ClassVar[int]
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     row: bytes
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     all_columns: bool
     timestamp: int
     passing: _containers.RepeatedScalarFieldContainer[int]
     report_deletes: bool
-    def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., report_deletes: bool = ...) -> None: ...
+    column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadBatch(_message.Message):
     __slots__ = ("target", "reads")
@@ -300,7 +302,7 @@ class ReadResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes")
+    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +314,7 @@ class ScanRequest(_message.Message):
     PAGE_ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     range: _cells_pb2.RowRange
     columns: _containers.RepeatedScalarFieldContainer[bytes]
@@ -323,7 +326,8 @@ class ScanRequest(_message.Message):
     page_rows_max: int
     page_bytes_max: int
     report_deletes: bool
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ...) -> None: ...
+    column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("found", "locks", "rest", "error")

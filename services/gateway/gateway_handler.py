@@ -62,6 +62,7 @@ class GatewayHandler:
                 columns=query.columns,
                 all_columns=not query.columns,
                 timestamp=start,
+                column_prefixes=query.column_prefixes,
             )
             reads.append(RowRequest(table_id, read))
         env, cleanup = self._engine.env, self._engine.cleanup

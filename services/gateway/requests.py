@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from percolator.aio.engine import Engine
+from percolator.arguments import FAMILIES_MAX
 from percolator.errors import CellAddress, InvalidArgument, TransactionTooLarge
 from percolator.limits import Limits
 from percolator.protocol.read_locks import locked_cell, read_lock_of
@@ -159,7 +160,7 @@ class Requests:
 
     def check_row_query(self, field: str, query: wire.RowQuery) -> None:
         self._check_row(f"{field}.row", query.row)
-        self._check_columns(f"{field}.columns", query.columns)
+        self._check_columns(f"{field}.", query)
 
     async def range_request(
         self, request: wire.ScanTableRequest, deadline: float
@@ -168,7 +169,7 @@ class Requests:
         start, end = request.range.start, request.range.end
         self._check_row("range.start", start)
         self._check_row("range.end", end)
-        self._check_columns("columns", request.columns)
+        self._check_columns("", request)
         start_timestamp = request.start_timestamp
         table_id = await self.table_id("table", request.table, start_timestamp, deadline)
         if end and start >= end:
@@ -177,17 +178,27 @@ class Requests:
             table_id,
             start,
             end,
-            tuple(request.columns) or None,
+            tuple(request.columns) if request.columns or request.column_prefixes else None,
             start_timestamp,
             request.reverse,
             request.row_limit,
+            prefixes=tuple(request.column_prefixes),
         )
 
-    def _check_columns(self, field: str, columns: Sequence[bytes]) -> None:
+    def _check_columns(self, field: str, asked: wire.RowQuery | wire.ScanTableRequest) -> None:
+        """`field` comes before the names of fields in errors."""
+        columns, prefixes = asked.columns, asked.column_prefixes
         for place, column in enumerate(columns):
-            self._check_column(f"{field}[{place}]", column)
+            self._check_column(f"{field}columns[{place}]", column)
         if len(set(columns)) != len(columns):
-            raise InvalidArgument(field, "names a column twice")
+            raise InvalidArgument(f"{field}columns", "names a column twice")
+        for place, prefix in enumerate(prefixes):
+            self._check_column(f"{field}column_prefixes[{place}]", prefix)
+        if len(prefixes) > FAMILIES_MAX:
+            raise InvalidArgument(f"{field}column_prefixes", f"expected at most {FAMILIES_MAX}")
+        if columns and prefixes:
+            # A gateway that does not know prefixes would return too few columns.
+            raise InvalidArgument(f"{field}column_prefixes", "cannot be combined with columns")
 
     def _check_names(self, field: str, row: bytes, column: bytes) -> None:
         self._check_row(f"{field}.row", row)

@@ -124,3 +124,16 @@ def test_what_has_ended_has_no_timestamp_to_ask_for(db: Database, accounts: Acco
             await snapshot.timestamp()
 
     db._loop_thread.call(after_the_end)
+    with db.transaction() as tx:
+        tx.get("bob", accounts.balance)
+    with pytest.raises(UsageError, match="has committed"):
+        tx.timestamp()
+    undone = db.transaction()
+    undone.timestamp()
+    undone.rollback()
+    with pytest.raises(UsageError, match="was rolled back"):
+        undone.timestamp()
+    with db.snapshot() as snapshot:
+        snapshot.timestamp()
+    with pytest.raises(UsageError, match="is closed"):
+        snapshot.timestamp()

@@ -102,7 +102,11 @@ def _read(scene: Scene, chance: Random) -> Message:
 def _scan(scene: Scene, chance: Random) -> Message:
     target = scene.table.target(chance)
     return tablets.ScanRequest(
-        target=target, range=_range(target, scene), all_columns=True, timestamp=scene.timestamp()
+        target=target,
+        range=_range(target, scene),
+        all_columns=True,
+        timestamp=scene.timestamp(),
+        column_prefixes=[COLUMN[:1]] if chance.random() < 0.5 else (),
     )
 
 

@@ -70,6 +70,10 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
     assert asked(cluster, "get", "shop", "pen") == {"price": "3", "stock": "hex:00ff"}
     assert asked(cluster, "get", "shop", "ink", "--as", "integer") == {"price": 7}
     assert asked(cluster, "get", "shop", "pen", "price") == {"price": "3"}
+    assert asked(cluster, "get", "shop", "pen", "--family", "st") == {"stock": "hex:00ff"}
+    assert asked(cluster, "scan", "shop", "--family=st", "--family=none:") == [
+        {"row": "pen", "columns": {"stock": "hex:00ff"}}
+    ]
     assert [row["row"] for row in asked(cluster, "scan", "shop")] == ["ink", "pen"]
     assert [row["row"] for row in asked(cluster, "scan", "shop", "--prefix", "p")] == ["pen"]
     assert [row["row"] for row in asked(cluster, "scan", "shop", "--reverse", "--limit=1")] == [
@@ -144,6 +148,8 @@ def test_the_json_option_may_be_given_anywhere(cluster: LocalCluster) -> None:
         (["set", "shop", "pen", "price=x", "--as=integer"], "price: expected integer"),
         (["get", "shop", "pen", "--raw", "--at=1"], "--raw: shows all versions"),
         (["get", "shop", "hex:0"], "row: expected pairs"),
+        (["get", "shop", "pen", "--raw", "--family=p"], "--raw: cannot be combined"),
+        (["scan", "shop", "--family="], "--family: is empty"),
         (["get", "shop", "pen", "--at=yesterday"], "--at: 'yesterday'"),
         (["scan", "shop", "--prefix=p", "--start=a"], "--prefix"),
         (["get", "shop", "pen\udcff"], "row: 'pen\\udcff' cannot be encoded as UTF-8"),

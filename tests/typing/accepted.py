@@ -25,6 +25,7 @@ from percolator.retries import RetryPolicy
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
 owner = accounts.column("owner", codecs.text)
+edges = accounts.family("edge:", codecs.integer)
 events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
 numbered = Table("numbered", key=codecs.ordered_integer)
 
@@ -68,6 +69,10 @@ def blocking(db: Database) -> int:
         values: list[int | None] = snapshot.get_many([("bob", balance), ("joe", balance)])
         mixed = snapshot.get_many([("bob", balance), ("bob", owner)])
         print(values, mixed)
+        hub = next(snapshot.scan(accounts, columns=[balance, edges]))
+        weights: dict[str, int] = hub.family(edges)
+        edge: Column[int] = edges.column("bob")
+        print(weights, hub[edge])
         key: int = next(snapshot.scan(numbered, start=5)).key
     db.set_many((name, {balance: 1, owner: "x"}) for name in ["a", "b"])
     rename(db, "bob", name="Robert")

@@ -7,6 +7,7 @@ from percolator import Database, Table, Transaction, aio, both_kinds, codecs, tr
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
 owner = accounts.column("owner", codecs.text)
+edges = accounts.family("edge:", codecs.integer)
 
 
 @transactional
@@ -35,6 +36,8 @@ def use(db: Database, other: aio.Database) -> None:
         number: int = next(snapshot.scan(accounts)).key  # rejected: keys are str
         for row in snapshot.scan(accounts):
             text = row[balance]  # rejected: an int
+            names: dict[str, str] = row.family(edges)  # rejected: of int
+            print(names, row[edges])  # rejected: not a column
     print(text, number)
     accounts.column("balance")  # rejected: without a codec
     accounts.nonsense()  # rejected: no such method

@@ -11,7 +11,7 @@ next slice creates its own cursor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 
 from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
@@ -35,6 +35,7 @@ from percolator.tablet.keys import (
 from percolator.tablet.memory.held_cells import Holder
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.chosen_columns import chosen_columns
 from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked, value_in_data
 from percolator.v1 import tabletserver_pb2 as pb
@@ -71,6 +72,8 @@ class PointReads:
         self._published = 0
         """How many commits had been published when the cursor was created."""
         self._refused: dict[int, PercolatorError] = {}
+        self._chosen: dict[int, Container[bytes] | None] = {}
+        """What each read wants that walks over its whole row."""
         self._full = NotExecuted("the response is full; request the rest again")
 
     async def answer(self) -> pb.ReadBatchResult:
@@ -127,7 +130,7 @@ class PointReads:
         return list(found)
 
     async def _answer_cells(self, first: int, stop: int) -> list[int]:
-        """Answers a slice, except for the reads that want all columns; returns their indexes."""
+        """Answers a slice, except for reads that walk over a whole row; returns their indexes."""
         identity, guard = self._state.identity, self._state.guard
         start, end = identity.start, identity.end
         headers, encoded = self._state.mirror.headers, self._encoded
@@ -150,16 +153,18 @@ class PointReads:
             if fence is not None:
                 self._refused[index] = closed(fence)
                 continue
-            if read.all_columns:
-                whole_rows.append(index)
-                continue
-            row_prefix = component(row)
             columns = read.columns
             if len(columns) > columns_max:
                 raise InvalidArgument(
                     f"reads[{index}].columns",
                     f"{len(columns)} entries, at most {columns_max} allowed",
                 )
+            if read.all_columns or read.column_prefixes:
+                field, limits = f"reads[{index}].", self._state.limits
+                self._chosen[index] = chosen_columns(field, read, encoded, limits)
+                whole_rows.append(index)
+                continue
+            row_prefix = component(row)
             for column in columns:
                 cell = row_prefix + encoded[column]
                 if cell in headers:
@@ -262,7 +267,7 @@ class PointReads:
         return True
 
     async def _answer_row(self, index: int, read: pb.RowRead) -> None:
-        """Reads all columns of a row, in slices."""
+        """Reads the chosen columns of a row, in slices."""
         await self._held_cells_let_go(index, index + 1)
         fence = self._state.load_fences.over(read.row)
         if fence is not None:  # raised since the rest of its slice was answered
@@ -271,8 +276,9 @@ class PointReads:
         if not self._has_room(index):
             return
         row, slice_entries = read.row, self._state.limits.slice_entries
+        wanted = self._chosen[index]
         locks = self._locks(read).in_rows(
-            row, row + b"\0", wanted=None, rows_max=1, looked_at_max=1, bytes_max=1
+            row, row + b"\0", wanted=wanted, rows_max=1, looked_at_max=1, bytes_max=1
         )
         for _, column, record in locks.records:
             self._report(index, row, column, record)
@@ -283,7 +289,7 @@ class PointReads:
                 cursor,
                 storage.get,
                 read.timestamp,
-                wanted=None,
+                wanted=wanted,
                 hidden=locks.cells,
                 report_deletes=read.report_deletes,
             )

@@ -9,6 +9,7 @@ from percolator.errors import InvalidArgument
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.chosen_columns import chosen_columns
 from percolator.tablet.reading.scan_page import ScanPage, ScanPlan
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -33,11 +34,10 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
     state.guard.check_read(request.timestamp, "timestamp")
     if not request.all_columns and not request.columns:
         raise InvalidArgument("columns", "is empty, and all_columns is not set: nothing to read")
-    wanted = None if request.all_columns else frozenset(columns[c] for c in request.columns)
     return ScanPlan(
         timestamp=request.timestamp,
         passed=frozenset(request.passing),
-        wanted=wanted,
+        wanted=chosen_columns("", request, columns, limits),
         reverse=request.reverse,
         report_deletes=request.report_deletes,
         rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),

@@ -114,6 +114,22 @@ BAD_ROWS = {
     "an empty column": (wire.RowQuery(table=TABLE, columns=[b"c", b""]), r"columns\[1\]"),
     "a reserved one": (wire.RowQuery(table=TABLE, columns=[b"\0x"]), r"columns\[0\]"),
     "a column twice": (wire.RowQuery(table=TABLE, columns=[b"c", b"c"]), "names a column twice"),
+    "an empty prefix": (
+        wire.RowQuery(table=TABLE, column_prefixes=[b"c", b""]),
+        r"rows\[0\]\.column_prefixes\[1\]: is empty",
+    ),
+    "a reserved prefix": (
+        wire.RowQuery(table=TABLE, column_prefixes=[b"\0"]),
+        r"rows\[0\]\.column_prefixes\[0\]: begins with 00",
+    ),
+    "prefixes and columns": (
+        wire.RowQuery(table=TABLE, columns=[b"c"], column_prefixes=[b"d"]),
+        r"rows\[0\]\.column_prefixes: cannot be combined with columns",
+    ),
+    "very many prefixes": (
+        wire.RowQuery(table=TABLE, column_prefixes=[b"%d" % n for n in range(101)]),
+        r"rows\[0\]\.column_prefixes: expected at most 100",
+    ),
 }
 
 
@@ -124,6 +140,24 @@ async def test_bad_reads_are_refused(case: str) -> None:
         request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
         with pytest.raises(InvalidArgument, match=field):
             await one.handler.get(request)
+
+
+async def test_a_scan_of_bad_prefixes_is_refused() -> None:
+    async with gateways(1) as (_, (one,)):
+        start = await one.begin()
+        for prefixes, columns, field in (
+            ([b""], [], r"^column_prefixes\[0\]: is empty"),
+            ([b"c"], [b"d"], "^column_prefixes: cannot be combined with columns"),
+        ):
+            with pytest.raises(InvalidArgument, match=field):
+                await one.scan(
+                    wire.ScanTableRequest(
+                        start_timestamp=start,
+                        table=TABLE,
+                        columns=columns,
+                        column_prefixes=prefixes,
+                    )
+                )
 
 
 async def test_an_answer_that_is_too_large_is_not_sent() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from percolator import Column, Row, SchemaError, Table, codecs, recipes
+from percolator import Column, Family, Row, SchemaError, Table, codecs, recipes
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -76,3 +76,60 @@ def test_a_row_refuses_columns_of_other_tables() -> None:
         row.get(stranger)
     with pytest.raises(SchemaError):
         _ = "balance" in row  # type: ignore[operator]
+
+
+edges = accounts.family("edge:", codecs.integer)
+
+
+def test_a_family_makes_columns_of_its_prefix_and_codec() -> None:
+    assert edges.column("bob") == accounts.column("edge:bob", codecs.integer)
+    assert edges.column(b"\xff").name == b"edge:\xff"
+    assert edges.column("bob").codec is codecs.integer
+    assert accounts.family(b"edge:", codecs.text) == edges
+    assert (
+        len({edges, Family(accounts, "edge:", codecs.integer), accounts.family("e", edges.codec)})
+        == 2
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", b"", "\0", "x" * 256, None, 5])
+def test_a_family_has_a_prefix_that_a_column_can_have(prefix: Any) -> None:
+    with pytest.raises(SchemaError):
+        accounts.family(prefix, codecs.integer)
+
+
+@pytest.mark.parametrize("name", ["", b"", "x" * 251, None, 5])
+def test_a_column_of_a_family_has_a_name_after_the_prefix(name: Any) -> None:
+    with pytest.raises(SchemaError, match="a column name must have 1 to 255 bytes"):
+        edges.column(name)
+
+
+def test_a_row_shows_a_family_by_name_in_order() -> None:
+    one, two = codecs.integer.encode(1), codecs.integer.encode(2)
+    cells = {b"edge:joe": two, b"owner": b"Bob", b"edge:bob": one, b"edge": b"x", b"edge;": b"y"}
+    row = Row(accounts, "hub", cells, [owner, edges, edges.column("joe")])
+    for _ in range(2):
+        assert row.family(edges) == {"bob": 1, "joe": 2}
+        assert list(row.family(edges)) == ["bob", "joe"]
+        assert [(column.name, value) for column, value in row.items()] == [
+            (b"owner", "Bob"),
+            (b"edge:bob", 1),
+            (b"edge:joe", 2),
+        ]
+    assert row.family(accounts.family("none:", codecs.integer)) == {}
+
+
+def test_a_name_in_a_family_that_is_no_text_is_refused_where_it_cannot_be_shown() -> None:
+    row = Row(accounts, "hub", {b"edge:\xff": codecs.integer.encode(1)}, [edges])
+    with pytest.raises(
+        SchemaError, match=r"row 'hub': the name of column b'edge:\\xff' is no text"
+    ):
+        row.family(edges)
+    assert row.items() == [(edges.column(b"\xff"), 1)]
+
+
+def test_a_row_refuses_families_of_other_tables() -> None:
+    stranger: Any
+    for stranger in (Table("others").family("edge:", codecs.integer), balance):
+        with pytest.raises(SchemaError, match="is not a family of table 'accounts'"):
+            Row(accounts, "hub", {}).family(stranger)

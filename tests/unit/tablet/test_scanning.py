@@ -46,6 +46,9 @@ async def drained(pages: AsyncIterator[Any]) -> list[Any]:
         ("range", pb.ScanRequest(range=cells_pb2.RowRange(start=b"c", end=b"c"))),
         ("timestamp", pb.ScanRequest(timestamp=0)),
         ("columns", pb.ScanRequest(all_columns=False)),
+        ("column_prefixes", pb.ScanRequest(column_prefixes=[b"c", b""])),
+        ("column_prefixes", pb.ScanRequest(column_prefixes=[b"\0c"])),
+        ("column_prefixes", pb.ScanRequest(column_prefixes=[b"%d" % n for n in range(101)])),
     ],
 )
 async def test_a_bad_scan_is_refused_by_the_name_of_its_field(
@@ -61,6 +64,17 @@ async def test_a_bad_scan_is_refused_by_the_name_of_its_field(
     with pytest.raises(InvalidArgument) as caught:
         await drained(rig.tablet.scan(request))
     assert caught.value.field == field
+
+
+async def test_prefixes_go_with_all_columns_and_nothing_else() -> None:
+    """Older releases ignore prefixes: they would return too few columns."""
+    rig = await Rig().open()
+    scan = pb.ScanRequest(target=TARGET, timestamp=30, columns=[b"c"], column_prefixes=[b"d"])
+    with pytest.raises(InvalidArgument, match="column_prefixes: may only be given together with"):
+        await drained(rig.tablet.scan(scan))
+    read = pb.RowRead(row=b"r", timestamp=30, columns=[b"c"], column_prefixes=[b"d"])
+    with pytest.raises(InvalidArgument, match=r"reads\[0\]\.column_prefixes: may only be given"):
+        await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
 
 
 @pytest.mark.parametrize(

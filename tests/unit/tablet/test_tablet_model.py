@@ -41,6 +41,7 @@ from tests.unit.tablet.tablets import (
 
 ROWS = st.sampled_from([b"", b"\0", b"a", b"a\0", b"a\0\x01", b"a\x01", b"b", b"\xff", b"\xff\xff"])
 COLUMNS = st.sampled_from([b"", b"\0", b"c", b"c\0d"])
+COLUMN_PREFIXES = st.lists(st.sampled_from([b"c", b"c\0", b"c\0d", b"d"]), max_size=2)
 TIMES = st.integers(1, 12)
 VALUES = st.sampled_from([b"", b"\0", b"v", b"a longer value"])
 QUALIFIERS = st.sampled_from([b"f", b"f\0", b"g"])
@@ -142,11 +143,13 @@ def scans(draw: st.DrawFn) -> pb.ScanRequest:
     if end and start >= end:
         start, end = end, start
     columns = draw(st.lists(COLUMNS, max_size=2))
+    prefixes = draw(COLUMN_PREFIXES)
     return pb.ScanRequest(
         target=TARGET,
         range=cells_pb2.RowRange(start=start if start != end else b"", end=end),
         columns=columns,
-        all_columns=not columns,
+        all_columns=bool(prefixes) or not columns,
+        column_prefixes=prefixes,
         timestamp=draw(TIMES),
         passing=draw(st.lists(TIMES, max_size=2)),
         reverse=draw(st.booleans()),
@@ -157,19 +160,28 @@ def scans(draw: st.DrawFn) -> pb.ScanRequest:
     )
 
 
-READS = st.builds(
-    pb.RowRead,
-    row=ROWS,
-    columns=st.lists(COLUMNS, max_size=3, unique=True),
-    all_columns=st.booleans(),
-    timestamp=TIMES,
-    passing=st.lists(TIMES, max_size=2),
-    report_deletes=st.booleans(),
-)
+@st.composite
+def reads(draw: st.DrawFn) -> pb.RowRead:
+    prefixes = draw(COLUMN_PREFIXES)
+    return pb.RowRead(
+        row=draw(ROWS),
+        columns=draw(st.lists(COLUMNS, max_size=3, unique=True)),
+        all_columns=bool(prefixes) or draw(st.booleans()),
+        timestamp=draw(TIMES),
+        passing=draw(st.lists(TIMES, max_size=2)),
+        report_deletes=draw(st.booleans()),
+        column_prefixes=prefixes,
+    )
+
+
+READS = reads()
 
 
 def wanted_by(asked: pb.RowRead | pb.ScanRequest) -> Callable[[bytes], bool]:
     """All columns are those that are not reserved."""
+    if asked.column_prefixes:
+        prefixes = tuple(asked.column_prefixes)
+        return lambda column: column in asked.columns or column.startswith(prefixes)
     if asked.all_columns:
         return lambda column: not column.startswith(b"\0")
     return lambda column: column in asked.columns
