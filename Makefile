@@ -230,6 +230,10 @@ example-bank: $(READY) ## Threads transfer money while others check that none is
 example-counter-view: $(READY) ## An observer keeps sums of orders up to date (5 s)
 	$(BIN)/python -m examples python -m examples.counter_view
 
+.PHONY: example-shop
+example-shop: $(READY) ## Orders take from the stock, and observers keep the best sellers (5 s)
+	$(BIN)/python -m examples --observers examples.shop:observers python -m examples.shop
+
 .PHONY: example-webindex
 example-webindex: $(READY) ## Observers index a crawl: duplicates, links, canonical pages
 	$(BIN)/python -m examples --observers examples.webindex.observers:observers bash -ec \

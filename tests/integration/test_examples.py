@@ -62,6 +62,21 @@ def test_an_example_of_recipes_agrees_with_plain_python_in_fifty_lines(
     assert done.stdout.endswith(f"{ends_with}\n")
 
 
+def test_the_shop_agrees_with_plain_python() -> None:
+    command = ["--observers", "examples.shop:observers", sys.executable, "-m", "examples.shop"]
+    done = subprocess.run(
+        [sys.executable, "-m", "examples", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, _complaints(done.stderr)) == (0, [])
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["dishes", "drinks"]
+    assert all(line.endswith("as plain Python finds in all orders") for line in lines)
+
+
 def _complaints(stderr: str) -> list[str]:
     """What a program said on its standard error, but for transactions that a busy machine slows."""
     slow = re.compile(r"slow transaction: |\d+ more slow transactions were not logged")
@@ -70,7 +85,7 @@ def _complaints(stderr: str) -> list[str]:
 
 def test_the_commands_of_the_makefile_run_the_examples() -> None:
     recipes = (ROOT / "Makefile").read_text()
-    for example in ("bank", "counter_view", "webindex.load"):
+    for example in ("bank", "counter_view", "shop", "webindex.load"):
         assert re.search(rf"-m examples .*?python -m examples\.{example}\b", recipes, re.DOTALL)
 
 
