@@ -13,7 +13,7 @@ GOODS = {"tea": "drinks", "coffee": "drinks", "cup": "dishes", "plate": "dishes"
 
 
 def work(db: percolator.Database, clerk: int) -> None:
-    for number in range(40):
+    for number in range(20):
         with suppress(shop.SoldOut):
             order, name = f"{clerk}-{number}", random.choice(list(GOODS))  # noqa: S311 - no secret
             shop.place(db, order, name, number % 9 + 1)
@@ -28,7 +28,7 @@ if __name__ == "__main__":
         new = [name for name in GOODS if db.get(name, shop.stock) is None]
         db.set_many((name, {shop.category: GOODS[name], shop.stock: 500}) for name in new)
         with ThreadPoolExecutor() as threads:
-            list(threads.map(work, [db] * 8, random.sample(range(10**9), 8)))
+            list(threads.map(work, [db] * 4, random.sample(range(10**9), 4)))
         db.wait_for_observers()
         with db.snapshot() as snapshot:
             sales: Counter[str] = Counter()

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
 from percolator.aio.engine import Engine, OpenStarts
 from percolator.arguments import require_seconds
@@ -134,12 +135,13 @@ async def connect_to(
         on_trouble=parts.ask_soon,
         owner="database",
     )
-    open_starts = OpenStarts()
+    open_starts, activity = OpenStarts(), ProcessActivity()
     sessions = Sessions(
         world,
         parts.lock_services,
         SessionSettings(description=description),
         oldest_start=open_starts.oldest,
+        activity=activity.report,
     )
     locks = AdvisoryLocks(sessions, ttl_seconds=LOCK_SECONDS)
     if parts.lock_services:
@@ -153,6 +155,7 @@ async def connect_to(
         locks,
         limits,
         open_starts,
+        activity,
         [_Cancelled(watch), sessions, timestamps, world.network],
     )
     return Database(engine, retry)

@@ -415,6 +415,7 @@ class Database:
         self._engine.require_usable()
         worker = new_worker(self._engine, observers, limits, drain_seconds)
         self._workers[worker] = None
+        self._engine.activity.workers.add(worker)
         return worker
 
     async def register_observers(self, observers: Sequence[Observer]) -> None:

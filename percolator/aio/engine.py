@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
+from percolator.aio.activity import ProcessActivity
 from percolator.errors import SchemaError, TabletLocation, UsageError
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
@@ -91,6 +92,7 @@ class Engine:
         locks: AdvisoryLocks,
         limits: Limits,
         open_starts: OpenStarts,
+        activity: ProcessActivity,
         closing: list[Closes],
     ) -> None:
         """`closing` is closed in this order, after everything that the engine itself has made."""
@@ -106,6 +108,7 @@ class Engine:
         self.locks = locks
         self.timestamps = timestamps
         self.open_starts = open_starts
+        self.activity = activity
         self.env = Environment(
             cells=self.router,
             timestamps=timestamps,
@@ -117,6 +120,7 @@ class Engine:
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
             deleted_tables=self._deleted_tables,
+            tally=activity.tally,
         )
         self.cleanup = Cleanup(self.env)
         self.heartbeats = Heartbeats(self.env)

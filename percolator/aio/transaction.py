@@ -167,10 +167,13 @@ class Transaction(WeakNotifications):
             # If cancelled in the middle, the outcome is not known here; `resolve` can find out.
             sent = self._commit is not None and self._commit.may_be_committed
             self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
+            if isinstance(error, ConflictError):
+                self._env.tally.lost_at(error.cell)
             if self._writes.has_read_locks and (better := explained(error)) is not error:
                 raise better from error
             raise
         self.commit_timestamp = Timestamp(commit)
+        self._env.tally.commits += 1
         self._end(Outcome.COMMITTED)
         if self._attempts is not None:
             self._attempts.end()  # at once, rather than when the caller's thread has woken up

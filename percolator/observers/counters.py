@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from percolator.protocol.tally import ContendedCells
+
 LATENCY_BOUNDS_SECONDS = (
     0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 )  # fmt: skip
@@ -16,6 +18,7 @@ class Counters:
     __slots__ = (
         "abandoned",
         "acknowledged",
+        "cells",
         "commits",
         "conflicts",
         "dead_letters",
@@ -34,6 +37,8 @@ class Counters:
         """Runs that committed."""
         self.conflicts = 0
         """Runs that conflicted with another transaction, and are retried."""
+        self.cells = ContendedCells()
+        """Where they conflicted."""
         self.postponed = 0
         """Attempts that the cluster did not answer in time, and that are retried."""
         self.failures = 0

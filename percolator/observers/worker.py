@@ -108,6 +108,11 @@ class Worker:
         parts.scanner.wake()
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and neither stopped nor ended by an error."""
+        return self._parts is not None and not self._ended.is_set()
+
+    @property
     def counters(self) -> Mapping[tuple[str, str], Counters]:
         """What the observers have done, by table and observer."""
         watched = self._parts.registrations.watched if self._parts else ()

@@ -12,6 +12,7 @@ from percolator.errors import CellAddress, PercolatorError
 from percolator.limits import Limits
 from percolator.protocol.hot_cells import HotCells, Loss
 from percolator.protocol.rivals import Rivals
+from percolator.protocol.tally import Tally
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import Cells, Mutations
@@ -122,6 +123,7 @@ class Environment:
     """Where this client's transactions have lost, and take turns."""
     rivals: Rivals = field(default_factory=Rivals)
     """Where they have lost to other clients, and pause."""
+    tally: Tally = field(default_factory=Tally)
     background: Tasks = field(default_factory=lambda: Tasks(_left_to_others))
     """Work that continues after its caller has its result: committing other cells, or rolling them
     back. Nothing depends on it: what is left when the process ends is done by the clients that meet

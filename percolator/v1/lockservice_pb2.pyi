@@ -18,16 +18,68 @@ LIVENESS_DEAD: Liveness
 LIVENESS_UNDECIDED: Liveness
 
 class SessionInfo(_message.Message):
-    __slots__ = ("description", "ttl_milliseconds", "oldest_start_timestamp", "pin")
+    __slots__ = ("description", "ttl_milliseconds", "oldest_start_timestamp", "pin", "activity")
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TTL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     description: str
     ttl_milliseconds: int
     oldest_start_timestamp: int
     pin: bool
-    def __init__(self, description: _Optional[str] = ..., ttl_milliseconds: _Optional[int] = ..., oldest_start_timestamp: _Optional[int] = ..., pin: bool = ...) -> None: ...
+    activity: Activity
+    def __init__(self, description: _Optional[str] = ..., ttl_milliseconds: _Optional[int] = ..., oldest_start_timestamp: _Optional[int] = ..., pin: bool = ..., activity: _Optional[_Union[Activity, _Mapping]] = ...) -> None: ...
+
+class Activity(_message.Message):
+    __slots__ = ("commits", "conflicts", "cells", "observers")
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVERS_FIELD_NUMBER: _ClassVar[int]
+    commits: int
+    conflicts: int
+    cells: _containers.RepeatedCompositeFieldContainer[ContendedCell]
+    observers: _containers.RepeatedCompositeFieldContainer[ObserverActivity]
+    def __init__(self, commits: _Optional[int] = ..., conflicts: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ContendedCell, _Mapping]]] = ..., observers: _Optional[_Iterable[_Union[ObserverActivity, _Mapping]]] = ...) -> None: ...
+
+class ContendedCell(_message.Message):
+    __slots__ = ("table_id", "row", "column", "conflicts")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    row: bytes
+    column: bytes
+    conflicts: int
+    def __init__(self, table_id: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., conflicts: _Optional[int] = ...) -> None: ...
+
+class ObserverActivity(_message.Message):
+    __slots__ = ("table", "observer", "runs", "commits", "conflicts", "postponed", "failures", "dead_letters", "backlog", "latency_milliseconds", "cells")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    CONFLICTS_FIELD_NUMBER: _ClassVar[int]
+    POSTPONED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    observer: str
+    runs: int
+    commits: int
+    conflicts: int
+    postponed: int
+    failures: int
+    dead_letters: int
+    backlog: int
+    latency_milliseconds: int
+    cells: _containers.RepeatedCompositeFieldContainer[ContendedCell]
+    def __init__(self, table: _Optional[str] = ..., observer: _Optional[str] = ..., runs: _Optional[int] = ..., commits: _Optional[int] = ..., conflicts: _Optional[int] = ..., postponed: _Optional[int] = ..., failures: _Optional[int] = ..., dead_letters: _Optional[int] = ..., backlog: _Optional[int] = ..., latency_milliseconds: _Optional[int] = ..., cells: _Optional[_Iterable[_Union[ContendedCell, _Mapping]]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("info", "ttl_may_be_shorter")
@@ -82,12 +134,14 @@ class CheckSessionsResponse(_message.Message):
     def __init__(self, liveness: _Optional[_Iterable[_Union[Liveness, str]]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token")
+    __slots__ = ("page_size", "page_token", "activity")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: bytes
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[bytes] = ...) -> None: ...
+    activity: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[bytes] = ..., activity: bool = ...) -> None: ...
 
 class Session(_message.Message):
     __slots__ = ("session_id", "info", "age_milliseconds", "remaining_milliseconds", "locks")

@@ -30,6 +30,8 @@ _RENEWALS_PER_LIFE = 3
 _DESCRIPTION_BYTES_MAX = 256
 _SECONDS_MAX = 86_400.0
 _TIMESTAMP_MAX = 2**64 - 1
+ACTIVITY_BYTES_MAX = 8_192
+"""What a lock service accepts by default."""
 _JITTER = 0.2
 """Renewals come early by up to this fraction of their interval; otherwise, all clients would renew
 at the same moment after a restart."""
@@ -75,16 +77,19 @@ class Sessions:
         settings: SessionSettings,
         *,
         oldest_start: Callable[[], int] = lambda: 0,
+        activity: Callable[[], wire.Activity | None] = lambda: None,
         on_expired: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """`addresses` is read, and `oldest_start` called, whenever they are needed; `oldest_start`
-        returns the smallest start timestamp of the open transactions, 0 for none. `on_expired`
+        returns the smallest start timestamp of the open transactions, 0 for none. `activity` says
+        what this process does. `on_expired`
         receives the id of a session that was lost: its advisory locks are no longer held.
         """
         self._world = world
         self._settings = settings
         self._ttl_seconds = settings.ttl_seconds
         self._oldest_start = oldest_start
+        self._activity = activity
         self._on_expired = on_expired
         self.calls = LockServiceCalls(world.network, addresses)
         """Calls to the service that knows the session, for everything done in its name."""
@@ -225,6 +230,7 @@ class Sessions:
             ttl_milliseconds=round(self._ttl_seconds * 1000),
             oldest_start_timestamp=pin_at or self._oldest(),
             pin=pin_at != 0,
+            activity=self._activity(),
         )
 
     def _oldest(self) -> int:

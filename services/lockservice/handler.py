@@ -61,11 +61,15 @@ class LockServiceHandler:
         return wire.CheckSessionsResponse(liveness=liveness)
 
     async def list_sessions(self, request: wire.ListSessionsRequest) -> wire.ListSessionsResponse:
-        limit = self._limits.page_sessions_max
+        limits = self._limits
+        limit = min(
+            limits.page_sessions_max,
+            limits.page_activities_max if request.activity else limits.page_sessions_max,
+        )
         size = min(request.page_size or limit, limit)
         sessions, more = self.sessions.page(self._number_of_token(request.page_token), size)
         return wire.ListSessionsResponse(
-            sessions=map(self.describe, sessions),
+            sessions=[self.describe(one, activity=request.activity) for one in sessions],
             next_page_token=self._token(sessions[-1].number) if more else b"",
             settling=self.sessions.settling,
             ttl_milliseconds_max=self._limits.ttl_milliseconds_max,
@@ -100,11 +104,15 @@ class LockServiceHandler:
         self._limits.check_ttl("info.ttl_milliseconds", info.ttl_milliseconds)
         if info.pin and not info.oldest_start_timestamp:
             raise InvalidArgument("info.oldest_start_timestamp", "is 0; a pin needs one")
+        # Kept as bytes: people ask for it seldom, and clients send it every second.
+        activity = info.activity.SerializeToString() if info.HasField("activity") else None
+        self._limits.check_activity("info.activity", len(activity or b""))
         return SessionInfo(
             description=info.description,
             ttl_milliseconds=info.ttl_milliseconds,
             oldest_start_timestamp=info.oldest_start_timestamp,
             pin=info.pin,
+            activity=activity,
         )
 
     def _check_lock_request(self, request: wire.TryLockRequest | wire.RenewLocksRequest) -> Session:
@@ -113,7 +121,8 @@ class LockServiceHandler:
         self._limits.check_ttl("ttl_milliseconds", request.ttl_milliseconds)
         return self.sessions.find(request.session_id)
 
-    def describe(self, session: Session) -> wire.Session:
+    def describe(self, session: Session, *, activity: bool = False) -> wire.Session:
+        stored = session.info.activity if activity else None
         return wire.Session(
             session_id=session.session_id,
             info=wire.SessionInfo(
@@ -121,6 +130,7 @@ class LockServiceHandler:
                 ttl_milliseconds=session.info.ttl_milliseconds,
                 oldest_start_timestamp=session.info.oldest_start_timestamp,
                 pin=session.info.pin,
+                activity=None if stored is None else wire.Activity.FromString(stored),
             ),
             age_milliseconds=self.sessions.age_milliseconds(session),
             remaining_milliseconds=self.sessions.remaining_milliseconds(session),

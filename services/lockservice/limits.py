@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument
 from percolator.wire.liveness import SESSION_ID_BYTES
+from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class LockServiceLimits:
     request_items_max: int = 4_096
     """Lock names or session ids in one request."""
     page_sessions_max: int = 1_000
+    activity_bytes_max: int = ACTIVITY_BYTES_MAX
+    activity_bytes_total_max: int = 64 * 1024 * 1024
+    """When it is reached, activities are left out; sessions are not refused."""
+    page_activities_max: int = 100
+    """Sessions on a page that shows what they do."""
 
     def check_ttl(self, field: str, milliseconds: int) -> None:
         """Too short, and it ends before a renewal can arrive; too long, and it outlives a crash."""
@@ -43,6 +49,12 @@ class LockServiceLimits:
         if size > self.description_bytes_max:
             raise InvalidArgument(
                 field, f"has {size} bytes; at most {self.description_bytes_max} are allowed"
+            )
+
+    def check_activity(self, field: str, size: int) -> None:
+        if size > self.activity_bytes_max:
+            raise InvalidArgument(
+                field, f"has {size} bytes; at most {self.activity_bytes_max} are allowed"
             )
 
     def check_names(self, names: Sequence[bytes]) -> None:

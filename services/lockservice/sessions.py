@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sortedcontainers import SortedDict
 
@@ -37,6 +37,8 @@ class SessionInfo:
     ttl_milliseconds: int
     oldest_start_timestamp: int
     pin: bool
+    activity: bytes | None = None
+    """What the process does, as it was sent; None if it says nothing, or if there is no room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,7 @@ class OpenSessions:
         self._by_number: SortedDict[int, Session] = SortedDict()
         self._deadlines: Deadlines[Session] = Deadlines()
         self._last_number = 0
+        self._activity_bytes = 0
         # Ids that ended or expired here, kept for as long as a takeover could revive them.
         self._buried: set[bytes] = set()
         self._takes_over = True
@@ -102,7 +105,8 @@ class OpenSessions:
             self._take_over(session_id, info)
             return True
         _check_pin_unchanged(session.info, info)
-        session.info = info
+        self._activity_bytes -= len(session.info.activity or b"")
+        session.info = self._with_room(info)
         deadline_tick = self._time.tick() + ticks_of(info.ttl_milliseconds)
         self._deadlines.move(session, session.deadline_tick, deadline_tick)
         session.deadline_tick = deadline_tick
@@ -208,14 +212,24 @@ class OpenSessions:
         self._last_number += 1
         now = self._time.tick()
         deadline_tick = now + ticks_of(info.ttl_milliseconds)
-        session = Session(session_id, self._last_number, info, now, deadline_tick)
+        session = Session(session_id, self._last_number, self._with_room(info), now, deadline_tick)
         self._by_id[session_id] = session
         self._by_number[session.number] = session
         self._deadlines.add(session, deadline_tick)
         return session
 
+    def _with_room(self, info: SessionInfo) -> SessionInfo:
+        """What is kept. An activity for which there is no room is left out: a session that
+        was refused because of it would be declared dead."""
+        size = len(info.activity or b"")
+        if self._activity_bytes + size > self._limits.activity_bytes_total_max:
+            return replace(info, activity=None)
+        self._activity_bytes += size
+        return info
+
     def _forget(self, session: Session) -> None:
         session.deadline_tick = 0
+        self._activity_bytes -= len(session.info.activity or b"")
         del self._by_id[session.session_id]
         del self._by_number[session.number]
         if self._is_in_grace() and not self._bury(session.session_id):

@@ -112,6 +112,8 @@ class RunPool:
             raise
         except ConflictError as error:
             counters.conflicts += 1
+            if error.cell is not None:
+                counters.cells.lost_at(error.cell)
             if self._turns.lost(work, error):
                 self._repeat(work, _CONFLICT_SECONDS)
             else:

@@ -1,0 +1,84 @@
+"""What this process does, as it tells others with its session: see `percolator observers stats`.
+
+The lock service bounds a report, so what matters least is left out: first the cells of observers,
+then the cells of the process, then observers, those with the fewest runs first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakSet
+
+from percolator.observers.counters import Counters
+from percolator.observers.worker import Worker
+from percolator.protocol.tally import ContendedCells, Tally
+from percolator.v1 import lockservice_pb2 as wire
+from percolator.wire.sessions import ACTIVITY_BYTES_MAX
+
+_CELLS = 8
+_CELLS_OF_OBSERVER = 3
+_ROW_BYTES = 512
+
+
+class ProcessActivity:
+    """Counts of one client and of its workers."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.workers: WeakSet[Worker] = WeakSet()
+
+    def report(self) -> wire.Activity:
+        """For the lock service: within its limit."""
+        report = wire.Activity(
+            commits=self.tally.commits,
+            conflicts=self.tally.conflicts,
+            cells=_contended(self.tally.cells, _CELLS),
+            observers=self._observers(),
+        )
+        if report.ByteSize() > ACTIVITY_BYTES_MAX:
+            for one in report.observers:
+                del one.cells[:]
+        if report.ByteSize() > ACTIVITY_BYTES_MAX:
+            del report.cells[:]
+        while report.ByteSize() > ACTIVITY_BYTES_MAX:
+            least = min(range(len(report.observers)), key=lambda at: report.observers[at].runs)
+            del report.observers[least]
+        return report
+
+    def _observers(self) -> Iterable[wire.ObserverActivity]:
+        """An observer may be run by several workers of one process: they are told apart."""
+        found = [
+            (name, counters, worker.backlog.get(name, 0))
+            for worker in list(self.workers)
+            if worker.is_running
+            for name, counters in worker.counters.items()
+        ]
+        for name, counters, backlog in sorted(found, key=lambda one: one[0]):
+            yield _observer(name, counters, backlog)
+
+
+def _observer(name: tuple[str, str], counters: Counters, backlog: int) -> wire.ObserverActivity:
+    table, observer = name
+    return wire.ObserverActivity(
+        table=table,
+        observer=observer,
+        runs=counters.runs,
+        commits=counters.commits,
+        conflicts=counters.conflicts,
+        postponed=counters.postponed,
+        failures=counters.failures,
+        dead_letters=counters.dead_letters,
+        backlog=backlog,
+        latency_milliseconds=round(counters.latency_seconds * 1000),
+        cells=_contended(counters.cells, _CELLS_OF_OBSERVER),
+    )
+
+
+def _contended(cells: ContendedCells, number: int) -> Iterable[wire.ContendedCell]:
+    for cell, conflicts in cells.most(number):
+        yield wire.ContendedCell(
+            table_id=cell.table_id,
+            row=cell.row[:_ROW_BYTES],
+            column=cell.column,
+            conflicts=conflicts,
+        )
