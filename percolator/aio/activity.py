@@ -9,23 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from weakref import WeakSet
 
+from percolator.errors import PercolatorError
 from percolator.observers.counters import Counters
 from percolator.observers.worker import Worker
 from percolator.protocol.tally import ContendedCells, Tally
 from percolator.v1 import lockservice_pb2 as wire
+from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 
 _CELLS = 8
 _CELLS_OF_OBSERVER = 3
 _ROW_BYTES = 512
+_ASK_SECONDS = 2.0
 
 
 class ProcessActivity:
     """Counts of one client and of its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock_services: LockServiceCalls | None = None) -> None:
+        """`lock_services`: where other processes tell what they do."""
         self.tally = Tally()
         self.workers: WeakSet[Worker] = WeakSet()
+        self.lock_services = lock_services
 
     def report(self) -> wire.Activity:
         """For the lock service: within its limit."""
@@ -44,6 +49,26 @@ class ProcessActivity:
             least = min(range(len(report.observers)), key=lambda at: report.observers[at].runs)
             del report.observers[least]
         return report
+
+    async def running_observers(self) -> set[tuple[str, str]] | None:
+        """The observers, by table and name, that run in any process of the cluster.
+
+        None if that cannot be known: no answer, or a process of an earlier release, which says
+        nothing. Without a lock service, such as in memory, there is only this process.
+        """
+        found = {(one.table, one.observer) for one in self._observers()}
+        if self.lock_services is None or not self.lock_services.addresses:
+            return found
+        try:
+            sessions = await self.lock_services.all_sessions(_ASK_SECONDS, activity=True)
+        except PercolatorError:
+            return None
+        clients = [one.info for one in sessions if not one.info.pin]
+        if not all(info.HasField("activity") for info in clients):
+            return None
+        return found.union(
+            (one.table, one.observer) for info in clients for one in info.activity.observers
+        )
 
     def _observers(self) -> Iterable[wire.ObserverActivity]:
         """An observer may be run by several workers of one process: they are told apart."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -39,6 +42,8 @@ _MASTER_SECONDS = 1.0
 """How long to wait for a master before asking the next one."""
 LOCK_SECONDS = 10.0
 """How long an advisory lock outlives its last extension. It ends with its session, at once."""
+_PROGRAM_CHARACTERS = 32
+"""Of a program's name, so that a description keeps within its limit in any script."""
 _NO_ORACLE_SECONDS = 0.1
 """How often the cluster is asked while it has no oracle."""
 
@@ -56,9 +61,9 @@ def connect(
     """Connects to a cluster by the `host:port` of any master or gateway (or several, with commas).
 
     The default address is $PERCOLATOR_ADDRESS, or localhost:7100. `description` tells others what
-    this process is, for instance when it holds a lock. `tls` and `token` identify it to a cluster
-    that requires them; the defaults come from PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE,
-    PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE.
+    this process is, for instance when it holds a lock; by default, program, host and process id.
+    `tls` and `token` identify it to a cluster that requires them; the defaults come from
+    PERCOLATOR_TLS_CA, PERCOLATOR_TLS_CERTIFICATE, PERCOLATOR_TLS_KEY and PERCOLATOR_TOKEN_FILE.
 
     >>> async with percolator.aio.connect("localhost:7100") as db: ...
     >>> db = await percolator.aio.connect("localhost:7100")
@@ -81,7 +86,7 @@ def connect(
                 addresses,
                 limits or Limits(),
                 retry or RetryPolicy(),
-                description=description,
+                description=description or this_process(os.path.basename(sys.argv[0]) or "python"),
                 timeout_seconds=timeout,
             )
         except BaseException:
@@ -89,6 +94,12 @@ def connect(
             raise
 
     return Connecting(start)
+
+
+def this_process(program: str) -> str:
+    """What others see of a client that does not describe itself: "shop.py on host-7, pid 312"."""
+    name = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "?" for c in program)
+    return f"{name[:_PROGRAM_CHARACTERS]} on {socket.gethostname()[:64]}, pid {os.getpid()}"
 
 
 class Connecting:
@@ -143,6 +154,7 @@ async def connect_to(
         oldest_start=open_starts.oldest,
         activity=activity.report,
     )
+    activity.lock_services = sessions.calls
     locks = AdvisoryLocks(sessions, ttl_seconds=LOCK_SECONDS)
     if parts.lock_services:
         await sessions.current()

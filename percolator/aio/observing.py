@@ -37,4 +37,5 @@ def worker_context(
         locks=engine.locks,
         begin=begin or new_transaction,
         blocking=BlockingCalls(engine.loop, engine.thread_ident),
+        running_observers=engine.activity.running_observers,
     )

@@ -26,6 +26,11 @@ class Worker:
         self._loop_thread.call(self._worker.start)
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started, and neither stopped nor ended by an error."""
+        return self._worker.is_running
+
+    @property
     def counters(self) -> Mapping[tuple[str, str], Counters]:
         """What the observers have done, by table and observer."""
         return self._worker.counters

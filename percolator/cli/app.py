@@ -30,6 +30,7 @@ from percolator.cli import (
     tablets,
     timestamp,
     tokens,
+    top,
     wait,
     worker,
 )
@@ -109,6 +110,7 @@ app.add_typer(pins.app, name="pins")
 app.add_typer(gc.app, name="gc")
 app.command("sessions")(sessions.sessions)
 app.command("status")(status.status)
+app.command("top")(top.top)
 
 
 def main() -> None:

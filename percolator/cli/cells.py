@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ from rich.table import Table as Screen
 
 from percolator import aio, codecs
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
+from percolator.cli.durations import duration_seconds
 from percolator.cli.stored import SPACES, described, first_cells, value_of
 from percolator.cli.values import ValueType, value_bytes, value_data, value_text
 from percolator.errors import InvalidArgument
@@ -23,7 +25,8 @@ RowName = Annotated[str, typer.Argument(help="The row: text, or hex:00ff.", show
 At = Annotated[
     str,
     typer.Option(
-        help="A timestamp, or an ISO 8601 time with its zone [default: now].", metavar="TIME"
+        help="A timestamp, an ISO 8601 time with its zone, or a time ago: -5m [default: now].",
+        metavar="TIME",
     ),
 ]
 Raw = Annotated[
@@ -273,10 +276,16 @@ def _bytes(field: str, text: str) -> bytes:
 
 
 def moment_of(text: str, option: str = "--at") -> Timestamp | None:
-    """The timestamp that an option names; None for the present."""
+    """The timestamp that an option names; None for the present. "-5m" is five minutes ago, by the
+    clock of this machine."""
     if not text:
         return None
     try:
+        if text.startswith("-"):
+            ago = timedelta(seconds=duration_seconds(option, text[1:]))
+            return Timestamp.before(datetime.now(UTC) - ago)
         return Timestamp.parse_to_read(text)
+    except OverflowError:
+        fail(InvalidArgument(option, f"{text!r} is before every commit"))
     except InvalidArgument as error:
         fail(InvalidArgument(option, error.reason))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from percolator import aio
-from percolator.aio.connecting import connect_to
+from percolator.aio.connecting import connect_to, this_process
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
@@ -70,23 +70,36 @@ class Connection:
         except PercolatorError as error:
             return error
 
-    def run_with_database(self, work: Callable[[aio.Database], Awaitable[T]]) -> T:
-        """Runs one piece of asynchronous work on a client of the cluster, closed afterwards."""
+    def run_with_database(
+        self, work: Callable[[aio.Database], Awaitable[T]], *, description: str = ""
+    ) -> T:
+        """Runs one piece of asynchronous work on a client of the cluster, closed afterwards.
 
-        async def with_database(network: GrpcNetwork) -> T:
-            world = World(clock=MachineClock(), network=network, random=machine_random())
+        `description` is what others see of it.
+        """
+        return self.run(lambda _: self.on_database(work, description=description))
+
+    async def on_database(
+        self, work: Callable[[aio.Database], Awaitable[T]], *, description: str = ""
+    ) -> T:
+        """The same, within asynchronous work."""
+        world = World(
+            clock=MachineClock(), network=GrpcNetwork(self.credentials), random=machine_random()
+        )
+        try:
             database = await connect_to(
                 world,
                 self.addresses,
                 Limits(call_seconds=self.timeout_seconds),
                 RetryPolicy(),
-                description="percolator command",
+                description=description or this_process("percolator command"),
                 timeout_seconds=self.timeout_seconds,
             )
-            async with database:
-                return await work(database)
-
-        return self.run(with_database)
+        except BaseException:
+            await world.network.close()
+            raise
+        async with database:
+            return await work(database)
 
     def show(self, as_data: Any, as_text: object) -> None:  # noqa: ANN401 (anything JSON can hold)
         """Prints JSON if `--json` was given, otherwise text."""

@@ -16,7 +16,7 @@ from percolator.observers.running.dead_letter_box import DeadLetterBox, as_data
 from percolator.row_text import row_bytes, row_text
 from percolator.timestamps import Timestamp
 
-app = typer.Typer(no_args_is_help=True, help="List, show, retry and clear dead letters.")
+app = typer.Typer(help="List [the default], show, retry and clear dead letters.")
 
 _ERROR_CHARACTERS = 80
 
@@ -26,6 +26,13 @@ RowOption = Annotated[
     str | None, typer.Option("--row", help="Only this row; hex:… for bytes.", show_default=False)
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
+
+
+@app.callback(invoke_without_command=True)
+def dead_letters(context: typer.Context) -> None:
+    """List all dead letters, or do something about some of them with a subcommand."""
+    if context.invoked_subcommand is None:
+        list_letters(context)
 
 
 @app.command("list")
@@ -72,6 +79,8 @@ def show(
             ("error", one.error),
         ):
             screen.add_row(name, plain(text))
+        for number, line in enumerate(one.traceback.splitlines()):
+            screen.add_row("traceback" if number == 0 else "", plain(line))
         screen.add_row("", "")
     here.show([as_data(one) for one in letters], screen if letters else "no such dead letter")
 

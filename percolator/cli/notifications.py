@@ -80,7 +80,8 @@ def notifications(
 # -------------------------------------------------------------------------- waiting
 
 
-async def _waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Shown]:
+async def waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Shown]:
+    """Yields the cells that wait for observers, table by table; empty names mean all."""
     observing = worker_context(engine)
     wanted = (observer.encode(),) if observer else ()
     for one in await observing.catalog.describe_all(observing.deadline()):
@@ -104,7 +105,7 @@ async def _list(database: aio.Database, table: str, observer: str, limit: int) -
     """Lists one more than `limit` if there are more."""
     await _require(database.internal.engine, table)
     listed: list[Shown] = []
-    async for one in _waiting(database.internal.engine, table, observer):
+    async for one in waiting(database.internal.engine, table, observer):
         listed.append(one)
         if len(listed) > limit:
             break
@@ -114,7 +115,7 @@ async def _list(database: aio.Database, table: str, observer: str, limit: int) -
 async def _count(database: aio.Database, table: str, observer: str) -> Counter[Count]:
     await _require(database.internal.engine, table)
     counts: Counter[Count] = Counter()
-    async for one in _waiting(database.internal.engine, table, observer):
+    async for one in waiting(database.internal.engine, table, observer):
         counts[one.table, one.observer] += 1
     return counts
 

@@ -1,4 +1,7 @@
-"""`percolator observers`: lists observers; pauses, resumes, backfills and removes them."""
+"""`percolator observers`: lists observers; pauses, resumes, backfills and removes them.
+
+A command that is more than a few lines has a file of its own, and is added here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from rich.table import Table as Screen
 
 from percolator import aio
 from percolator.aio.observing import worker_context
+from percolator.cli import observer_stats
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.masters import ask_master
 from percolator.errors import InvalidArgument, PercolatorError
@@ -18,7 +22,10 @@ from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
-app = typer.Typer(no_args_is_help=True, help="List, backfill, pause, resume and remove observers.")
+app = typer.Typer(
+    no_args_is_help=True, help="List, measure, backfill, pause, resume and remove observers."
+)
+app.command("stats")(observer_stats.stats)
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", show_default=False)]
 ObserverName = Annotated[str, typer.Argument(metavar="OBSERVER", show_default=False)]

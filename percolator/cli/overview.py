@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar
 
+from percolator.aio.observing import worker_context
+from percolator.cli.activity import workers_of
 from percolator.cli.connection import Connection
 from percolator.cli.masters import all_tablets, answer_of_leader
 from percolator.cli.roles import LEADING, ServerRole, roles_of
 from percolator.cli.sessions import list_sessions
-from percolator.errors import PercolatorError
+from percolator.errors import PercolatorError, Unavailable
+from percolator.observers.waiting import count_dead_letters
+from percolator.schema import DEAD_LETTERS_NAME
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Session
@@ -54,6 +59,9 @@ class Overview:
     tablets: list[wire.TabletInfo] = field(default_factory=list)
     servers: Sequence[wire.TabletServerInfo] = ()
     sessions: list[Session] = field(default_factory=list)
+    """With what their processes do."""
+    dead_letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By table and observer."""
     unknown: list[str] = field(default_factory=list)
     """What could not be fetched, and why."""
 
@@ -74,6 +82,9 @@ class Overview:
                 yield f"{_named(server)} does not answer"
             elif self.is_live and is_silent(server):
                 yield f"{_named(server)} is silent"
+        for server in self.cluster.gone:
+            ago = timedelta(seconds=server.silence_milliseconds // 1000)
+            yield f"{_named(server)} was there until {ago} ago, and is gone: start it again"
         for serving in self.servers:
             if serving.HasField("writes_refused"):
                 why = serving.writes_refused.message
@@ -85,6 +96,11 @@ class Overview:
             yield f"tablet {one.location.tablet_id} of {one.table} is not served{reason}"
         if len(not_served) > _LISTED_MAX:
             yield f"{len(not_served) - _LISTED_MAX} other tablets are not served"
+        for (table, observer), count in sorted(self.dead_letters.items()):
+            yield (
+                f"observer {observer} of table {table} has {count:,} dead letters: see "
+                "`percolator dead-letters list`"
+            )
         yield from self.unknown
 
     def _wrong_clocks(self) -> Iterator[str]:
@@ -114,12 +130,28 @@ class Overview:
                     '"When timestamps differ from the clocks" in docs/operating.md'
                 )
 
+    def library_workers(self) -> list[Session]:
+        """Processes that run observers and are no servers of the cluster: `percolator worker`, and
+        programs with `db.run_observers`."""
+        services = {
+            f"worker {one.address}"
+            for one in self.cluster.servers
+            if one.kind == ServiceKind.SERVICE_KIND_WORKER
+        }
+        return [one for one in workers_of(self.sessions) if one.info.description not in services]
+
     def leader(self, kind: ServiceKind) -> Server | None:
         """The leading master or oracle; None if none leads."""
         for one in self.cluster.servers:
             if one.kind == kind and self.roles.get(one.server_id) is ServerRole.LEADS:
                 return one
         return None
+
+    def can_be_read(self, table: str) -> bool:
+        """Whether the table exists, all its tablets are served, and there is an oracle to ask."""
+        tablets = [one for one in self.tablets if one.table == table]
+        is_served = all(one.serving for one in tablets)
+        return bool(tablets) and is_served and bool(self.leader(ServiceKind.SERVICE_KIND_ORACLE))
 
     def sum(self, figure: str) -> float:
         """The sum of one statistic over all tablets."""
@@ -157,9 +189,22 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
         part("tables", _tables(here, network), ()),
         part("tablets", all_tablets(here, network), []),
         part("tablet servers", _servers(here, network), ()),
-        part("sessions", list_sessions(here, network), []),
+        part("sessions", list_sessions(here, network, activity=True), []),
     )
+    if overview.can_be_read(DEAD_LETTERS_NAME):
+        overview.dead_letters = await part("dead letters", _dead_letters(here), {})
     return overview
+
+
+async def _dead_letters(here: Connection) -> dict[tuple[str, str], int]:
+    """Counted only if the tablets that have them are served: otherwise it would wait for them."""
+    try:
+        async with asyncio.timeout(_PROBE_SECONDS):
+            return await here.on_database(
+                lambda database: count_dead_letters(worker_context(database.internal.engine))
+            )
+    except TimeoutError:
+        raise Unavailable(f"no answer within {_PROBE_SECONDS:g} s") from None
 
 
 async def _ask_masters(here: Connection, reached: Network, overview: Overview) -> None:

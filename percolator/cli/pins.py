@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from percolator import aio
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import Connection, connection, errors_console, fail, plain
+from percolator.cli.durations import duration_seconds
 from percolator.cli.sessions import as_data, list_sessions
 from percolator.codecs import raw
 from percolator.errors import InvalidArgument, Unavailable
@@ -30,17 +31,22 @@ _CHECK_SECONDS = 1.0
 _KILLED = 143
 """The exit code that a shell reports for a process that SIGTERM has ended."""
 
-app = typer.Typer(
-    no_args_is_help=True, help="Keep old versions readable: list, create and release pins."
-)
+app = typer.Typer(help="Keep old versions readable: list [the default], create and release pins.")
+
+
+@app.callback(invoke_without_command=True)
+def pins(context: typer.Context) -> None:
+    """List the pins, or create or release one with a subcommand."""
+    if context.invoked_subcommand is None:
+        list_pins(context)
 
 
 @app.command("list")
 def list_pins(context: typer.Context) -> None:
     """List the pins, the one that holds the most history first."""
     here = connection(context)
-    pins = here.run(lambda network: _pins(here, network))
-    here.show([as_data(pin) for pin in pins], _as_table(pins))
+    found = here.run(lambda network: _pins(here, network))
+    here.show([as_data(pin) for pin in found], _as_table(found))
 
 
 @app.command("create")
@@ -74,7 +80,8 @@ def create(
     exit code becomes this one's.
     """
     here = connection(context)
-    moment, lasting = moment_of(at), _seconds(seconds)
+    moment = moment_of(at)
+    lasting = duration_seconds("--for", seconds) if seconds else None
     what = description or f"percolator pins create on {socket.gethostname()}"
     tables = [Schema(name, key=raw) for name in table or ()]
 
@@ -161,21 +168,6 @@ async def _run(command: list[str], pin: aio.Pin, stop: asyncio.Event) -> int:
     stopped.cancel()
     code = await ended
     return code if code >= 0 else _KILLED
-
-
-def _seconds(text: str) -> float | None:
-    """Parses "90", "90s", "15m", "2h" or "1d"."""
-    if not text:
-        return None
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-    unit = units.get(text[-1])
-    try:
-        seconds = float(text if unit is None else text[:-1]) * (unit or 1)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        fail(InvalidArgument("--for", f"expected a time such as 90s, 15m or 2h, found {text!r}"))
-    return seconds
 
 
 def _as_table(pins: list[Session]) -> Table | str:

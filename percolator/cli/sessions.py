@@ -9,7 +9,7 @@ from percolator.cli.connection import Connection, connection, plain
 from percolator.errors import Unavailable
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
-from percolator.v1.lockservice_pb2 import ListSessionsRequest, Session
+from percolator.v1.lockservice_pb2 import Session
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of
 from percolator.wire.lock_service import LockServiceCalls
@@ -23,22 +23,16 @@ def sessions(context: typer.Context) -> None:
     here.show([as_data(session) for session in listed], _as_table(listed))
 
 
-async def list_sessions(here: Connection, network: GrpcNetwork) -> list[Session]:
-    """All sessions, oldest first."""
+async def list_sessions(
+    here: Connection, network: GrpcNetwork, *, activity: bool = False
+) -> list[Session]:
+    """All sessions, oldest first; with what their processes do, if wanted."""
     cluster, reached = await here.reach(network)
     found = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
     if not found:
         raise Unavailable("no lock service is registered with the cluster")
     calls = LockServiceCalls(reached, found)
-    listed: list[Session] = []
-    token = b""
-    while True:
-        request = ListSessionsRequest(page_token=token)
-        page = await calls.call_any(lambda stub: stub.list_sessions, request, here.timeout_seconds)
-        listed += page.sessions
-        token = page.next_page_token
-        if not token:
-            return listed
+    return await calls.all_sessions(here.timeout_seconds, activity=activity)
 
 
 def as_data(session: Session) -> dict[str, object]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 from rich.console import Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from percolator.cli.connection import Connection, connection, console, plain
+from percolator.cli.connection import connection, fail, plain
 from percolator.cli.overview import NAMES, Overview, is_silent, look
 from percolator.cli.roles import ServerRole
 from percolator.cli.servers import remarks
-from percolator.errors import PercolatorError
+from percolator.cli.watching import keep_showing
+from percolator.errors import UsageError
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.master_pb2 import TabletServerInfo
 
@@ -38,42 +34,15 @@ def status(
 ) -> None:
     """Show the cluster, its servers, and what is wrong."""
     here = connection(context)
+    if watch and check:
+        fail(UsageError("--check reports one moment: it cannot be combined with --watch"))
     if watch:
-        _watch(here, every)
+        keep_showing(here, lambda network: look(here, network), _as_text, _as_data, every=every)
         return
     overview = here.run(lambda network: look(here, network))
     here.show(_as_data(overview), _as_text(overview))
     if check and overview.problems():
         raise typer.Exit(EXIT_PROBLEMS)
-
-
-def _watch(here: Connection, every: float) -> None:
-    """Shows the cluster until Ctrl-C. If no master answers, it shows the error and continues."""
-    with suppress(KeyboardInterrupt):
-        if here.as_json:
-            _watch_for_programs(here, every)
-            return
-        with Live(Text("..."), console=console, auto_refresh=False, screen=True) as live:
-            while True:
-                overview = here.attempt(lambda network: look(here, network))
-                if isinstance(overview, Overview):
-                    live.update(_as_text(overview), refresh=True)
-                else:
-                    live.update(plain(f"error: {overview}"), refresh=True)
-                time.sleep(every)
-
-
-def _watch_for_programs(here: Connection, every: float) -> None:
-    """Prints one line of JSON for each refresh."""
-    while True:
-        overview = here.attempt(lambda network: look(here, network))
-        typer.echo(json.dumps(_moment_as_data(overview)))
-        sys.stdout.flush()
-        time.sleep(every)
-
-
-def _moment_as_data(overview: Overview | PercolatorError) -> dict[str, object]:
-    return {"error": str(overview)} if isinstance(overview, PercolatorError) else _as_data(overview)
 
 
 def _as_data(overview: Overview) -> dict[str, object]:
@@ -83,6 +52,19 @@ def _as_data(overview: Overview) -> dict[str, object]:
         "version": cluster.version,
         "format": cluster.format,
         "servers": [_server_as_data(overview, server) for server in cluster.servers],
+        "gone": [
+            {"kind": _kind(one), "address": one.address, "silence_seconds": _silence(one)}
+            for one in cluster.gone
+        ],
+        "workers": [
+            {
+                "description": one.info.description,
+                "session_id": one.session_id.hex(),
+                "uptime_seconds": one.age_milliseconds / 1000,
+                "observers": [[its.table, its.observer] for its in one.info.activity.observers],
+            }
+            for one in overview.library_workers()
+        ],
         "tables": len(overview.tables),
         "tablets": len(overview.tablets),
         "tablets_served": sum(one.serving for one in overview.tablets),
@@ -92,6 +74,7 @@ def _as_data(overview: Overview) -> dict[str, object]:
         "mutations_per_second": overview.sum("mutations_per_second"),
         "reads_per_second": overview.sum("reads_per_second"),
         "sessions": len(overview.sessions),
+        "dead_letters": sum(overview.dead_letters.values()),
         "problems": overview.problems(),
     }
 
@@ -100,14 +83,14 @@ def _server_as_data(overview: Overview, server: Server) -> dict[str, object]:
     live = overview.is_live
     refused = {one.address: one.writes_refused.message or None for one in overview.servers}
     return {
-        "kind": NAMES.get(server.kind, str(server.kind)),
+        "kind": _kind(server),
         "server_id": server.server_id,
         "address": server.address,
         "metrics_address": server.metrics_address,
         "version": server.version,
         "role": overview.roles.get(server.server_id),
         "uptime_seconds": server.uptime_milliseconds / 1000 if live else None,
-        "silence_seconds": server.silence_milliseconds / 1000 if live else None,
+        "silence_seconds": _silence(server) if live else None,
         "writes_refused": refused.get(server.address),
     }
 
@@ -116,18 +99,35 @@ def _as_text(overview: Overview) -> Group:
     cluster = overview.cluster
     serving = {one.address: one for one in overview.servers}
     screen = Table(
-        "service", "address", "version", "role", "uptime", "last report", "tablets", box=None
+        "service",
+        "address",
+        "version",
+        "role",
+        "uptime",
+        "last report",
+        "tablets, or observers",
+        box=None,
     )
     for server in cluster.servers:
         tablets = serving.get(server.address)
         role = overview.roles.get(server.server_id)
         screen.add_row(
-            NAMES.get(server.kind, str(server.kind)),
+            _kind(server),
             plain(server.address),
             plain(server.version),
             Text(role or "", style="red" if role is ServerRole.NO_ANSWER else ""),
             *(_times(server) if overview.is_live else ("?", "?")),
             plain(_tablets_of(tablets)) if tablets else "",
+        )
+    for worker in overview.library_workers():
+        screen.add_row(
+            "worker (library)",
+            plain(worker.info.description or "(no description)"),
+            "",
+            "",
+            str(timedelta(seconds=worker.age_milliseconds // 1000)),
+            "",
+            plain(", ".join(one.observer for one in worker.info.activity.observers)),
         )
     title = f"cluster {cluster.cluster_id}, version {cluster.version}, format {cluster.format}"
     served = sum(one.serving for one in overview.tablets)
@@ -143,11 +143,19 @@ def _as_text(overview: Overview) -> Group:
     return Group(plain(title), screen, plain(summary), *problems)
 
 
+def _kind(server: Server) -> str:
+    return NAMES.get(server.kind, str(server.kind))
+
+
+def _silence(server: Server) -> float:
+    return server.silence_milliseconds / 1000
+
+
 def _times(server: Server) -> tuple[str, Text]:
     return (
         str(timedelta(seconds=server.uptime_milliseconds // 1000)),
         Text(
-            f"{server.silence_milliseconds / 1000:.1f} s ago",
+            f"{_silence(server):.1f} s ago",
             style="red" if is_silent(server) else "",
         ),
     )

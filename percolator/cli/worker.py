@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from percolator import aio
+from percolator.aio.connecting import this_process
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
 from percolator.observers.registry.loading import load
@@ -42,7 +43,9 @@ def worker(
         chosen = [one for reference in observers for one in load(reference)]
     except InvalidArgument as error:
         fail(error)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
 
     async def run(database: aio.Database) -> bool:
@@ -63,7 +66,7 @@ def worker(
         errors_console.print("stopping", highlight=False)
         return await running.stop()
 
-    if not here.run_with_database(run):
+    if not here.run_with_database(run, description=this_process("percolator worker")):
         errors_console.print(
             "some runs were abandoned; a worker will run them again", highlight=False
         )

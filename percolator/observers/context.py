@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -84,6 +84,9 @@ class WorkerContext:
     """Begins a transaction for a run of this work; with None, for the worker's own purposes."""
     blocking: BlockingCalls
     """Calls blocking observers with such a transaction."""
+    running_observers: Callable[[], Awaitable[Collection[tuple[str, str]] | None]]
+    """Asks which observers, by table and name, run in any process; None if some process may run
+    others."""
 
     def now(self) -> float:
         return self.world.clock.monotonic_seconds()

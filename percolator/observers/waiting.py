@@ -19,6 +19,8 @@ It waits neither for paused observers nor for changes put aside as dead letters.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -44,8 +46,12 @@ from percolator.routing.cells import RangeRequest
 from percolator.v1 import master_pb2
 from percolator.wire.backoff import Backoff
 
+_log = logging.getLogger(__name__)
+
 _PAUSE_SECONDS_MIN = 0.02
 _PAUSE_SECONDS_MAX = 1.0
+_WORKERS_SECONDS = 3.0
+"""How often it is asked which observers run."""
 
 Name = tuple[str, str]
 """A table and one of its observers."""
@@ -93,8 +99,25 @@ async def wait_until_quiet(
     """Returns when no observer of any table has anything left to do, except paused ones.
 
     `on_pass` is called with what each pass has found. Raises `DeadlineExceeded`, which says what is
-    still pending.
+    still pending. Logs a warning if no worker runs what it waits for.
     """
+    nobody = NobodyWorks(context)
+
+    def found(remaining: Remaining) -> None:
+        nobody.note(remaining)
+        on_pass(remaining)
+
+    watching = asyncio.create_task(nobody.watch())
+    try:
+        return await _wait(context, timeout_seconds, found)
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+
+
+async def _wait(
+    context: WorkerContext, timeout_seconds: float | None, on_pass: Callable[[Remaining], None]
+) -> Quiet:
     if timeout_seconds is not None:
         require_seconds(timeout_seconds, "timeout")
     started = context.now()
@@ -225,6 +248,39 @@ def _request(table: master_pb2.Table) -> WorkRequest | None:
         locked_columns=tuple(sorted(columns)),
         locks_before=LOCKS_OF_ANY_AGE,
     )
+
+
+class NobodyWorks:
+    """Says once, while something is waited for, that no worker runs its observers.
+
+    Otherwise, a program whose worker was forgotten waits forever, and nothing tells why.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._remaining = Remaining()
+
+    def note(self, remaining: Remaining) -> None:
+        """Takes in what a pass has found."""
+        self._remaining = remaining
+
+    async def watch(self) -> None:
+        """Returns when it has said so. To be cancelled at the end of the wait."""
+        while True:
+            # Longer than the second within which a new worker tells that it runs.
+            await self._context.world.clock.sleep(_WORKERS_SECONDS)
+            names = set(self._remaining.notifications)
+            running = await self._context.running_observers() if names else None
+            missing = names.difference(running) if running is not None else ()
+            for table, observer in sorted(missing):
+                _log.warning(
+                    "changes wait for observer %r of table %r, and no worker is known that runs "
+                    "it: start one with `percolator worker` or db.run_observers",
+                    observer,
+                    table,
+                )
+            if missing:
+                return
 
 
 def _new_backoff(context: WorkerContext) -> Backoff:

@@ -33,7 +33,7 @@ ROUTE_DIRECT: Route
 ROUTE_THROUGH: Route
 
 class Server(_message.Message):
-    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds", "clock_lead_milliseconds")
+    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds", "clock_lead_milliseconds", "leaving")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Server(_message.Message):
     UPTIME_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     kind: ServiceKind
     server_id: str
     address: str
@@ -50,14 +51,15 @@ class Server(_message.Message):
     uptime_milliseconds: int
     silence_milliseconds: int
     clock_lead_milliseconds: int
-    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ..., clock_lead_milliseconds: _Optional[int] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ..., clock_lead_milliseconds: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds")
+    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds", "gone")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,7 @@ class DescribeResponse(_message.Message):
     SERVERS_FIELD_NUMBER: _ClassVar[int]
     WALL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     version: str
     format: int
@@ -72,7 +75,8 @@ class DescribeResponse(_message.Message):
     servers: _containers.RepeatedCompositeFieldContainer[Server]
     wall_milliseconds: int
     timestamp_lead_milliseconds: int
-    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ...) -> None: ...
+    gone: _containers.RepeatedCompositeFieldContainer[Server]
+    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("cluster_id", "server", "wall_milliseconds")

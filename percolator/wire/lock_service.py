@@ -74,6 +74,19 @@ class LockServiceCalls:
                 continue
         return await self.call(procedure, request, timeout / max(addresses, 1))
 
+    async def all_sessions(self, timeout: float, *, activity: bool = False) -> list[wire.Session]:
+        """All sessions, oldest first; with what their processes do, if wanted. The timeout is for
+        each page."""
+        listed: list[wire.Session] = []
+        token = b""
+        while True:
+            request = wire.ListSessionsRequest(page_token=token, activity=activity)
+            page = await self.call_any(lambda stub: stub.list_sessions, request, timeout)
+            listed += page.sessions
+            token = page.next_page_token
+            if not token:
+                return listed
+
     def _stub(self) -> LockServiceStub:
         addresses = self.addresses
         if not addresses:

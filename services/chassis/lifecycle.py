@@ -100,6 +100,7 @@ class _Process(Generic[SettingsT]):
         self._draining = False
         self._belongs = True
         self._exit_code = EXIT_OK
+        self._registration: Registration | None = None
 
     async def run(self) -> int:
         self._watch_signals()
@@ -176,6 +177,7 @@ class _Process(Generic[SettingsT]):
             registration = Registration(world, membership, announced, self._belonging(host, server))
             await registration.until_accepted()
             host.background("registration", registration.keep())
+            self._registration = registration
         host.health_changed = partial(self._tell_health, host, server)
         host.health_changed()
         self._ready_file.write(announced)
@@ -255,6 +257,8 @@ class _Process(Generic[SettingsT]):
         self._retract_ready_file()
         self._draining = True
         server.health.set_serving(False)
+        if self._registration is not None and not host.failed.is_set():
+            await self._registration.leave()
         try:
             async with asyncio.timeout_at(deadline):
                 await host.drain()

@@ -6,8 +6,10 @@ answers, before anything is announced; another id, at any time, is refused.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import structlog
 
@@ -20,6 +22,7 @@ _CALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.25
 """The pause between two attempts while no master answers."""
 _REPEAT_LOG_SECONDS = 5.0
+_LEAVE_SECONDS = 0.5
 _INTERVAL_SECONDS_MIN = 0.1
 _INTERVAL_SECONDS_MAX = 10.0
 
@@ -145,6 +148,13 @@ class Registration:
             if registered and self._refused:
                 self._refused = False
                 await self._belonging(None)
+
+    async def leave(self) -> None:
+        """Says that this process is being stopped on purpose, so that nobody misses it."""
+        self._server.leaving = True
+        with suppress(TimeoutError, WrongCluster):  # it is missed for a while, and that is all
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._once()
 
     async def _once(self) -> bool:
         uptime_seconds = self._clock.monotonic_seconds() - self._started

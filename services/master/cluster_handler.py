@@ -75,6 +75,7 @@ class ClusterHandler:
             servers=servers,
             wall_milliseconds=self._clock.wall_milliseconds(),
             timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
+            gone=self._registry.missed(),
         )
 
     async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:

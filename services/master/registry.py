@@ -5,6 +5,9 @@ server is known by its kind and address, so a restarted one replaces its former 
 Servers that fall silent are forgotten after a few seconds. Time in which this process was paused
 does not count as silence: otherwise it would forget all of them when it wakes.
 
+A server that fell silent and had not said that it was leaving is missed for a quarter of an hour:
+`percolator status` tells. If its address is used again, it is missed no longer.
+
 What a server said about its clock is believed for a shorter time, and that time does not stand
 still: the clock may have been set right since, or wrong.
 """
@@ -26,6 +29,8 @@ _METADATA_TEXT = re.compile(r"[!-~]+")
 _RETRY_SECONDS = 1.0
 _WALL_MILLISECONDS_MAX = 253_402_300_800_000
 _UNSIGNED_32_MAX = 2**32 - 1
+_MISSED_MILLISECONDS = 900_000
+_MISSED_MAX = 100
 _CLOCK_AGE_MILLISECONDS_MAX = 3_000
 """Three intervals in which servers report."""
 
@@ -52,6 +57,8 @@ class Registry:
         self._silence_milliseconds = silence_milliseconds
         self._servers_max = servers_max
         self._entries: dict[tuple[int, str], _Entry] = {}
+        self._missed: dict[tuple[int, str], _Entry] = {}
+        """Those that fell silent unexpectedly, in this order."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -92,6 +99,7 @@ class Registry:
         monotonic = self._clock.monotonic_seconds() * 1000
         origin = wall_milliseconds - monotonic if wall_milliseconds else None
         self._entries[key] = _Entry(known, self._time.tick(), origin, monotonic)
+        self._missed.pop(key, None)
 
     def servers(self) -> list[Server]:
         """All servers by kind and address, with the time since each last reported, and how far its
@@ -109,6 +117,14 @@ class Registry:
             entry.server.silence_milliseconds = min(silence, _UNSIGNED_32_MAX)
         return [self._entries[key].server for key in sorted(self._entries)]
 
+    def missed(self) -> list[Server]:
+        """Servers that fell silent unexpectedly a while ago, with the time since then."""
+        now = self._time.tick()
+        for entry in self._missed.values():
+            entry.server.ClearField("clock_lead_milliseconds")
+            entry.server.silence_milliseconds = milliseconds_between(entry.heard_tick, now)
+        return [self._missed[key].server for key in sorted(self._missed)]
+
     def forget_silent(self) -> None:
         """Forgets servers that fell silent. To be called often."""
         now = self._time.tick()
@@ -118,7 +134,13 @@ class Registry:
             if milliseconds_between(entry.heard_tick, now) > self._silence_milliseconds
         ]
         for key in silent:
-            del self._entries[key]
+            entry = self._entries.pop(key)
+            if not entry.server.leaving:
+                self._missed[key] = entry
+        for key, entry in list(self._missed.items()):
+            silence = milliseconds_between(entry.heard_tick, now)
+            if silence > _MISSED_MILLISECONDS or len(self._missed) > _MISSED_MAX:
+                del self._missed[key]
 
 
 def check(server: Server) -> None:

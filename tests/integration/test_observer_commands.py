@@ -120,3 +120,27 @@ def test_following_notifications_takes_no_work_from_the_workers(
         db.wait_for_observers(timeout=_TIMEOUT_SECONDS)
     assert {one["row"] for one in heard} == {"a0", "z0"}
     assert {(one["table"], one["observer"]) for one in heard} == {("pages", "measure")}
+
+
+def test_workers_of_the_library_and_what_they_do_are_shown(
+    cluster: LocalCluster, db: Database, command: CommandLine
+) -> None:
+    [idle] = command.data("observers", "stats")
+    assert (idle["observer"], idle["workers"], idle["waiting"]) == ("measure", 0, 0)
+    command.data("observers", "backfill", "pages", "measure", "--again")
+    [waits] = command.data("observers", "stats", "--table", "pages")
+    assert waits["waiting"] == 6
+    assert waits["oldest_seconds"] >= 0
+    with db.run_observers([measure]):
+        db.wait_for_observers(timeout=_TIMEOUT_SECONDS)
+        while (stats := command.data("observers", "stats"))[0]["runs"] < 6:
+            assert stats[0]["workers"] <= 1  # told with the session's next renewal
+        assert (stats[0]["waiting"], stats[0]["oldest_seconds"]) == (0, None)
+        [worker] = command.data("status")["workers"]
+        assert worker["observers"] == [["pages", "measure"]]
+        assert "worker (library)" in command.text("status")
+        assert "measure" in command.text("observers", "stats")
+        shown = command.text("top", "--times", "2", "--every", "0.2")
+        assert shown.count("commits/s") == 4, "two tables, twice"
+        assert "measure" in shown
+    assert "no observer matches" in command.error("observers", "stats", "--table", "x", code=1)

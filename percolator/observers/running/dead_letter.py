@@ -2,7 +2,8 @@
 
     table   percolator.dead-letters
     row     table, observer, column, and a hash of the row, which may be as long as a key can be
-    letter  JSON: the row, the newest change that was tried, the error, the attempts, since when
+    letter  JSON: the row, the newest change that was tried, the error and its traceback, the
+            attempts, since when
 
 A dead letter is written in a transaction, together with a note in the acknowledgement of its cell,
 so that the run that handles a later change deletes it in its own transaction. The notifications are
@@ -33,6 +34,8 @@ LETTER = DEAD_LETTERS.column("letter", codecs.json)
 
 _HASH_BYTES = 16
 _ERROR_CHARACTERS_MAX = 2_000
+_TRACEBACK_CHARACTERS_MAX = 8_000
+"""Of a longer one, the end is kept: it shows where the error was raised."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class DeadLetter:
     attempts: int
     parked_at: int
     """The timestamp at which it was put aside. The name is stored, and the CLI prints it."""
+    traceback: str = ""
+    """Of the last attempt; empty if the letter was written by an earlier release."""
 
     @property
     def key(self) -> tuple[str, str, bytes, bytes]:
@@ -62,6 +67,7 @@ class DeadLetter:
             "error": self.error,
             "attempts": self.attempts,
             "parked_at": self.parked_at,
+            "traceback": self.traceback,
         }
 
     @classmethod
@@ -76,6 +82,7 @@ class DeadLetter:
             stored["error"],
             stored["attempts"],
             stored["parked_at"],
+            stored.get("traceback", ""),
         )
 
 
@@ -114,7 +121,7 @@ class DeadLetters:
         """Deletes the dead letter in the transaction of a run that handles a later change."""
         transaction.internal.writes.delete(self._address(work))
 
-    async def put_aside(self, work: Work, error: str) -> PutAside:
+    async def put_aside(self, work: Work, error: str, traceback: str) -> PutAside:
         """Puts the work aside, unless it has been handled by now, or changed since it was tried."""
         transaction = self._context.begin(None)
         try:
@@ -135,6 +142,7 @@ class DeadLetters:
                 error[:_ERROR_CHARACTERS_MAX],
                 work.attempts,
                 start,
+                traceback[-_TRACEBACK_CHARACTERS_MAX:],
             )
             transaction.internal.writes.put(
                 self._address(work), LETTER.codec.encode(letter.as_json())

@@ -25,6 +25,7 @@ from percolator.observers.running.dead_letter import DeadLetters
 from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.threads import Threads, TookTooLong
+from percolator.observers.running.tracebacks import message_of, traceback_of
 from percolator.observers.running.turns import Turns
 from percolator.observers.work import Work, WorkQueue
 from percolator.protocol.nested_calls import Inside
@@ -210,7 +211,7 @@ class RunPool:
         if run.cell.commit != work.tried_commit:
             work.tried_commit, work.attempts = run.cell.commit, 0
         work.attempts += 1
-        text = f"{type(error).__name__}: {_message_of(error)}"[:_ERROR_CHARACTERS_MAX]
+        text = f"{type(error).__name__}: {message_of(error)}"[:_ERROR_CHARACTERS_MAX]
         _log.warning(
             "observer %s failed for row %r, attempt %d of %d: %s",
             observer.name,
@@ -224,7 +225,7 @@ class RunPool:
             self._repeat(work, _FAILED_SECONDS)
             return
         try:
-            result = await self._results.dead_letters.put_aside(work, text)
+            result = await self._results.dead_letters.put_aside(work, text, traceback_of(error))
         except PercolatorError as problem:
             _log.warning("%r cannot be put aside now: %s", work, problem)
             self._repeat(work, _FAILED_SECONDS)
@@ -234,13 +235,6 @@ class RunPool:
             return
         counters.dead_letters += result.is_put_aside
         self._handled(work, result.seen)
-
-
-def _message_of(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the __str__ of a user's class may raise anything
-        return "(it has no message)"
 
 
 def _inside(work: Work, function: Callable[[], object]) -> object:

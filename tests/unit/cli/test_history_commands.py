@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from percolator.cli.app import app
+from percolator.cli.cells import moment_of
 from tests.command_line import CliRunner
 
 run = CliRunner()
@@ -42,3 +44,24 @@ def test_every_command_explains_itself(command: str) -> None:
     result = run.invoke(app, [command, "--help"])
     assert result.exit_code == 0
     assert len(result.output) > 200
+
+
+@pytest.mark.parametrize("ago", ["-", "-5x", "-0s", "--5m", "-inf", "-nans", "-99999999999d"])
+def test_a_time_ago_that_is_none_is_refused_by_name(ago: str) -> None:
+    result = run.invoke(app, ["--address", "127.0.0.1:1", "get", "t", "a", "--at", ago])
+    assert result.exit_code == 2
+    assert "--at" in result.output
+
+
+def test_a_time_ago_is_a_moment_before_now() -> None:
+    now = datetime.now(UTC)
+    found = moment_of("-5m")
+    assert found is not None
+    assert abs((now - found.to_datetime()).total_seconds() - 300) < 60
+
+
+@pytest.mark.parametrize("command", ["pins", "dead-letters"])
+def test_a_group_without_a_subcommand_lists(command: str) -> None:
+    result = run.invoke(app, ["--address", "127.0.0.1:1", "--timeout", "0.1", command])
+    assert result.exit_code == 1
+    assert "Usage" not in result.output

@@ -126,6 +126,44 @@ async def test_servers_that_fall_silent_are_forgotten_and_those_that_report_stay
         assert await listed(handler) == ["m1", "well"]
 
 
+async def missed(handler: ClusterHandler) -> list[str]:
+    described = await handler.describe(wire.DescribeRequest())
+    return [one.server_id for one in described.gone]
+
+
+async def test_a_server_that_is_gone_is_missed_for_a_while_or_until_it_is_back() -> None:
+    async with master() as handler:
+        await register(handler, server(address="one:1", server_id="one"))
+        await register(handler, server(address="two:1", server_id="two"))
+        assert await missed(handler) == []
+        await asyncio.sleep(60)
+        for _ in range(2):
+            assert await missed(handler) == ["one", "two"]
+        (_, gone) = (await handler.describe(wire.DescribeRequest())).gone
+        assert abs(gone.silence_milliseconds - 60_000) <= 1_000
+        await register(handler, server(address="one:1", server_id="again"))
+        assert await missed(handler) == ["two"]
+        await asyncio.sleep(900)
+        assert await missed(handler) == ["again"]
+
+
+async def test_a_server_that_was_stopped_on_purpose_is_not_missed() -> None:
+    async with master() as handler:
+        stopped = server(address="one:1")
+        stopped.leaving = True
+        await register(handler, stopped)
+        await asyncio.sleep(60)
+        assert (await listed(handler), await missed(handler)) == (["m1"], [])
+
+
+async def test_at_most_a_hundred_servers_are_missed() -> None:
+    async with master(servers_max=500) as handler:
+        for number in range(300):
+            await register(handler, server(address=f"host:{number + 1}"))
+        await asyncio.sleep(60)
+        assert len(await missed(handler)) == 100
+
+
 async def test_a_restarted_server_replaces_its_former_entry() -> None:
     async with master() as handler:
         await register(handler, server(server_id="before"))

@@ -157,3 +157,40 @@ async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
         with pytest.raises(DeadlineExceeded):
             await wait(db, 1)
         assert db.internal.engine.now() - started < 1.5
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "no worker" in one.getMessage()]
+
+
+async def test_waiting_for_an_observer_that_no_worker_runs_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with observed() as (cluster, db):
+        await cluster.change(ROWS[0], AT, put=True)
+        waiting = asyncio.create_task(wait(db))
+        await asyncio.sleep(2)
+        assert not _warnings(caplog), "a worker may just be starting"
+        await asyncio.sleep(60)
+        [said] = _warnings(caplog)
+        assert "observer 'index' of table 'pages'" in said
+        await cluster.settle()
+        await waiting
+
+
+async def test_nothing_is_said_if_a_worker_runs_it_or_if_nobody_knows(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with observed() as (cluster, db):
+        for known in ({("pages", "index")}, None):
+
+            async def running(known: set[tuple[str, str]] | None = known) -> object:
+                return known
+
+            monkeypatch.setattr(db.internal.engine.activity, "running_observers", running)
+            await cluster.change(ROWS[0], AT, put=True)
+            waiting = asyncio.create_task(wait(db))
+            await asyncio.sleep(30)
+            await cluster.settle()
+            await waiting
+        assert not _warnings(caplog)

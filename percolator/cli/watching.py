@@ -1,0 +1,73 @@
+"""Showing something again and again, until Ctrl-C: in place on a terminal, else line by line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import typer
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from percolator.cli.connection import Connection, console, plain
+from percolator.errors import PercolatorError
+from percolator.wire.channels import GrpcNetwork
+
+T = TypeVar("T")
+
+_EVER = 0
+
+
+def keep_showing(
+    here: Connection,
+    fetch: Callable[[GrpcNetwork], Awaitable[T]],
+    as_text: Callable[[T], RenderableType],
+    as_data: Callable[[T], object],
+    *,
+    every: float,
+    times: int = _EVER,
+) -> None:
+    """Shows what `fetch` returns; after a failure, the error, and continues.
+
+    Output that is redirected gets one block after another, each with its time; with --json, one
+    line of JSON for each. `times` is how often; 0 means until Ctrl-C.
+    """
+
+    def text(found: T | PercolatorError) -> RenderableType:
+        return plain(f"error: {found}") if isinstance(found, PercolatorError) else as_text(found)
+
+    def data(found: T | PercolatorError) -> object:
+        return {"error": str(found)} if isinstance(found, PercolatorError) else as_data(found)
+
+    with suppress(KeyboardInterrupt):
+        if here.as_json:
+            for found in _moments(here, fetch, every, times):
+                typer.echo(json.dumps(data(found)))
+                sys.stdout.flush()
+        elif not console.is_terminal:
+            for found in _moments(here, fetch, every, times):
+                console.print(datetime.now(UTC).isoformat(" ", "seconds"), highlight=False)
+                console.print(text(found), "")
+                sys.stdout.flush()
+        else:
+            with Live(Text("..."), console=console, auto_refresh=False, screen=True) as live:
+                for found in _moments(here, fetch, every, times):
+                    live.update(text(found), refresh=True)
+
+
+def _moments(
+    here: Connection, fetch: Callable[[GrpcNetwork], Awaitable[T]], every: float, times: int
+) -> Iterator[T | PercolatorError]:
+    shown = 0
+    while True:
+        yield here.attempt(fetch)
+        shown += 1
+        if shown == times:
+            return
+        time.sleep(every)

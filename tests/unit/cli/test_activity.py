@@ -1,0 +1,79 @@
+"""What `status`, `observers stats` and `top` make of what clients and workers say."""
+
+from __future__ import annotations
+
+from percolator.cli.activity import Activities, LostCell
+from percolator.cli.overview import Overview
+from percolator.cli.top import Moment
+from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
+from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
+
+TEA = LostCell(1, b"tea", b"stock")
+
+
+def _session(who: str, runs: int, conflicts: int, *, observers: bool = True) -> Session:
+    session = Session(session_id=who.encode())
+    session.info.description = who
+    cell = ContendedCell(table_id=1, row=b"tea", column=b"stock", conflicts=conflicts)
+    its = ObserverActivity(
+        table="orders",
+        observer="count",
+        runs=runs,
+        commits=runs - conflicts,
+        conflicts=conflicts,
+        latency_milliseconds=10 * runs,
+        backlog=3,
+        cells=[cell],
+    )
+    activity = Activity(commits=runs, conflicts=conflicts, cells=[cell])
+    if observers:
+        activity.observers.append(its)
+    session.info.activity.CopyFrom(activity)
+    return session
+
+
+def test_what_several_workers_did_is_added_up_by_observer_and_cell() -> None:
+    silent = Session(session_id=b"old")
+    found = Activities.of([_session("a", 10, 2), _session("b", 5, 5), silent])
+    [(name, figures)] = found.observers.items()
+    assert name == ("orders", "count")
+    assert (figures.workers, figures.counts["runs"], figures.backlog) == (2, 15, 6)
+    assert figures.cells == found.cells == {TEA: 7}
+    assert figures.latency_seconds() == 150 / 8 / 1000
+    assert [one.who for one in found.clients.values()] == ["a", "b"]
+
+
+def test_rates_are_of_the_time_since_the_refresh_before() -> None:
+    before = Activities.of([_session("a", 10, 2), _session("gone", 1_000, 0)])
+    now = Activities.of([_session("a", 30, 6), _session("new", 50, 50)])
+    moment = Moment(now, {1: "goods"}, before, 2.0)
+    [(client, commits, conflicts), (new, *_)] = moment.clients()
+    assert (client.who, commits, conflicts) == ("a", 10.0, 2.0)
+    assert new.who == "new"
+    assert moment.cells() == [(TEA, 27.0)]
+    [(_, _, rates)] = moment.observers()
+    assert rates["runs"] == 0.0, "of a worker that has gone, no negative rate is left"
+
+
+def test_workers_of_the_library_are_those_that_are_no_servers() -> None:
+    cluster = DescribeResponse(
+        servers=[Server(kind=ServiceKind.SERVICE_KIND_WORKER, address="h:1")]
+    )
+    sessions = [
+        _session("worker h:1", 1, 0),
+        _session("shop.py on h, pid 7", 1, 0),
+        _session("a client", 1, 0, observers=False),
+    ]
+    found = Overview(cluster, sessions=sessions).library_workers()
+    assert [one.info.description for one in found] == ["shop.py on h, pid 7"]
+
+
+def test_dead_letters_and_servers_that_are_gone_are_problems() -> None:
+    gone = Server(
+        kind=ServiceKind.SERVICE_KIND_TABLET_SERVER, address="h:1", silence_milliseconds=65_000
+    )
+    found = Overview(DescribeResponse(gone=[gone]), dead_letters={("orders", "count"): 2})
+    assert [one for one in found.problems() if not one.startswith("no ")] == [
+        "tablet server h:1 was there until 0:01:05 ago, and is gone: start it again",
+        "observer count of table orders has 2 dead letters: see `percolator dead-letters list`",
+    ]
