@@ -1,7 +1,7 @@
 """Tables, columns and rows, as programs declare and read them.
 
     accounts = Table("accounts")                            # rows are str
-    balance = accounts.column("balance", codecs.integer)    # Column[int]
+    balance = accounts.column("balance", codecs.integer)    # Column[int, str]
 
 Nothing here talks to a cluster: a table is a name and a codec for its row keys, and a column is a
 name and a codec for its values. Tables must be created; columns exist once something is written to
@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
@@ -22,6 +22,14 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K")
 D = TypeVar("D")
+# The row keys of a column's table: `Column[int]` is a column of any table. Type checkers know
+# defaults, and `typing` does only from Python 3.13 on.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    R = TypeVarWithDefault("R", default=Any)
+else:
+    R = TypeVar("R")
 
 COLUMN_BYTES_MAX = 255
 OBSERVER_BYTES_MAX = 64
@@ -70,7 +78,7 @@ class Table(Generic[K]):
         self.name = name
         self.key = key
 
-    def column(self, name: str | bytes, codec: Codec[T]) -> Column[T]:
+    def column(self, name: str | bytes, codec: Codec[T]) -> Column[T, K]:
         """A column of this table, whose values `codec` reads and writes."""
         return Column(self, name, codec)
 
@@ -89,17 +97,23 @@ class Table(Generic[K]):
         return hash(self.name)
 
 
-class Readable(Generic[T_co]):
+class Readable(Generic[T_co, R]):
     """A column for reading: a column of `int` is accepted where one of `int | None` is expected."""
 
     __slots__ = ("codec", "name", "table")
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, types: object) -> object:
+            """`Column[int]` in an annotation that is evaluated: see `R`."""
+            return super().__class_getitem__(types if isinstance(types, tuple) else (types, Any))
 
     table: Table[Any]
     name: bytes
     codec: Codec[Any]
 
 
-class Column(Readable[T], Generic[T]):
+class Column(Readable[T, R], Generic[T, R]):
     """A column of a table: a name of 1 to 255 bytes ("money:balance" is just a name)."""
 
     __slots__ = ()

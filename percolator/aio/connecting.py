@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
 from percolator.aio.engine import Engine, OpenStarts
 from percolator.arguments import require_seconds
-from percolator.errors import InvalidArgument, PercolatorError, Unavailable
+from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy, require_policy
 from percolator.v1.cluster_pb2 import (
@@ -42,6 +42,10 @@ _MASTER_SECONDS = 1.0
 """How long to wait for a master before asking the next one."""
 LOCK_SECONDS = 10.0
 """How long an advisory lock outlives its last extension. It ends with its session, at once."""
+_NOT_CONNECTED = (
+    "aio.connect() has not connected yet: write `async with aio.connect(...) as db:` or "
+    "`db = await aio.connect(...)`"
+)
 _PROGRAM_CHARACTERS = 32
 """Of a program's name, so that a description keeps within its limit in any script."""
 _NO_ORACLE_SECONDS = 0.1
@@ -111,6 +115,18 @@ class Connecting:
 
     def __await__(self) -> Generator[Any, None, Database]:
         return self._start().__await__()
+
+    if not TYPE_CHECKING:  # a type checker says the same, in its own words
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Called for what only a database has: `db = aio.connect()` was meant to be one."""
+            raise AttributeError(f"{name!r} of a database: {_NOT_CONNECTED}", name=name, obj=self)
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError(_NOT_CONNECTED)
+
+        def __exit__(self, *_: object) -> None:
+            """Python looks for it before it calls `__enter__`."""
 
     async def __aenter__(self) -> Database:
         self._database = await self._start()

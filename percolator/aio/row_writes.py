@@ -46,7 +46,7 @@ class RowWrites(ReadingInTurn):
             self._writes.delete(CellAddress(info.table_id, stored, name))
 
     async def increment(
-        self, row: object, column: Column[int], by: int = 1, *, timeout: float | None = None
+        self, row: K, column: Column[int, K], by: int = 1, *, timeout: float | None = None
     ) -> int:
         """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
 

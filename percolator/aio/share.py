@@ -23,6 +23,7 @@ from percolator.protocol.shared.names import check_task
 from percolator.protocol.write_steps import Write
 from percolator.schema import Column, encoded_key, encoded_value
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 REPLACE_AFTER_SECONDS = 10.0
@@ -82,7 +83,7 @@ class Share:
         self._engine.beats.add(self._attempt)
         self._engine.beats.add(self._keeper)
 
-    async def set(self, row: object, column: Column[T], value: T) -> None:
+    async def set(self, row: K, column: Column[T, K], value: T) -> None:
         """Writes a value. It is locked now or later, and visible when the driver has committed."""
         data = encoded_value(column, row, value)
         if len(data) > self._engine.limits.value_bytes_max:
@@ -91,7 +92,7 @@ class Share:
             )
         await self._write(await self._address(row, column), (KIND_PUT, data))
 
-    async def delete(self, row: object, column: Column[Any]) -> None:
+    async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
         await self._write(await self._address(row, column), (KIND_DELETE, b""))
 

@@ -108,9 +108,9 @@ class Transaction(WeakNotifications):
     # ------------------------------------------------------------------ writes
 
     @overload
-    async def set(self, row: object, column: Mapping[Column[Any], Any]) -> None: ...
+    async def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
     @overload
-    async def set(self, row: object, column: Column[T], value: T) -> None: ...
+    async def set(self, row: K, column: Column[T, K], value: T) -> None: ...
     async def set(self, row: object, column: Any, value: Any = ...) -> None:
         """Writes a value, or all values of a mapping from columns. An empty value is one, too."""
         if value is ...:
@@ -119,13 +119,13 @@ class Transaction(WeakNotifications):
         address = self._known_address(row, column) or await self._address(row, column, deadline)
         self._put(address, row, column, value)
 
-    async def delete(self, row: object, column: Column[Any]) -> None:
+    async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
         deadline = self._deadline(None)
         address = self._known_address(row, column) or await self._address(row, column, deadline)
         self._writes.delete(address)
 
-    async def lock(self, row: object, column: Column[Any], *, shared: bool = False) -> None:
+    async def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> None:
         """Conflicts with every other writer of the cell, without changing it.
 
         Snapshots allow *write skew*: two transactions that each read what the other writes may both

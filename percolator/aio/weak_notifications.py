@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from percolator.aio.row_writes import RowWrites
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError
@@ -10,13 +10,15 @@ from percolator.protocol import steps
 from percolator.routing.cells import CellMutation
 from percolator.schema import Column
 
+K = TypeVar("K")
+
 
 class WeakNotifications(RowWrites):
     """Collects the cells whose weak observers are notified once the transaction has committed."""
 
     _weak: set[CellAddress] | None = None
 
-    async def notify(self, row: object, column: Column[Any]) -> None:
+    async def notify(self, row: K, column: Column[Any, K]) -> None:
         """Notifies the column's weak observers of the row, once this transaction has committed."""
         deadline = self._deadline(None)
         address = self._known_address(row, column) or await self._address(row, column, deadline)

@@ -13,6 +13,7 @@ from percolator.blocking.loop_thread import LoopCalls
 from percolator.schema import Column
 from percolator.timestamps import Timestamp
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -79,11 +80,11 @@ class Share:
         self._loop_thread = loop_thread
         self._share = share
 
-    def set(self, row: object, column: Column[T], value: T) -> None:
+    def set(self, row: K, column: Column[T, K], value: T) -> None:
         """Writes a value. It is locked now or later, and visible when the driver has committed."""
         self._loop_thread.call(partial(self._share.set, row, column, value))
 
-    def delete(self, row: object, column: Column[Any]) -> None:
+    def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
         self._loop_thread.call(partial(self._share.delete, row, column))
 

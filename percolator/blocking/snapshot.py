@@ -35,15 +35,13 @@ class BlockingReads:
         return self._reading.statistics
 
     @overload
-    def get(
-        self, row: object, column: Readable[T], *, timeout: float | None = None
-    ) -> T | None: ...
+    def get(self, row: K, column: Readable[T, K], *, timeout: float | None = None) -> T | None: ...
     @overload
     def get(
-        self, row: object, column: Readable[T], default: D, *, timeout: float | None = None
+        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
     ) -> T | D: ...
     def get(
-        self, row: object, column: Readable[T], default: Any = None, *, timeout: float | None = None
+        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
     ) -> Any:
         """The value of one cell, or `default` if it has none.
 

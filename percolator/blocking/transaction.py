@@ -60,9 +60,9 @@ class Transaction(BlockingReads):
         return self._transaction.commit_timestamp
 
     @overload
-    def set(self, row: object, column: Mapping[Column[Any], Any]) -> None: ...
+    def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
     @overload
-    def set(self, row: object, column: Column[T], value: T) -> None: ...
+    def set(self, row: K, column: Column[T, K], value: T) -> None: ...
     def set(self, row: object, column: Any, value: Any = ...) -> None:
         """Writes a value, or all values of a mapping from columns. An empty value is one, too."""
         self._check()
@@ -75,7 +75,7 @@ class Transaction(BlockingReads):
         else:
             self._internal.put(address, row, column, value)
 
-    def delete(self, row: object, column: Column[Any]) -> None:
+    def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
         self._check()
         address = self._internal.known_address(row, column)
@@ -97,7 +97,7 @@ class Transaction(BlockingReads):
         self._loop_thread.call(call)
 
     def increment(
-        self, row: object, column: Column[int], by: int = 1, *, timeout: float | None = None
+        self, row: K, column: Column[int, K], by: int = 1, *, timeout: float | None = None
     ) -> int:
         """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
 
@@ -110,7 +110,7 @@ class Transaction(BlockingReads):
         call = partial(self._transaction.increment, row, column, by, timeout=timeout)
         return self._loop_thread.call(call)
 
-    def lock(self, row: object, column: Column[Any], *, shared: bool = False) -> None:
+    def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> None:
         """Conflicts with every other writer of the cell, without changing it.
 
         Snapshots allow *write skew*: two transactions that each read what the other writes may both
@@ -127,7 +127,7 @@ class Transaction(BlockingReads):
         else:
             self._internal.writes.lock(address)
 
-    def notify(self, row: object, column: Column[Any]) -> None:
+    def notify(self, row: K, column: Column[Any, K]) -> None:
         """Notifies the column's weak observers of the row, once this transaction has committed."""
         self._check()
         self._loop_thread.call(partial(self._transaction.notify, row, column))

@@ -28,6 +28,9 @@ owner = accounts.column("owner", codecs.text)
 edges = accounts.family("edge:", codecs.integer)
 events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
 numbered = Table("numbered", key=codecs.ordered_integer)
+clicks = events.column("clicks", codecs.integer)
+typed: Column[int, tuple[Any, ...]] = clicks
+any_keys: Column[int] = clicks
 
 
 @transactional
@@ -44,6 +47,15 @@ def rename(tx: Transaction, row: str, *, name: str) -> None:
     tx.set(row, {balance: 1, owner: name})
     visits: int = tx.increment(row, balance, 2)
     tx.delete_row(accounts, row + str(visits))
+    number: int = tx.increment(("page", 1), clicks)
+    tx.set(("page", number), typed, 2)
+    tx.set(("page", 1), {clicks: 3})
+    tx.delete(("page", 1), any_keys)
+
+
+def of_any_table(tx: Transaction, row: object, column: Column[int]) -> int | None:
+    tx.lock(row, column)
+    return tx.get(row, column)
 
 
 @transactional

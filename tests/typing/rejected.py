@@ -8,6 +8,8 @@ accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
 owner = accounts.column("owner", codecs.text)
 edges = accounts.family("edge:", codecs.integer)
+events = Table("events", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+clicks = events.column("clicks", codecs.integer)
 
 
 @transactional
@@ -15,6 +17,11 @@ def transfer(tx: Transaction, source: str, amount: int) -> int:
     left: int = tx.get(source, balance)  # rejected: may be None
     tx.set(source, balance, "10")  # rejected: a value of another type
     tx.set(source, owner, None)  # rejected: not a value
+    tx.set(7, balance, 1)  # rejected: rows are str
+    tx.set(7, {balance: 1})  # rejected: rows are str
+    tx.get(7, balance)  # rejected: rows are str
+    tx.delete((source, 1), balance)  # rejected: rows are str
+    tx.increment(source, clicks)  # rejected: rows are tuples
     text: str = tx.get(source, balance, default=0)  # rejected: an int
     return left + len(text)
 
@@ -22,6 +29,8 @@ def transfer(tx: Transaction, source: str, amount: int) -> int:
 @transactional
 async def transfer_async(tx: aio.Transaction, source: str) -> int:
     tx.get(source, balance) + 1  # rejected: not awaited
+    await tx.get(7, balance)  # rejected: rows are str
+    await tx.set(7, balance, 1)  # rejected: rows are str
     return 1
 
 
@@ -33,12 +42,14 @@ def use(db: Database, other: aio.Database) -> None:
     text: str = transfer(db, "bob", 7)  # rejected: returns an int
     with db.snapshot() as snapshot:
         snapshot.set("bob", balance, 1)  # rejected: snapshots only read
+        snapshot.get(7, balance)  # rejected: rows are str
         number: int = next(snapshot.scan(accounts)).key  # rejected: keys are str
         for row in snapshot.scan(accounts):
             text = row[balance]  # rejected: an int
             names: dict[str, str] = row.family(edges)  # rejected: of int
             print(names, row[edges])  # rejected: not a column
     print(text, number)
+    db.get(7, balance)  # rejected: rows are str
     accounts.column("balance")  # rejected: without a codec
     accounts.nonsense()  # rejected: no such method
 

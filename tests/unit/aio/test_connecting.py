@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
+from percolator import aio
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
-from percolator.errors import Unavailable
+from percolator.errors import Unavailable, UsageError
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
@@ -59,3 +61,12 @@ async def test_connecting_to_a_cluster_without_an_oracle_ends_at_the_time_out() 
     with pytest.raises(Unavailable, match="no oracle"):
         await connect(known_after_seconds=1_000.0, timeout_seconds=5.0)
     assert asyncio.get_running_loop().time() == pytest.approx(5.0, abs=0.2)
+
+
+def test_a_connection_that_was_neither_awaited_nor_entered_says_what_to_write() -> None:
+    db: Any = aio.connect("localhost:7100")
+    with pytest.raises(AttributeError, match=r"'transaction' of a database: .*async with"):
+        db.transaction()
+    with pytest.raises(UsageError, match=r"has not connected yet: .*async with"), db:
+        pass
+    assert not hasattr(db, "snapshot")

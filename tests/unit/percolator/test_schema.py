@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -133,3 +133,10 @@ def test_a_row_refuses_families_of_other_tables() -> None:
     for stranger in (Table("others").family("edge:", codecs.integer), balance):
         with pytest.raises(SchemaError, match="is not a family of table 'accounts'"):
             Row(accounts, "hub", {}).family(stranger)
+
+
+def test_the_type_of_a_column_may_leave_out_that_of_the_rows_where_annotations_are_evaluated() -> (
+    None
+):
+    assert get_args(Column[int]) == (int, Any)
+    assert get_args(Column[int, str]) == (int, str)
