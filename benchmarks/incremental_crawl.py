@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.load import Change, Crawling
-from percolator import aio, codecs
+from percolator import aio
 from percolator.timestamps import seconds_between
 
 
@@ -81,10 +81,11 @@ async def last_effects(db: aio.Database, since: int) -> dict[int, int]:
     """When the last effect of each change since then was committed, keyed by its `crawled`."""
     found: dict[int, int] = {}
     async with db.snapshot() as snapshot:
-        for column in (tables.cause, tables.inlink_cause):
+        for column in (tables.cause, tables.placed):
             async for page in snapshot.scan_cells(column.table, columns=[column.name]):
                 for value, commit in zip(page.values, page.commit_timestamps, strict=True):
-                    cause = codecs.integer.decode(value)
+                    decoded = column.codec.decode(value)
+                    cause = decoded if column is tables.cause else decoded[2]
                     if cause > since:
                         found[cause] = max(found.get(cause, 0), commit)
     return found

@@ -11,7 +11,9 @@ its `State` (`group.py`):
 
 How work stays small, whatever the size of a group:
 
-- A member is a row, ordered so that the best one comes first. Nothing reads all of them at once.
+- Up to `TOGETHER_MAX` members are in the state's own cell, so that a small group is read and
+  written as one cell. If there were ever more, each is a row, until the group is empty. The rows
+  are ordered so that the best one comes first. Nothing reads all of them at once.
 - While groups are small, a change goes up within the transaction that makes it. In a group of `HOT`
   documents or more, or one that is being changed, the state would be a cell that all transactions
   write. So the change is left as a *message* in a separate row, and the group is weakly notified.
@@ -26,15 +28,17 @@ Why this ends in the right state, although transactions see snapshots:
   come one after another, and a step that has seen too little is retried.
 - A step that has read the group above is repeated when that group changes: a new member of a group
   is visited once it has been added, and members are visited whenever the canonical URL changes.
-- A member's row also names the group of the previous pass. A document that changes its key may
+- A member is also known by its group of the previous pass. A document that changes its key may
   represent both its old and its new group for a while, and they must not overwrite each other's
   news.
+- News of a member outdates a message of the same member, and removes it. All that tell of it come
+  one after another, as steps of its document or of its group, so each sees the message of the last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -45,6 +49,7 @@ from examples.webindex.group import ROOT, Child, Group, GroupRow, Member, State
 from examples.webindex.tables import MEMBER, MESSAGE, groups
 from percolator import Row, aio
 
+TOGETHER_MAX = 16
 HOT = 64
 MESSAGES_MAX = 256
 WALK_MAX = 256
@@ -110,9 +115,8 @@ class Groups:
             return
         if not is_busy:
             changing[group] = tx  # set before any await, since many may begin at once
-        known, stored = await asyncio.gather(self.state(group), self._messages(group))
-        # An older message of the same member may come after those that were read.
-        if mail and (known.documents >= HOT or len(stored) == MESSAGES_MAX):
+        known, stored = await asyncio.gather(self.state(group), self._messages(group, mail))
+        if mail and known.documents >= HOT:
             await self._leave(group, mail)
             return
         news_by_child = {
@@ -120,7 +124,7 @@ class Groups:
         } | dict(mail)
         for row in stored:
             await tx.delete(row.key, tables.message)
-        if len(stored) == MESSAGES_MAX:
+        if not mail and len(stored) == MESSAGES_MAX:
             await tx.notify(group.row(), tables.state)
         self._following[group.level].add(group)
         if news_by_child:
@@ -132,37 +136,70 @@ class Groups:
             await self._tx.set(child.row(group, MESSAGE), tables.message, news)
         await self._tx.notify(group.row(), tables.state)
 
-    async def _messages(self, group: Group) -> list[Row[Any]]:
+    async def _messages(self, group: Group, mail: Mapping[Child, Member]) -> list[Row[Any]]:
+        """Messages to a notified group; with news of members, only those that it outdates. `tend`
+        has been notified of all others."""
+        if mail:
+            rows = [child.row(group, MESSAGE) for child in mail]
+            found = await self._tx.get_many(groups, rows, [tables.message])
+            return [row for row in found if row]
         scan = self._tx.scan(
             groups, prefix=(*group, MESSAGE), columns=[tables.message], limit=MESSAGES_MAX
         )
         return [row async for row in scan]
 
     async def _add_up(self, group: Group, known: State, news: Mapping[Child, Member]) -> State:
-        """Returns the state with the new number of documents."""
-        tx = self._tx
-        rows = [child.row(group, MEMBER) for child in news]
+        """Returns the state with the new members."""
         documents, cause = known.documents, known.cause
-        found = await tx.get_many(groups, rows, [tables.member])
-        for (child, new), row in zip(news.items(), found, strict=True):
-            old = Member.decode(row[tables.member]) if row else None
+        before = known.members
+        if before is None:
+            before = await self._members_in_rows(group, news)
+        for child, new in news.items():
+            old = before.get(child)
             documents += new.documents - (old.documents if old else 0)
             cause = max(cause, new.cause)
-            if new.documents:
-                await tx.set(row.key, tables.member, new)
-                if old is None:
-                    await self._visit(group, child)
-            elif old:
-                await tx.delete(row.key, tables.member)
-        return replace(known, documents=documents, cause=cause)
+            if new.documents and old is None:
+                await self._visit(group, child)
+        members = None
+        if known.members is None:
+            await self._write_rows(group, news)
+        else:
+            now = {**known.members, **news}
+            members = {child: one for child, one in now.items() if one.documents}
+            if len(members) > TOGETHER_MAX:
+                await self._write_rows(group, members)
+                members = None
+        return replace(known, documents=documents, cause=cause, members=members)
+
+    async def _members_in_rows(
+        self, group: Group, children: Iterable[Child]
+    ) -> Mapping[Child, Member]:
+        rows = [child.row(group, MEMBER) for child in children]
+        found = await self._tx.get_many(groups, rows, [tables.member])
+        return {Child(*row.key[4:]): Member.decode(row[tables.member]) for row in found if row}
+
+    async def _write_rows(self, group: Group, members: Mapping[Child, Member]) -> None:
+        for child, member in members.items():
+            row = child.row(group, MEMBER)
+            if member.documents:
+                await self._tx.set(row, tables.member, member)
+            else:
+                await self._tx.delete(row, tables.member)
+
+    async def _best(self, group: Group, now: State) -> tuple[Child | None, tuple[str, ...]]:
+        """The best member, and its keys."""
+        if now.members is not None:
+            best = min(now.members, key=Child.order, default=None)
+            return best, () if best is None else now.members[best].keys
+        first = self._tx.scan(groups, prefix=(*group, MEMBER), columns=[tables.member], limit=1)
+        async for row in first:
+            return Child(*row.key[4:]), Member.decode(row[tables.member]).keys
+        return None, ()
 
     async def _elect(self, group: Group, now: State) -> None:
         """Finds the best member, and sends news to the next pass."""
         before = self._states[group]
-        best, keys = None, tuple[str, ...]()
-        first = self._tx.scan(groups, prefix=(*group, MEMBER), columns=[tables.member], limit=1)
-        async for row in first:
-            best, keys = Child(*row.key[4:]), Member.decode(row[tables.member]).keys
+        best, keys = await self._best(group, now)
         now = self._states[group] = replace(now, best=best, keys=keys)
         if (before.best, before.keys, before.documents) == (best, keys, now.documents):
             return
@@ -189,14 +226,18 @@ class Groups:
             cause = max(now.cause, above.cause)
             now = replace(now, canonical=above.canonical, cause=cause, cursor=group.row(MEMBER))
         if now.cursor is not None:
-            now = replace(now, cursor=await self._walk(group, now.cursor))
+            now = replace(now, cursor=await self._walk(group, now))
         self._states[group] = now
 
-    async def _walk(self, group: Group, cursor: GroupRow) -> GroupRow | None:
+    async def _walk(self, group: Group, now: State) -> GroupRow | None:
         """Visits some members, and returns the next one."""
+        if now.members is not None:
+            for child in sorted(now.members, key=Child.order):
+                await self._visit(group, child)
+            return None
         scan = self._tx.scan(
             groups,
-            start=cursor,
+            start=now.cursor,
             end=group.row(MESSAGE),
             columns=[tables.member],
             limit=WALK_MAX + 1,

@@ -7,26 +7,24 @@ locked if it was right already, so that of two runs the later decides, which has
 
 from __future__ import annotations
 
-import asyncio
-
 from examples.webindex import tables
 from examples.webindex.clustering import Groups
 from examples.webindex.group import ROOT, Group
-from examples.webindex.parsed import parsed_page
-from examples.webindex.tables import serving
-from percolator import aio
+from examples.webindex.parsed import Parsed
+from percolator import Row, aio
 
 
-async def export(tx: aio.Transaction, url: str, groups: Groups) -> None:
-    """Brings the row of this URL up to date."""
-    (row,), page = await asyncio.gather(tx.get_many(serving, [url]), parsed_page(tx, url))
+async def export(tx: aio.Transaction, row: Row[str], page: Parsed | None, groups: Groups) -> None:
+    """Brings this row up to date."""
+    url = row.key
     if page is not None:
         root = await groups.state(Group(ROOT, page.keys[ROOT]))
         if root.best is not None and root.best.url == url:
             if (row.get(tables.title), row.get(tables.size)) == (page.title, root.documents):
                 await tx.lock(url, tables.size)
                 return
-            await tx.set(url, tables.title, page.title)
+            if row.get(tables.title) != page.title:
+                await tx.set(url, tables.title, page.title)
             await tx.set(url, tables.size, root.documents)
             await tx.set(url, tables.cause, root.cause)
             return

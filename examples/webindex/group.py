@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from examples.webindex.documents import KEYS
@@ -38,6 +39,10 @@ class Child(NamedTuple):
     def row(self, group: Group, kind: int) -> GroupRow:
         return group.row(kind, len(self.url), self.url, self.key)
 
+    def order(self) -> tuple[int, str, str]:
+        """The best member of a group comes first, as among the rows of members."""
+        return len(self.url), self.url, self.key
+
 
 class Member(NamedTuple):
     """What a group knows of a member."""
@@ -64,15 +69,26 @@ class State:
     canonical: str | None = None
     cursor: GroupRow | None = None
     """The next member to learn of the canonical URL."""
+    members: Mapping[Child, Member] | None = field(default_factory=dict)
+    """All members; None once they were too many for one cell, and each has a row."""
 
     def encode(self) -> list[Any]:
-        return [self.best, self.keys, self.documents, self.cause, self.canonical, self.cursor]
+        members = self.members
+        return [
+            self.best,
+            self.keys,
+            self.documents,
+            self.cause,
+            self.canonical,
+            self.cursor,
+            None if members is None else [(*one, *members[one]) for one in sorted(members)],
+        ]
 
     @classmethod
     def decode(cls, stored: list[Any] | None) -> State:
         if stored is None:
             return cls()
-        best, keys, documents, cause, canonical, cursor = stored
+        best, keys, documents, cause, canonical, cursor, members = stored
         return cls(
             Child(*best),
             tuple(keys),
@@ -80,6 +96,9 @@ class State:
             cause,
             canonical,
             None if cursor is None else tuple(cursor),
+            None
+            if members is None
+            else {Child(*one[:2]): Member.decode(one[2:]) for one in members},
         )
 
     def parent(self, group: Group) -> Group | None:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from examples.webindex import tables
+from examples.webindex.clustering import TOGETHER_MAX
 from examples.webindex.crawl import Crawl
 from examples.webindex.definition import canonical_urls
 from examples.webindex.documents import KEYS, Document, Page, parse
@@ -79,8 +80,6 @@ class Repository:
             page = self._pages[url]
             parsed = Parsed(page.title, page.keys, frozenset(page.links), self._crawled)
             cells: list[tuple[Column[Any], Any]] = [(tables.canonical, self._canonical[url])]
-            if page.links:
-                cells.append((tables.linked, {"placed": page.links, "fresh": []}))
             yield from _row(url, *cells, (tables.parsed, parsed.encode()))
 
     def _groups(self) -> Iterator[LoadedCell]:
@@ -105,11 +104,16 @@ class Repository:
     ) -> Iterator[LoadedCell]:
         best = members[0].child
         keys, canonical = self._pages[best.url].keys, self._canonical[best.url]
-        state = State(best, keys, documents, self._crawled, canonical)
+        known = {
+            one.child: Member(self._pages[one.child.url].keys, one.documents, self._crawled)
+            for one in members
+        }
+        together = known if len(known) <= TOGETHER_MAX else None
+        state = State(best, keys, documents, self._crawled, canonical, members=together)
         yield from _row(group.row(GROUP), (tables.state, state.encode()))
-        for one in members:
-            member = Member(self._pages[one.child.url].keys, one.documents, self._crawled)
-            yield from _row(one.child.row(group, MEMBER), (tables.member, member))
+        if together is None:
+            for child, member in known.items():
+                yield from _row(child.row(group, MEMBER), (tables.member, member))
 
     def _links(self) -> Iterator[LoadedCell]:
         rows = (
@@ -120,7 +124,7 @@ class Repository:
         for target, url, anchor_digest, anchor in sorted(rows):
             shown = self._canonical.get(target, "")
             key = (target, url, anchor_digest)
-            yield from _row(key, (tables.link_anchor, anchor), (tables.shown, shown))
+            yield from _row(key, (tables.placed, [anchor, shown, self._crawled]))
 
     def _serving(self) -> Iterator[LoadedCell]:
         sizes: dict[str, int] = {}
@@ -142,8 +146,7 @@ class Repository:
             if (canonical := self._canonical.get(link.target)) is not None
         )
         for *key, anchor in sorted(rows):
-            cause = (tables.inlink_cause, self._crawled)
-            yield from _row(tuple(key), (tables.anchor, anchor), cause)
+            yield from _row(tuple(key), (tables.anchor, anchor))
 
 
 def _row(key: object, *cells: tuple[Column[Any], Any]) -> Iterator[LoadedCell]:

@@ -6,10 +6,10 @@
                                         --settle--> links --> inlinks
 
 - `parse` runs when a document is written or deleted. It sends news to the document's groups and, as
-  long as these are small, does everything that follows; see `clustering.py`.
+  long as these are small, does everything that follows; see `clustering.py`. It places the links.
 - `tend` runs when a group is notified: it has messages, or must learn its canonical URL.
-- `settle` runs when a page is notified: it must learn its canonical URL, has links to place, or has
-  links to it to move; see `linking.py`.
+- `settle` runs when a page is notified: it must learn its canonical URL, or has more links to place
+  or to move than fit into one transaction; see `linking.py`.
 
 The last two are weak: they look at the current state, and do a bounded part of the remaining work.
 The work for a changed document depends only on its own links, and on the pages whose canonical URL
@@ -27,7 +27,7 @@ from examples.webindex.documents import Document
 from examples.webindex.exporting import export
 from examples.webindex.group import Child, Group, GroupRow, Member
 from examples.webindex.linking import follow, move_links, place_links
-from examples.webindex.parsed import Parsed, parsed_page
+from examples.webindex.parsed import Parsed, StoredPage, stored_pages
 from percolator import aio, observes
 
 
@@ -36,11 +36,11 @@ async def parse(tx: aio.Transaction, url: str) -> None:
     """Runs when a document is written or deleted."""
     if len(url.encode()) > tables.URL_BYTES_MAX:
         raise ValueError(f"the URL has more than {tables.URL_BYTES_MAX} bytes: {url[:80]}…")
-    before, (row,) = await asyncio.gather(
-        parsed_page(tx, url),
-        tx.get_many(tables.documents, [url], [tables.body, tables.crawled]),
+    (body, crawled), found = await asyncio.gather(
+        tx.get_many([(url, tables.body), (url, tables.crawled)]), stored_pages(tx, [url])
     )
-    body, cause = row.get(tables.body), row.get(tables.crawled) or int(await tx.timestamp())
+    stored = found[url]
+    before, cause = stored.parsed, crawled or int(await tx.timestamp())
     now = None if body is None else Parsed.of(documents.parse(Document(url, body)), cause)
     if now is not None:
         await tx.set(url, tables.parsed, now.encode())
@@ -52,8 +52,8 @@ async def parse(tx: aio.Transaction, url: str) -> None:
     if now is not None and (before is None or now.keys != before.keys):
         groups.tell(Group(0, now.keys[0]), Child(url), Member(now.keys, 1, cause))
     groups.visited.add(url)
-    # Independent reads run concurrently to save round trips, here and elsewhere.
-    await asyncio.gather(_finish(tx, groups), place_links(tx, url, now, may_show=False))
+    await _finish(tx, groups, {url: stored._replace(parsed=now)})
+    await place_links(tx, url, stored, now)
 
 
 @observes(tables.state, weak=True)
@@ -61,28 +61,34 @@ async def tend(tx: aio.Transaction, row: GroupRow) -> None:
     """Runs when a group is notified."""
     groups = Groups(tx)
     groups.look_at(Group(row[0], row[1]))
-    await _finish(tx, groups)
+    await _finish(tx, groups, {})
 
 
-async def _finish(tx: aio.Transaction, groups: Groups) -> None:
+async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPage]) -> None:
     """Handles all news of groups, and updates what is served of them."""
     await groups.settle()
-
-    async def visit(url: str) -> None:
-        await follow(tx, url, await parsed_page(tx, url), groups)
-
-    await asyncio.gather(*(visit(url) for url in sorted(groups.visited)))
-    await asyncio.gather(*(export(tx, url, groups) for url in sorted(groups.unserved)))
+    visited, unserved = sorted(groups.visited), sorted(groups.unserved)
+    # Independent reads run concurrently to save round trips, here and elsewhere.
+    found, rows = await asyncio.gather(
+        stored_pages(tx, groups.visited.union(unserved).difference(known)),
+        tx.get_many(tables.serving, unserved),
+    )
+    found |= known
+    await asyncio.gather(
+        *(follow(tx, url, found[url], groups) for url in visited),
+        *(export(tx, row, found[row.key].parsed, groups) for row in rows),
+    )
 
 
 @observes(tables.canonical, weak=True)
 async def settle(tx: aio.Transaction, url: str) -> None:
     """Runs when a page is notified."""
-    page = await parsed_page(tx, url)
+    stored = (await stored_pages(tx, [url]))[url]
     groups = Groups(tx)
-    if not await follow(tx, url, page, groups):
-        await move_links(tx, url, groups, page)
-    await place_links(tx, url, page, may_show=True)
+    if not await follow(tx, url, stored, groups):
+        await move_links(tx, url, stored, groups)
+    if stored.linked is not None:
+        await place_links(tx, url, stored, stored.parsed)
 
 
 observers = [parse, tend, settle]

@@ -1,7 +1,8 @@
-"""A stored page: what was found in its document, and in which version of it."""
+"""A stored page: what was found in its document, in which version of it, and what became of it."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from examples.webindex import tables
@@ -10,7 +11,7 @@ from percolator import aio
 
 
 class Parsed(NamedTuple):
-    """What is stored of a page."""
+    """What was found in a document."""
 
     title: str
     keys: tuple[str, ...]
@@ -34,11 +35,51 @@ class Parsed(NamedTuple):
 
     @classmethod
     def decode(cls, stored: dict[str, Any]) -> Parsed:
-        links = frozenset(Link(*link) for link in stored["links"])
-        return cls(stored["title"], tuple(stored["keys"]), links, stored["cause"])
+        return cls(stored["title"], tuple(stored["keys"]), _links(stored["links"]), stored["cause"])
 
 
-async def parsed_page(tx: aio.Transaction, url: str) -> Parsed | None:
-    """The page at this URL; None if it was not crawled."""
-    stored = await tx.get(url, tables.parsed)
-    return None if stored is None else Parsed.decode(stored)
+class Linked(NamedTuple):
+    """How far the links from a page have been placed."""
+
+    placed: frozenset[Link]
+    fresh: frozenset[Link] = frozenset()
+    """Of these, those yet to be shown."""
+
+    def encode(self) -> dict[str, Any]:
+        """The value for the column `linked`."""
+        return {"placed": sorted(self.placed), "fresh": sorted(self.fresh)}
+
+    @classmethod
+    def decode(cls, stored: dict[str, Any]) -> Linked:
+        return cls(_links(stored["placed"]), _links(stored["fresh"]))
+
+
+class StoredPage(NamedTuple):
+    """The row of a page."""
+
+    parsed: Parsed | None = None
+    """None if it was not crawled."""
+    linked: Linked | None = None
+    """None once all links from it are placed and shown."""
+    canonical: str | None = None
+    moving: list[str] | None = None
+    """The next link to the page to be moved."""
+
+
+async def stored_pages(tx: aio.Transaction, urls: Collection[str]) -> dict[str, StoredPage]:
+    """The pages at these URLs, in one round trip."""
+    columns = [tables.parsed, tables.linked, tables.canonical, tables.moving]
+    found = {}
+    for row in await tx.get_many(tables.pages, sorted(urls), columns):
+        parsed, linked = row.get(tables.parsed), row.get(tables.linked)
+        found[row.key] = StoredPage(
+            None if parsed is None else Parsed.decode(parsed),
+            None if linked is None else Linked.decode(linked),
+            row.get(tables.canonical),
+            row.get(tables.moving),
+        )
+    return found
+
+
+def _links(stored: list[list[str]]) -> frozenset[Link]:
+    return frozenset(Link(*link) for link in stored)

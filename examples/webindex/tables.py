@@ -34,10 +34,12 @@ pages = Table("pages")
 parsed = pages.column("parsed", codecs.json)
 """{"title", "keys", "links", "cause"}; see `parsed.Parsed`."""
 linked = pages.column("linked", codecs.json)
-"""{"placed", "fresh"}: the page's links that are in `links`, and those yet to be shown."""
+"""{"placed", "fresh"}: the page's links that are in `links`, and those yet to be shown. Absent once
+those of `parsed` are all there, and shown."""
 canonical = pages.column("canonical", codecs.text)
 moving = pages.column("moving", codecs.json)
-"""How far the links to the page were moved to its canonical URL; absent once all were."""
+"""How far the links to the page were moved to its canonical URL, if they are too many for one
+transaction; absent once all were."""
 
 groups = Table(
     "groups",
@@ -57,9 +59,10 @@ message = groups.column("message", codecs.json)
 
 links = Table("links", key=codecs.tuple_of(codecs.text, codecs.text, codecs.text))
 """Keyed by target, source and digest of the anchor."""
-link_anchor = links.column("anchor", codecs.text)
-shown = links.column("shown", codecs.text)
-"""The canonical URL of the page among whose inlinks it is shown; empty if it leads nowhere."""
+placed = links.column("placed", codecs.json)
+"""[anchor, shown, cause]. `shown` is the canonical URL of the page among whose inlinks it is shown;
+empty if it leads nowhere. `cause` is like that of `serving`: of the source when it was linked or,
+once the link was moved, of the version that changed the target's canonical page."""
 
 serving = Table("serving")
 title = serving.column("title", codecs.text)
@@ -71,9 +74,6 @@ when the version was parsed. The row's own commit timestamp minus this is the la
 inlinks = Table("inlinks", key=codecs.tuple_of(*[codecs.text] * 4))
 """Keyed by canonical URL, source, digest of the anchor and digest of the target."""
 anchor = inlinks.column("anchor", codecs.text)
-inlink_cause = inlinks.column("cause", codecs.integer)
-"""Like `cause`: of the source when it was linked or, once the link was moved, of the version that
-changed the target's canonical page."""
 
 ALL: tuple[Table[Any], ...] = (documents, pages, groups, links, serving, inlinks)
 

@@ -31,7 +31,7 @@ pytestmark = [
 DOCUMENTS = 300
 UPDATED = range(40)
 DELETED = range(40, 60)
-CAUSES = {tables.cause.name, tables.inlink_cause.name}
+CAUSES = {tables.cause.name}
 """A batch job knows of no cause."""
 WAIT_SECONDS = 120.0
 

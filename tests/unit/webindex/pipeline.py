@@ -49,11 +49,13 @@ def take_small_steps(patch: pytest.MonkeyPatch, chance: random.Random) -> None:
     if chance.random() < 0.5:
         # As in processes of their own, where they do not know of each other.
         patch.setattr(clustering, "changing", KnowingNothing())
+    patch.setattr(clustering, "TOGETHER_MAX", chance.choice([0, 1, 3, 16]))
     patch.setattr(clustering, "HOT", chance.choice([0, 1, 3]))
     patch.setattr(clustering, "MESSAGES_MAX", chance.randint(1, 3))
     patch.setattr(clustering, "WALK_MAX", chance.randint(1, 3))
     patch.setattr(clustering, "VISITS_MAX", chance.randint(0, 2))
     patch.setattr(linking, "LINKS_MAX", chance.randint(1, 3))
+    patch.setattr(linking, "AT_ONCE_MAX", chance.choice([0, 1, 16]))
 
 
 class Crawled:

@@ -10,10 +10,10 @@ import pytest
 
 import percolator
 import percolator.testing
-from examples.webindex import clustering, tables
+from examples.webindex import clustering, linking, tables
 from examples.webindex.definition import Inlink, Served, served
 from examples.webindex.documents import Document
-from examples.webindex.observers import observers, parse
+from examples.webindex.observers import observers, parse, settle
 from examples.webindex.served import served_table, served_table_async
 
 from .pipeline import Crawled, KnowingNothing, clients, document, take_small_steps, write
@@ -172,8 +172,8 @@ def test_what_is_served_tells_which_document_version_has_caused_it(pipeline: Pip
     write_at("http://bb", "T", 23)
     with pipeline.db.snapshot() as snapshot:
         assert snapshot.get("http://a", tables.cause) == 23
-        (row,) = snapshot.scan(tables.inlinks)
-        assert row[tables.inlink_cause] == 17
+        (row,) = snapshot.scan(tables.links)
+        assert row[tables.placed] == ["x", "http://a", 17]
 
 
 def test_a_link_that_is_moved_tells_what_has_changed_the_canonical_page(pipeline: Pipeline) -> None:
@@ -186,8 +186,8 @@ def test_a_link_that_is_moved_tells_what_has_changed_the_canonical_page(pipeline
     write_at(17, document("http://bb", "T", "O", "E", "[x](http://bb)"))
     write_at(23, document("http://a", "other", "O", "F"))
     with pipeline.db.snapshot() as snapshot:
-        (row,) = snapshot.scan(tables.inlinks)
-        assert (row.key[0], row[tables.inlink_cause]) == ("http://a", 23)
+        (row,) = snapshot.scan(tables.links)
+        assert row[tables.placed] == ["x", "http://a", 23]
 
 
 def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
@@ -231,6 +231,118 @@ def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
 
     db._loop_thread.call(overlapping)
     assert list(pipeline.settle()) == ["http://bb"]
+
+
+LINKING = document("http://linking", "L", "5", "6", "[x](http://bb)")
+BETTER = document("http://a", "T", "7", "8")
+
+
+@pytest.mark.parametrize("first", [LINKING, BETTER], ids=["the link", "the canonical URL"])
+@pytest.mark.parametrize("at_once", [16, 0], ids=["moved at once", "moved later"])
+def test_a_link_is_placed_while_another_url_becomes_canonical(
+    first: Document, at_once: int, monkeypatch: pytest.MonkeyPatch, db: percolator.Database
+) -> None:
+    """Neither sees the other: the link is shown with the new canonical URL whoever is first."""
+    monkeypatch.setattr(linking, "AT_ONCE_MAX", at_once)
+    pipeline = Pipeline(db)
+    pipeline.crawl(document("http://bb", "T", "3", "4"))
+    for one in (LINKING, BETTER):
+        with db.transaction() as tx:
+            tx.set(one.url, tables.body, one.body)
+        pipeline.crawled[one.url] = one
+
+    async def overlapping() -> None:
+        opened = db._database
+        (second,) = {LINKING, BETTER} - {first}
+        winner, loser = opened.transaction(), opened.transaction()
+        await parse.function(winner, first.url)
+        await parse.function(loser, second.url)
+        await winner.commit()
+        try:
+            await loser.commit()
+        except percolator.ConflictError:
+            await opened.run(parse.function, second.url)
+
+    db._loop_thread.call(overlapping)
+    assert pipeline.settle()["http://a"].inlinks == (Inlink("http://linking", "x"),)
+
+
+def test_links_to_a_popular_page_do_not_keep_its_canonical_url_from_being_written(
+    monkeypatch: pytest.MonkeyPatch, db: percolator.Database
+) -> None:
+    """Once that is announced, whoever links to the page takes no read lock."""
+    monkeypatch.setattr(linking, "AT_ONCE_MAX", 1)
+    pipeline = Pipeline(db)
+    links = [
+        document(f"http://linking/{n}", f"L{n}", f"{n}", f"e{n}", "[x](http://bb)")
+        for n in range(4)
+    ]
+    pipeline.crawl(document("http://bb", "T", "3", "4"), *links[:3])
+    for one in (BETTER, links[3]):
+        with db.transaction() as tx:
+            tx.set(one.url, tables.body, one.body)
+        pipeline.crawled[one.url] = one
+
+    async def overlapping() -> None:
+        opened = db._database
+        await opened.run(parse.function, "http://a")  # announces it
+        moving, placing = opened.transaction(), opened.transaction()
+        await settle.function(moving, "http://bb")
+        await parse.function(placing, "http://linking/3")
+        await placing.commit()
+        await moving.commit()
+
+    db._loop_thread.call(overlapping)
+    assert len(pipeline.settle()["http://a"].inlinks) == 4
+
+
+def test_an_announcement_conflicts_with_whoever_writes_the_canonical_url_without_one(
+    monkeypatch: pytest.MonkeyPatch, db: percolator.Database
+) -> None:
+    """A link could be shown with the old one in between, without a read lock."""
+    monkeypatch.setattr(clustering, "VISITS_MAX", 0)
+    pipeline = Pipeline(db)
+    pipeline.crawl(document("http://bb", "T", "3", "4"), LINKING)
+    with db.transaction() as tx:
+        tx.set(BETTER.url, tables.body, BETTER.body)
+    pipeline.crawled[BETTER.url] = BETTER
+
+    async def overlapping() -> None:
+        opened = db._database
+        await opened.run(parse.function, "http://a")  # notifies http://bb
+        writing, announcing = opened.transaction(), opened.transaction()
+        await settle.function(writing, "http://bb")
+        monkeypatch.setattr(linking, "AT_ONCE_MAX", 0)
+        await settle.function(announcing, "http://bb")
+        await announcing.commit()
+        with pytest.raises(percolator.ConflictError):
+            await writing.commit()
+
+    db._loop_thread.call(overlapping)
+    pipeline.settle()
+
+
+def test_a_group_with_many_members_keeps_each_in_a_row_until_it_is_empty(
+    monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline
+) -> None:
+    monkeypatch.setattr(clustering, "TOGETHER_MAX", 2)
+
+    def members() -> int:
+        with pipeline.db.snapshot() as snapshot:
+            return sum(1 for _ in snapshot.scan(tables.groups, columns=[tables.member]))
+
+    def alike(number: int) -> Document:
+        return document(f"http://{number}", "T", f"O{number}", f"E{number}")
+
+    pipeline.crawl(alike(1), alike(2))
+    assert members() == 0
+    pipeline.crawl(alike(3))
+    assert members() == 3
+    pipeline.forget("http://1", "http://2")
+    assert members() == 1
+    pipeline.forget("http://3")
+    pipeline.crawl(alike(1))
+    assert members() == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
