@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
-from percolator.aio.engine import Engine, OpenStarts
+from percolator.aio.engine import Engine, OpenStarts, Rows
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
@@ -150,8 +150,12 @@ async def connect_to(
     *,
     description: str = "",
     timeout_seconds: float = 10.0,
+    rows: Rows | None = None,
 ) -> Database:
-    """As `connect`, but in any world, such as a simulated one. The database closes the network."""
+    """As `connect`, but in any world, such as a simulated one. The database closes the network.
+
+    With `rows`, its cells are in a row store.
+    """
     cluster = await _described(world, addresses, timeout_seconds)
     world = routed_world(world, addresses, cluster)
     parts = ClusterParts(world, addresses, cluster)
@@ -185,6 +189,7 @@ async def connect_to(
         open_starts,
         activity,
         [_Cancelled(watch), sessions, timestamps, world.network],
+        rows,
     )
     return Database(engine, retry)
 

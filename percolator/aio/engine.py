@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
 from percolator.errors import SchemaError, TabletLocation, UsageError
@@ -18,9 +18,14 @@ from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import Catalog, TableInfo
+from percolator.routing.cells import CellPage, Cells, RangeRequest
 from percolator.routing.deleted_tables import DeletedTables
+from percolator.routing.pending_cell import CellAnswer
 from percolator.routing.router import Router
 from percolator.routing.tablet_map import TabletMap
+from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.port import RowStore
+from percolator.rowstore.times import SpacedTimestamps, Times
 from percolator.schema import INTERNAL_TABLES, Table
 from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.timestamp_source import TimestampSource
@@ -36,6 +41,25 @@ class Closes(Protocol):
     """Something that can be closed."""
 
     async def close(self) -> None: ...
+
+
+class StoredCells(Cells, Protocol):
+    """All cells of all tables, with what makes the most frequent reads cheap."""
+
+    def read_cell(
+        self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
+    ) -> Awaitable[CellAnswer]: ...
+
+    def scan_cells(
+        self, request: RangeRequest, timeout_seconds: float
+    ) -> AsyncGenerator[CellPage, None]: ...
+
+
+class Rows(NamedTuple):
+    """A row store that has the cells, in place of tablet servers."""
+
+    store: RowStore
+    times: Times
 
 
 class OpenStarts:
@@ -94,6 +118,7 @@ class Engine:
         open_starts: OpenStarts,
         activity: ProcessActivity,
         closing: list[Closes],
+        rows: Rows | None = None,
     ) -> None:
         """`closing` is closed in this order, after everything that the engine itself has made."""
         self.world = world
@@ -101,17 +126,22 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.thread_ident = threading.get_ident()
         self.now = world.clock.monotonic_seconds
-        self.tablets = TabletMap(self._find)
-        self.router = Router(world, self.tablets, limits)
-        self.catalog = Catalog(world, masters, self.tablets, self.router.schema_versions)
+        self._tablets = TabletMap(self._find)
+        self._router = Router(world, self._tablets, limits)
+        self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
-        self.timestamps = timestamps
+        self._rows = rows
+        self.cells: StoredCells = self._router
+        self.timestamps: TimestampSource | SpacedTimestamps = timestamps
+        if rows is not None:
+            self.cells = RowStoreCells(rows.store, rows.times, world, limits)
+            self.timestamps = SpacedTimestamps(timestamps)
         self.open_starts = open_starts
         self.activity = activity
         self.env = Environment(
-            cells=self.router,
-            timestamps=timestamps,
+            cells=self.cells,
+            timestamps=self.timestamps,
             owners=owners,
             schemas=self.catalog,
             table_names=self.catalog.name_of,
@@ -119,7 +149,7 @@ class Engine:
             random=world.random,
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
-            deleted_tables=self._deleted_tables,
+            deleted_tables=self._deleted_tables if rows is None else None,
             tally=activity.tally,
         )
         self.cleanup = Cleanup(self.env)
@@ -129,6 +159,25 @@ class Engine:
         self.closed = False
         self._all_is_closed = asyncio.Event()
         self._closing = closing
+
+    @property
+    def tablets(self) -> TabletMap:
+        """Which server serves which rows."""
+        self._require_tablets()
+        return self._tablets
+
+    @property
+    def router(self) -> Router:
+        """What only tablets can do: groups of mutations, and change feeds."""
+        self._require_tablets()
+        return self._router
+
+    def _require_tablets(self) -> None:
+        if self._rows is not None:
+            raise UsageError(
+                "the cells of this database are in a row store, which has no observers, change "
+                "feeds, shared transactions and bulk loads yet (docs/bigtable.md)"
+            )
 
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
@@ -174,7 +223,7 @@ class Engine:
             for one in reversed(self._closing):
                 ending.push_async_callback(one.close)
             ending.push_async_callback(self._deleted_tables.close)
-            ending.push_async_callback(self.router.close)
+            ending.push_async_callback(self._router.close)
             ending.push_async_callback(self.beats.close)
             ending.callback(self.heartbeats.close)
             ending.callback(self.slow_log.close)

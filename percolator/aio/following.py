@@ -18,7 +18,7 @@ from percolator.arguments import as_timestamp, require_bool, require_seconds, re
 from percolator.changes import Change, ChangeKind, ChangePage
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.protocol.change_reader import ChangeReader
-from percolator.routing.cells import StoredChange
+from percolator.routing.cells import ChangeFeeds, StoredChange
 from percolator.schema import Table, decoded_key
 from percolator.timestamps import Timestamp
 
@@ -45,6 +45,7 @@ class Following(Generic[K]):
         if timeout is not None:
             require_seconds(timeout)
         self._engine = engine
+        self._feeds: ChangeFeeds = engine.router
         self._table = table
         self._after = None if after is None else as_timestamp(after, "after")
         self._until = None if until is None else as_timestamp(until, "until")
@@ -170,7 +171,7 @@ class Following(Generic[K]):
             )
         self._require_until_from(after)
         reader = ChangeReader(
-            engine.env, engine.cleanup, engine.router, info, after, before=self._before
+            engine.env, engine.cleanup, self._feeds, info, after, before=self._before
         )
         return reader, now + 1
 

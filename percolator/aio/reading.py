@@ -92,7 +92,7 @@ class Reading(Moment):
             found = self._remembered[address]
         else:
             self.statistics.round_trips += 1
-            found = await self._engine.router.read_cell(table_id, row_bytes, name, start, deadline)
+            found = await self._engine.cells.read_cell(table_id, row_bytes, name, start, deadline)
         if isinstance(found, RowResult):
             found = await self._past_locks(address, found, start, deadline)
         if found is None or found.value is None:

@@ -38,6 +38,7 @@ from percolator.protocol.shared.names import PartKey
 from percolator.protocol.shared.rolling_back import roll_back_all, roll_back_left
 from percolator.protocol.shared.whole import Whole
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.routing.cells import Groups
 from percolator.schema import SHARED_NAME
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import TableOptions
@@ -65,6 +66,7 @@ class SharedTransaction:
         """`ticket`: of one that another process has begun, and leaves to this one to decide. Two
         that decide on one transaction might commit different parts of it at two timestamps."""
         self._engine = engine
+        self._groups: Groups = engine.router
         self._unchanged_since = (
             0 if unchanged_since is None else int(as_timestamp(unchanged_since, "unchanged_since"))
         )
@@ -125,7 +127,7 @@ class SharedTransaction:
             return None
         if self._whole is None:
             engine = self._engine
-            self._whole = Whole(engine.env, engine.router, self.ticket.job, self._named)
+            self._whole = Whole(engine.env, self._groups, self.ticket.job, self._named)
         try:
             commit = await self._whole.commit(deadline)
         except OutcomeUnknown:

@@ -55,7 +55,7 @@ class Snapshot(Reading):
         request = RangeRequest(info.table_id, start, end, names, read_at)
         seconds = timeout or self._timeout_seconds
         engine = self._engine
-        async with aclosing(engine.router.scan_cells(request, seconds)) as pages:
+        async with aclosing(engine.cells.scan_cells(request, seconds)) as pages:
             async for page in pages:
                 self._require_open()
                 self.statistics.round_trips += 1

@@ -10,7 +10,9 @@ from percolator import Database
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.verdicts import Verdicts
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_tablets
+
+pytestmark = needs_tablets
 
 
 class Died(BaseException):

@@ -22,7 +22,7 @@ from percolator import (
 )
 from percolator.tablet.writing import mutations, transactions
 from percolator.testing import run_observers
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_tablets
 
 FAR = "z"
 """A row in another tablet than the hub: what is written there takes two phases."""
@@ -229,6 +229,7 @@ def test_a_table_that_was_dropped_takes_its_read_locks_with_it(db: Database) -> 
     db.drop_table(table)
 
 
+@needs_tablets
 def test_changes_do_not_tell_of_read_locks(db: Database) -> None:
     table = Table("feed-with-read-locks")
     value = table.column("value", codecs.integer)

@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from percolator import Database, SchemaError, Snapshot, Transaction
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_tablets
+
+pytestmark = needs_tablets
 
 READS: dict[str, Callable[[Snapshot | Transaction, Accounts], object]] = {
     "get": lambda reads, accounts: reads.get("bob", accounts.balance),

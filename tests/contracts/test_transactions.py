@@ -20,7 +20,7 @@ from percolator import (
 )
 from percolator.errors import CellAddress
 from percolator.schema import Column
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_tablets
 
 
 def test_what_was_committed_is_read_and_only_that(db: Database, accounts: Accounts) -> None:
@@ -137,6 +137,7 @@ def test_nothing_is_sent_to_commit_what_was_only_read(db: Database, accounts: Ac
     assert tx.statistics.round_trips == before
 
 
+@needs_tablets
 def test_an_uncontended_transaction_takes_four_round_trips_and_three_with_a_read_in_one_tablet(
     db: Database, accounts: Accounts
 ) -> None:
@@ -274,6 +275,7 @@ def test_notifying_a_column_that_no_observer_watches_is_a_mistake(
         tx.rollback()
 
 
+@needs_tablets
 def test_observers_answer_changes_and_each_other(db: Database, accounts: Accounts) -> None:
     copied: Column[int] = accounts.table.column("copied", codecs.integer)
     total: Column[int] = accounts.table.column("total", codecs.integer)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
 from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
 from percolator.wire import methods
 from tests.simulation.expected import CLIENT_STEPS
+from tests.simulation.rows import row_step
 
 AIMED_AFTER_MAX = 4
 AIMS = (None, "read", *CLIENT_STEPS, "commit of the primary", "commit of others")
@@ -43,6 +45,8 @@ class Ambush:
 def _step_of(envelope: Envelope, name: str) -> str:
     if envelope.is_reply:
         return f"{name} answered"
+    if envelope.path == CHECK_AND_MUTATE_ROW.path:
+        return row_step(envelope.payload)
     return _mutation_step(envelope.payload) if name == "mutation" else name
 
 
@@ -52,6 +56,8 @@ _STEPS = {
     methods.MUTATE_TOGETHER.path: "commit of all parts",
     methods.GET_TIMESTAMPS.path: "timestamp",
     methods.READ.path: "read",
+    CHECK_AND_MUTATE_ROW.path: "mutation",
+    READ_ROWS.path: "read",
 }
 
 

@@ -41,6 +41,7 @@ from tests.simulation.programs import (
     Programs,
     StoreRoot,
 )
+from tests.simulation.rows import ON_ROWS, ROW_STORE, RowStoreProgram, rows_over
 from tests.simulation.scenario import CLIENTS, Scenario
 from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
 from tests.simulation.workloads.workload import Workload
@@ -83,7 +84,12 @@ class Cluster:
         """The earliest time of a restart, by address."""
         self._programs: dict[str, Main] = {}
         self.processes: dict[str, SimulatedProcess] = {}
+        self.row_store = RowStoreProgram() if scenario.on_rows else None
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
+        """What has the cells: the favourite targets of strikes."""
+        if self.row_store is not None:
+            self.tablet_servers = [ROW_STORE]
+            self.struck[ON_ROWS] += 1
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
         self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
@@ -108,7 +114,8 @@ class Cluster:
             self._add(STANDBY_ORACLE, programs.oracle)
         self._add(LOCK_SERVICE, programs.lock_service)
         for address in self.tablet_servers:
-            self._add(address, programs.tablet_server)
+            store = self.row_store
+            self._add(address, programs.tablet_server if store is None else store.serve)
         self.servers = list(self.processes)
         for process, skew in zip(
             self.processes.values(), scenario.clock_skews_milliseconds, strict=False
@@ -128,6 +135,9 @@ class Cluster:
 
     async def start_servers(self) -> None:
         """Starts the masters first: they refuse a root in which other services have written."""
+        if self.row_store is not None:
+            for table in self.placements.tables.values():
+                await self.row_store.create(table.table_id)
         for address in self.servers:
             if self.scenario.with_master and address == ORACLE:
                 await asyncio.sleep(_SETTLING_SECONDS)
@@ -278,6 +288,7 @@ class Cluster:
                     limits,
                     RetryPolicy(),
                     timeout_seconds=_CONNECT_SECONDS,
+                    rows=None if self.row_store is None else rows_over(world.network),
                 )
             except Unavailable:
                 await asyncio.sleep(_AGAIN_SECONDS)

@@ -85,6 +85,10 @@ class LastReading:
     async def _read_cells(self, world: World, database: Database) -> bool:
         deadline = world.clock.monotonic_seconds() + _CALL_SECONDS
         names = [table.name for table in self._tables]
+        store, placed = self._cluster.row_store, self._cluster.placements.tables
+        if store is not None:
+            self.stored = [await store.stored(placed[name].table_id, name) for name in names]
+            return True
         try:
             catalog = database._engine.catalog
             self.stored = await stored_tables(world.network, catalog, names, deadline)

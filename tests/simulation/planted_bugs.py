@@ -41,6 +41,7 @@ from tests.simulation import planted_one_round_bugs as one_round_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation import planted_read_lock_bugs as read_lock_bugs
 from tests.simulation import planted_recipe_bugs as recipe_bugs
+from tests.simulation import planted_row_bugs as row_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_store_bugs as store_bugs
 from tests.simulation import planted_table_bugs as table_bugs
@@ -182,6 +183,8 @@ class Bug:
     """How long a strike lasts."""
     seeds_max: int = 100
     with_master: bool = False
+    on_rows: bool = False
+    """Whether it is a bug of the way to a row store."""
     after_seconds: float = 0.0
     """Strikes wait this long, and there is work for as long: history has to be collected first."""
     lone_strike_seconds: float = 0.0
@@ -209,6 +212,7 @@ class Bug:
             found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
         return replace(
             found,
+            on_rows=self.on_rows,
             doubled_share=self.doubled_share,
             one_round_share=self.one_round_share,
             # Some workloads need the real master: without it they fail, with a bug or without.
@@ -376,6 +380,18 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, kinds, quickly in shared_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload=workload or "mixed",
+            on_rows=True,
+            seconds_max=3.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, workload, quickly in row_bugs.ALL
     ),
 )
 

@@ -24,6 +24,10 @@ _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
 _WITH_OBSERVERS = {"chains", "recipes"}
+_ONLY_ON_TABLETS = {*_WITH_OBSERVERS, "feeds", "jobs", "loads", "successors"}
+"""Workloads that use what a row store does not have yet."""
+_ROWS_SHARE = 0.5
+"""The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _CLIENTS_SHARE_WITH_OBSERVERS = 0.4
 """The clients' share of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
@@ -105,6 +109,8 @@ class Scenario:
     """Sessions that do not work; each of the others still has the same share of the transactions
     as if they did."""
     tablet_servers: int = _TABLET_SERVERS
+    on_rows: bool = False
+    """Whether a row store has the cells, in place of tablet servers."""
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -118,6 +124,8 @@ class Scenario:
 
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
+        if self.on_rows:
+            master = "a row store"
         lines = [
             f"seed {self.seed}: {self.workload}, {master}, {len(self.sessions)} sessions "
             f"of {self.transactions_per_session} transactions"
@@ -134,8 +142,13 @@ def scenario_of(
     workload: str | None = None,
     transactions: int = TRANSACTIONS,
     with_master: bool | None = None,
+    on_rows: bool | None = None,
 ) -> Scenario:
-    """The scenario of a seed: the same for the same arguments, in every process."""
+    """The scenario of a seed: the same for the same arguments, in every process.
+
+    A run on a row store has the stand-in for the master, so one with `with_master` given, either
+    way, is on tablets.
+    """
     chance = Random(f"scenario {seed}")
     drawn = chance.choice(sorted(WORKLOADS))
     master = chance.random() < _MASTER_SHARE
@@ -154,6 +167,10 @@ def scenario_of(
         with_master=master if with_master is None else with_master,
         transactions=transactions,
     )
+    if on_rows is None and with_master is None and found.workload not in _ONLY_ON_TABLETS:
+        on_rows = Random(f"rows {seed}").random() < _ROWS_SHARE
+    if on_rows:
+        found = replace(found, on_rows=True, with_master=False)
     if found.workload == "successors":
         found = replace(found, with_master=True)  # the stand-in does not drop tables
     if found.workload == "crowd":

@@ -1,0 +1,16 @@
+"""Cells in a row store: a store that others run, such as Bigtable, in place of tablet servers.
+
+A row store changes one row at a time, atomically, if a check of that row passes; it reads rows
+through filters; and it does nothing else. `port.py` says exactly what. `cells.py` is the door:
+`percolator.routing.cells.Cells` on such a store, so that the protocol runs on it as it is.
+
+    how cells lie in rows   layout.py (names), times.py (timestamps)
+    mutations               mapping.py (a step as a check and changes), exclusion.py (read locks),
+                            joining.py (steps of one row in one call), judging.py (why a step was
+                            refused), mutating.py
+    reads                   selecting.py (what a read needs), reading.py, scanning.py
+
+Nothing here knows who runs the store (percolator/bigtable does) or how it is reached. No rule of
+transactions belongs here either: a step's conditions are translated, not understood. Two facts
+about steps are used, and mapping.py names them.
+"""

@@ -1,0 +1,54 @@
+"""Steps that one call makes together: those of one transaction on one row.
+
+Each of them is answered for itself. If the check of the call does not pass, each is judged on the
+same reading of the row, those that are possible go into another call, and the others are refused.
+So joining changes how many calls are made, and nothing else:
+
+* Steps that expect nothing: nothing of what any of them must not find may be found.
+* Steps that expect a lock: there must be as many cells as locks are expected. A store has at most
+  one version of a cell at one time, so each of them is one cell.
+* The same cell never twice: the second step must see what the first has done.
+* Only steps of one transaction: those of two may exclude each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from percolator.rowstore.mapping import Step
+
+
+@dataclass
+class Joined:
+    """The steps of one call, by their places in the request."""
+
+    table_id: int
+    row: bytes
+    steps: dict[int, Step] = field(default_factory=dict)
+    columns: set[bytes] = field(default_factory=set)
+    size_bytes: int = 0
+
+    def add(self, place: int, step: Step) -> None:
+        self.steps[place] = step
+        self.columns.add(step.mutation.column)
+        self.size_bytes += step.size_bytes
+
+
+def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iterator[Joined]:
+    """Groups steps, given as place, table and step, into calls. If a row's calls are made one
+    after the other, the order of a transaction's steps on a cell stays."""
+    open_: dict[tuple[int, bytes, int, bool], Joined] = {}
+    for place, table_id, step in steps:
+        mutation = step.mutation
+        key = (table_id, mutation.row, step.start, step.expects_lock)
+        group = open_.get(key)
+        if group is not None:
+            is_full = group.size_bytes + step.size_bytes > check_bytes_max
+            if is_full or mutation.column in group.columns:
+                yield open_.pop(key)
+                group = None
+        if group is None:
+            group = open_[key] = Joined(table_id, mutation.row)
+        group.add(place, step)
+    yield from open_.values()

@@ -1,0 +1,222 @@
+"""A step of the protocol as a check of its row and changes.
+
+A step is made if *all* of its conditions hold, and a store only says whether a check *finds* cells.
+So there are two kinds of steps:
+
+    expects nothing   prewrite, roll_back, roll_back_expired: each condition is turned into a
+                      selection of the cells that make it fail, and nothing may be found
+    expects a lock    commit_primary, commit_secondary, replace_lock: the lock must be found
+
+A step without changes (status) is only judged: a store's checks need changes.
+
+Two facts about steps are used, and nothing else is known of them here:
+
+* While a transaction's lock is in a cell, the cell has neither its commit nor its marker: each of
+  these steps removes the lock in the same change, and no prewrite passes them. So a step that
+  expects the lock need not ask about the other two.
+* A commit of the transaction itself is a commit at or above its start. So a prewrite asks only
+  about the latter; judging.py tells them apart when the check has found one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from percolator.errors import InvalidArgument
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    START_TIMESTAMP_BYTES,
+    WRITE_KIND_OFFSET,
+)
+from percolator.rowstore.exclusion import other_sides
+from percolator.rowstore.layout import (
+    DATA,
+    LOCK_ONLY,
+    LOCKS,
+    ROLLBACKS,
+    WRITES,
+    after_prefix,
+    column_bounds,
+    stored_column,
+)
+from percolator.rowstore.port import (
+    TIME_UNIT,
+    Change,
+    Check,
+    DeleteCell,
+    Selection,
+    SetCell,
+)
+from percolator.rowstore.times import Times
+from percolator.v1 import cells_pb2
+from percolator.v1.tabletserver_pb2 import Change as WireChange
+from percolator.v1.tabletserver_pb2 import Condition, Mutation
+
+_ABSENT = Condition.EXPECTATION_ABSENT
+_PRESENT = Condition.EXPECTATION_PRESENT
+_BEGINS_IF_PRESENT = Condition.EXPECTATION_BEGINS_IF_PRESENT
+_EXCLUDES_WRITERS = Condition.EXPECTATION_EXCLUDES_WRITERS
+_COMMITS = (WRITES, LOCK_ONLY)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step, ready for a row store."""
+
+    mutation: Mutation
+    start: int
+    """The start timestamp of the transaction that it is about."""
+    expects_lock: bool
+    selections: tuple[Selection, ...]
+    """What must not be found; or, with `expects_lock`, the one cell that must be."""
+    changes: tuple[Change, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(selection.size_bytes for selection in self.selections)
+
+
+def mapped(mutation: Mutation, times: Times) -> Step:
+    """Raises `InvalidArgument` for what cannot be done in a row store."""
+    if any(change.space == cells_pb2.SPACE_NOTIFY for change in mutation.changes):
+        raise InvalidArgument("changes", "observers do not work on a row store yet")
+    start = _start_of(mutation)
+    lock = next((one for one in mutation.conditions if one.expectation == _PRESENT), None)
+    if lock is not None:
+        _require_implied(mutation, lock)
+        selections: tuple[Selection, ...] = (_own_lock(mutation.column, lock.prefix, times),)
+    else:
+        selections = tuple(_obstacles(mutation, times))
+    changes = tuple(_changed(mutation.column, start, change, times) for change in mutation.changes)
+    return Step(mutation, start, lock is not None, selections, changes)
+
+
+def check_of(steps: Sequence[Step]) -> Check:
+    """The check of several steps, all of the same kind: each of them has to be possible."""
+    selections = tuple(one for step in steps for one in step.selections)
+    if steps[0].expects_lock:
+        return Check(selections, found=True, more_than=len(steps) - 1)
+    return Check(selections, found=False)
+
+
+def commits_selected(
+    first_column: bytes, end_column: bytes, from_timestamp: int, until_timestamp: int, times: Times
+) -> Iterator[Selection]:
+    """The commits of these columns with from <= timestamp < until (0: no end)."""
+    until = times.at_or_above(until_timestamp) if until_timestamp else 0
+    for family in _COMMITS:
+        from_time = times.at_or_above(from_timestamp)
+        yield Selection(family, first_column, end_column, from_time, until)
+
+
+def _start_of(mutation: Mutation) -> int:
+    for condition in mutation.conditions:
+        if len(condition.prefix) >= START_TIMESTAMP_BYTES:
+            return int.from_bytes(condition.prefix[:START_TIMESTAMP_BYTES], "big")
+    raise _impossible("no condition names the transaction")
+
+
+def _require_implied(mutation: Mutation, lock: Condition) -> None:
+    """Raises unless all other conditions hold wherever the lock is."""
+    start = lock.prefix[:START_TIMESTAMP_BYTES]
+    for condition in mutation.conditions:
+        if condition is lock:
+            continue
+        own_commit = condition.space == cells_pb2.SPACE_WRITE and condition.prefix == start
+        own_rollback = (
+            condition.space == cells_pb2.SPACE_ROLLBACK
+            and condition.from_timestamp == int.from_bytes(start, "big")
+            and condition.until_timestamp == condition.from_timestamp + 1
+        )
+        if condition.expectation != _ABSENT or not (own_commit or own_rollback):
+            raise _impossible("a lock is expected together with something that it does not imply")
+
+
+def _own_lock(column: bytes, prefix: bytes, times: Times) -> Selection:
+    """The lock of the transaction whose start begins the prefix, if its record has that prefix."""
+    time = times.time(int.from_bytes(prefix[:START_TIMESTAMP_BYTES], "big"))
+    bounds = column_bounds(column)
+    return Selection(LOCKS, *bounds, time, time + TIME_UNIT, prefix, after_prefix(prefix))
+
+
+def _obstacles(mutation: Mutation, times: Times) -> Iterator[Selection]:
+    """The cells because of which a condition fails."""
+    bounds = column_bounds(mutation.column)
+    all_from = _all_commits_from(mutation)
+    for condition in mutation.conditions:
+        if condition.expectation == _EXCLUDES_WRITERS:
+            continue  # said to servers that may not know read locks; here, it is always so
+        if condition.expectation == _BEGINS_IF_PRESENT:
+            yield from _other_locks(mutation.column, condition, times)
+        elif condition.expectation != _ABSENT:
+            raise _impossible(f"expectation {condition.expectation} is not known")
+        elif condition.space == cells_pb2.SPACE_LOCK:
+            if condition.prefix:
+                yield _own_lock(mutation.column, condition.prefix, times)
+            else:
+                yield Selection(LOCKS, *bounds)
+        elif condition.space == cells_pb2.SPACE_WRITE:
+            prefix, since = condition.prefix, condition.from_timestamp
+            if prefix and all_from is not None and all_from <= since:
+                continue
+            for one in commits_selected(*bounds, since, condition.until_timestamp, times):
+                yield one._replace(first_value=prefix, end_value=after_prefix(prefix))
+        elif condition.space == cells_pb2.SPACE_ROLLBACK and condition.until_timestamp:
+            from_time = times.at_or_above(condition.from_timestamp)
+            until_time = times.at_or_above(condition.until_timestamp)
+            yield Selection(ROLLBACKS, *bounds, from_time, until_time)
+        else:
+            raise _impossible(f"a condition on space {condition.space} is not known")
+    for side in other_sides(mutation):
+        if side.space == cells_pb2.SPACE_LOCK:
+            yield Selection(LOCKS, side.first_column, side.end_column)
+        else:
+            yield from commits_selected(
+                side.first_column, side.end_column, side.from_timestamp, 0, times
+            )
+
+
+def _all_commits_from(mutation: Mutation) -> int | None:
+    """From when on no commit at all may be there; None if some may."""
+    for condition in mutation.conditions:
+        names_all = not condition.prefix and not condition.until_timestamp
+        if (
+            condition.expectation == _ABSENT
+            and condition.space == cells_pb2.SPACE_WRITE
+            and names_all
+        ):
+            return condition.from_timestamp
+    return None
+
+
+def _other_locks(column: bytes, condition: Condition, times: Times) -> Iterator[Selection]:
+    """The transaction's locks that are not as `required`: the values before it and those behind."""
+    own = _own_lock(column, condition.prefix, times)
+    yield own._replace(end_value=condition.required)
+    behind = after_prefix(condition.required)
+    if not own.end_value or (behind and behind < own.end_value):
+        yield own._replace(first_value=behind)
+
+
+def _changed(column: bytes, start: int, change: WireChange, times: Times) -> Change:
+    stored, space = stored_column(column), change.space
+    puts = change.kind == WireChange.KIND_PUT
+    if space == cells_pb2.SPACE_LOCK:
+        time = times.time(start)
+        return (
+            SetCell(LOCKS, stored, time, change.value) if puts else DeleteCell(LOCKS, stored, time)
+        )
+    time = times.time(change.timestamp)
+    if space == cells_pb2.SPACE_WRITE and puts:
+        is_lock_only = change.value[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY
+        return SetCell(LOCK_ONLY if is_lock_only else WRITES, stored, time, change.value)
+    if space == cells_pb2.SPACE_ROLLBACK and puts:
+        return SetCell(ROLLBACKS, stored, time, b"")
+    if space == cells_pb2.SPACE_DATA:
+        return SetCell(DATA, stored, time, change.value) if puts else DeleteCell(DATA, stored, time)
+    raise _impossible(f"a change of space {space} is not known")
+
+
+def _impossible(why: str) -> InvalidArgument:
+    return InvalidArgument("mutation", f"a row store cannot do this: {why}")

@@ -1,0 +1,124 @@
+"""Conditional mutations: mapped, joined, sent, and judged if they were refused.
+
+What the store has definitely not executed is sent again until the deadline. What it may have
+executed is not: only the protocol knows what repeating it would mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+
+from percolator.errors import NotExecuted, PercolatorError
+from percolator.limits import Limits
+from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.rowstore.joining import Joined, joined
+from percolator.rowstore.judging import looked_at, refusal
+from percolator.rowstore.layout import row_key
+from percolator.rowstore.mapping import Step, check_of, mapped
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import RowStore, StoredCell
+from percolator.rowstore.times import Times
+from percolator.world import World
+
+_NO_ANSWER = NotExecuted("the mutation was not sent")
+
+
+class RowMutations:
+    """Makes the steps of the protocol in a row store."""
+
+    def __init__(self, store: RowStore, times: Times, world: World, limits: Limits) -> None:
+        self._store = store
+        self._times = times
+        self._world = world
+        self._limits = limits
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        """Answers in the order of the mutations. One that fails raises nothing."""
+        answers: list[Answer] = [_NO_ANSWER] * len(mutations)
+        steps: list[tuple[int, int, Step]] = []
+        for place, (table_id, mutation, _) in enumerate(mutations):
+            try:
+                steps.append((place, table_id, mapped(mutation, self._times)))
+            except PercolatorError as error:
+                answers[place] = error
+        in_order: defaultdict[tuple[int, bytes], list[Joined]] = defaultdict(list)
+        for group in joined(steps, self._store.check_bytes_max):
+            in_order[group.table_id, group.row].append(group)
+        works = [self._in_row(groups, answers, deadline) for groups in in_order.values()]
+        if len(works) == 1:
+            await works[0]
+        else:
+            await asyncio.gather(*works)
+        return answers
+
+    async def _in_row(
+        self, groups: Sequence[Joined], answers: list[Answer], deadline: float
+    ) -> None:
+        """One row's calls, one after the other."""
+        for group in groups:
+            try:
+                await self._make(group, answers, Patience(self._world, self._limits, deadline))
+            except PercolatorError as error:
+                for place in group.steps:
+                    if answers[place] is _NO_ANSWER:
+                        answers[place] = error
+
+    async def _make(self, group: Joined, answers: list[Answer], patience: Patience) -> None:
+        """Answers every step of the group. Raises what prevents the steps that are left."""
+        left = dict(group.steps)
+        questions = {place: one for place, one in left.items() if not one.changes}
+        if questions:
+            await self._judge(group, questions, answers, patience)
+            for place in questions:
+                del left[place]
+                answers[place] = APPLIED if answers[place] is _NO_ANSWER else answers[place]
+        while left:
+            try:
+                applied = await self._send(group, list(left.values()), patience)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=False)
+                continue
+            if applied:
+                for place in left:
+                    answers[place] = APPLIED
+                return
+            await self._judge(group, left, answers, patience)
+            possible = {place: one for place, one in left.items() if answers[place] is _NO_ANSWER}
+            if len(possible) == len(left):
+                await patience.again()  # what was in the way is gone already
+            left = possible
+
+    async def _send(self, group: Joined, steps: Sequence[Step], patience: Patience) -> bool:
+        changes = [change for step in steps for change in step.changes]
+        return await self._store.check_and_mutate(
+            group.table_id, row_key(group.row), check_of(steps), changes, patience.attempt_seconds
+        )
+
+    async def _judge(
+        self, group: Joined, steps: dict[int, Step], answers: list[Answer], patience: Patience
+    ) -> None:
+        """Answers those steps that are not possible in the row as it is now."""
+        cells = await self._look(group, list(steps.values()), patience)
+        for place, step in steps.items():
+            refused = refusal(step.mutation, cells, self._times)
+            if refused is not None:
+                answers[place] = refused
+
+    async def _look(
+        self, group: Joined, steps: Sequence[Step], patience: Patience
+    ) -> list[StoredCell]:
+        selections = tuple(
+            dict.fromkeys(one for step in steps for one in looked_at(step.mutation, self._times))
+        )
+        key = row_key(group.row)
+        while True:
+            try:
+                rows = await self._store.read(
+                    group.table_id, [key], selections, patience.attempt_seconds
+                )
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+            else:
+                return rows[0].cells if rows else []

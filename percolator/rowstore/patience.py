@@ -1,0 +1,51 @@
+"""How long a caller waits for the store, and which errors it outlasts."""
+
+from __future__ import annotations
+
+from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry
+from percolator.limits import Limits
+from percolator.wire.backoff import Backoff, asked_pause_seconds
+from percolator.world import World
+
+_TIMEOUT_SECONDS_MIN = 0.001
+
+
+class Patience:
+    """One caller's attempts until its deadline, an instant of the monotonic clock."""
+
+    def __init__(self, world: World, limits: Limits, deadline: float) -> None:
+        self._clock = world.clock
+        self._random = world.random
+        self._attempt_seconds_max = limits.attempt_seconds_max
+        self._deadline = deadline
+        self._backoff = Backoff(
+            world.clock, world.random, limits.backoff_seconds_min, limits.backoff_seconds_max
+        )
+
+    @property
+    def attempt_seconds(self) -> float:
+        """The time-out of the next attempt."""
+        left = self._deadline - self._clock.monotonic_seconds()
+        return max(min(left, self._attempt_seconds_max), _TIMEOUT_SECONDS_MIN)
+
+    async def outlast(self, problem: PercolatorError, *, is_read: bool) -> None:
+        """Returns when the call may be sent again: it was not executed, or it changes nothing.
+        Raises the error if that is not so, and `DeadlineExceeded` if the time is up."""
+        if problem.retry is Retry.USELESS or (problem.retry is Retry.UNKNOWN and not is_read):
+            raise problem
+        if isinstance(problem, Overloaded):
+            seconds = asked_pause_seconds(self._random, problem.retry_after_seconds)
+            left = self._deadline - self._clock.monotonic_seconds()
+            await self._clock.sleep(max(min(seconds, left), 0.0))
+        await self.again(problem)
+
+    async def again(self, problem: PercolatorError | None = None) -> None:
+        """Returns after a pause. Raises `DeadlineExceeded` if no time is left: whatever was
+        attempted has not been executed."""
+        if not await self._backoff.pause(self._deadline):
+            last = f"; last error: {problem.message}" if problem else ""
+            late = DeadlineExceeded(
+                f"no answer in time{last}", where=problem.where if problem else ""
+            )
+            late.retry = Retry.SAFE
+            raise late

@@ -1,0 +1,140 @@
+"""What a row store has to do: the narrow port on which all else in this room stands.
+
+A table has rows, a row has cells, and a cell has a family, a column, a time and a value. What is
+done to one row is atomic: a check together with its changes, and the reading of the row. Nothing is
+atomic over several rows.
+
+Times are microseconds, and multiples of a thousand. Raised errors are `PercolatorError`s, whose
+`retry` says whether a call was executed: `SAFE`, definitely not; `UNKNOWN`, perhaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import NamedTuple, Protocol
+
+TIME_UNIT = 1_000
+"""All times are multiples of this."""
+
+
+class Selection(NamedTuple):
+    """Cells of one family in a row: those for which all of this holds."""
+
+    family: str
+    first_column: bytes = b""
+    end_column: bytes = b""
+    """Exclusive; empty: to the last."""
+    from_time: int = 0
+    until_time: int = 0
+    """Exclusive; 0: no end."""
+    first_value: bytes = b""
+    end_value: bytes = b""
+    """Exclusive; empty: no end."""
+    newest: bool = False
+    """Of each column, only the newest of these cells."""
+
+    @property
+    def size_bytes(self) -> int:
+        """About how long its description is in a call: stores limit that."""
+        columns = len(self.first_column) + len(self.end_column)
+        return columns + len(self.first_value) + len(self.end_value) + _OTHER_BYTES
+
+
+_OTHER_BYTES = 64
+"""The size of a selection besides names and values, generously."""
+
+
+class Check(NamedTuple):
+    """When the changes of a call are made. The store counts the cells that are selected; a cell
+    that several selections name counts for each of them."""
+
+    selections: tuple[Selection, ...]
+    found: bool
+    """Whether the changes are made if more than `more_than` are found, or if no more are."""
+    more_than: int = 0
+
+
+class SetCell(NamedTuple):
+    """Sets one version of a cell, and replaces the one at the same time."""
+
+    family: str
+    column: bytes
+    time: int
+    value: bytes
+
+
+class DeleteCell(NamedTuple):
+    """Deletes one version of a cell, if it is there."""
+
+    family: str
+    column: bytes
+    time: int
+
+
+Change = SetCell | DeleteCell
+
+
+class StoredCell(NamedTuple):
+    """One version of a cell."""
+
+    family: str
+    column: bytes
+    time: int
+    value: bytes
+
+
+class StoredRow(NamedTuple):
+    """What was selected of one row, all of it as it was at one moment."""
+
+    key: bytes
+    cells: list[StoredCell]
+
+
+class RowStore(Protocol):
+    """A store of rows."""
+
+    @property
+    def scans_backwards(self) -> bool:
+        """Whether `scan` can go from the end of a range to its start."""
+        ...
+
+    @property
+    def check_bytes_max(self) -> int:
+        """The most that the selections of one check or read may describe, by `size_bytes`."""
+        ...
+
+    def check_and_mutate(
+        self,
+        table_id: int,
+        key: bytes,
+        check: Check,
+        changes: Sequence[Change],
+        timeout_seconds: float,
+    ) -> Awaitable[bool]:
+        """Makes the changes if the check allows it, all at one moment. Returns whether it did."""
+        ...
+
+    def read(
+        self,
+        table_id: int,
+        keys: Sequence[bytes],
+        selections: Sequence[Selection],
+        timeout_seconds: float,
+    ) -> Awaitable[list[StoredRow]]:
+        """The rows among these in which something is selected, in any order."""
+        ...
+
+    def scan(
+        self,
+        table_id: int,
+        first: bytes,
+        end: bytes,
+        selections: Sequence[Selection],
+        *,
+        rows_max: int,
+        reverse: bool,
+        timeout_seconds: float,
+    ) -> AsyncGenerator[StoredRow, None]:
+        """The rows with first <= key < end (empty: to the last) in which something is selected, in
+        order. Ends after `rows_max` of them; 0: without a limit."""
+        ...

@@ -1,0 +1,128 @@
+"""Reads of rows at a timestamp: those that want the same columns share a call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from percolator.errors import PercolatorError
+from percolator.limits import Limits
+from percolator.routing.cells import FoundCell, RowRequest, RowResult
+from percolator.routing.pending_cell import CellAnswer
+from percolator.rowstore.layout import row_key
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import RowStore, Selection, StoredRow
+from percolator.rowstore.selecting import Seen, Wanted, add_data, data_selections, seen
+from percolator.rowstore.times import Times
+from percolator.world import World
+
+
+class RowReads:
+    """Reads rows of a row store."""
+
+    def __init__(self, store: RowStore, times: Times, world: World, limits: Limits) -> None:
+        self._store = store
+        self._times = times
+        self._world = world
+        self._limits = limits
+
+    async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
+        """Answers in the order of the requests. Raises if one of them failed."""
+        patience = Patience(self._world, self._limits, deadline)
+        results = [RowResult() for _ in requests]
+        alike: defaultdict[tuple[int, Wanted], list[int]] = defaultdict(list)
+        for place, (table_id, read) in enumerate(requests):
+            prefixes = tuple(read.column_prefixes)
+            columns = None if read.all_columns and not prefixes else tuple(read.columns)
+            wanted = Wanted(read.timestamp, columns, read.report_deletes, prefixes)
+            alike[table_id, wanted].append(place)
+        calls = [
+            self._read_alike(table_id, wanted, part, requests, results, patience)
+            for (table_id, wanted), places in alike.items()
+            for part in _parts(places, self._limits.batch_rows_max)
+        ]
+        if len(calls) == 1:
+            await calls[0]
+        else:
+            await asyncio.gather(*calls)
+        return results
+
+    async def read_cell(
+        self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
+    ) -> CellAnswer:
+        """Reads one cell: the most frequent kind of read."""
+        patience = Patience(self._world, self._limits, deadline)
+        wanted = Wanted(timestamp, (column,))
+        (found,) = await self._rows(table_id, [row_key(row)], wanted, patience) or (None,)
+        if found is None:
+            return None
+        result = seen(row, found.cells, wanted, (), self._times)
+        await self.complete(table_id, row, result, patience)
+        return _result(result) if result.locks else result.found.get(column)
+
+    async def complete(self, table_id: int, row: bytes, result: Seen, patience: Patience) -> None:
+        """Fetches the values that lie apart from their records. Nothing changes these."""
+        if not result.in_data:
+            return
+        selections = data_selections(result, self._times)
+        rows = await self._patiently(table_id, [row_key(row)], selections, patience)
+        add_data(row, result, rows[0].cells if rows else [], self._times)
+
+    async def _read_alike(
+        self,
+        table_id: int,
+        wanted: Wanted,
+        places: Sequence[int],
+        requests: Sequence[RowRequest],
+        results: list[RowResult],
+        patience: Patience,
+    ) -> None:
+        keys = dict.fromkeys(row_key(requests[place].read.row) for place in places)
+        rows = await self._rows(table_id, list(keys), wanted, patience)
+        cells = {row.key: row.cells for row in rows}
+        for place in places:
+            read = requests[place].read
+            found = cells.get(row_key(read.row))
+            if found is not None:
+                result = seen(read.row, found, wanted, frozenset(read.passing), self._times)
+                await self.complete(table_id, read.row, result, patience)
+                results[place] = _result(result)
+
+    async def _rows(
+        self, table_id: int, keys: Sequence[bytes], wanted: Wanted, patience: Patience
+    ) -> list[StoredRow]:
+        selections = wanted.selections(self._times, self._store.check_bytes_max)
+        return await self._patiently(table_id, keys, selections, patience) if selections else []
+
+    async def _patiently(
+        self,
+        table_id: int,
+        keys: Sequence[bytes],
+        selections: Sequence[Selection],
+        patience: Patience,
+    ) -> list[StoredRow]:
+        while True:
+            try:
+                seconds = patience.attempt_seconds
+                return await self._store.read(table_id, keys, selections, seconds)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+
+
+def _result(read: Seen) -> RowResult:
+    result = RowResult()
+    result.found, result.locks = read.found, read.locks
+    return result
+
+
+def _parts(places: Sequence[int], most: int) -> Iterator[Sequence[int]]:
+    for first in range(0, len(places), most):
+        yield places[first : first + most]
+
+
+def cells_by_row(
+    rows: Iterable[tuple[bytes, Seen]],
+) -> dict[bytes, dict[bytes, FoundCell]]:
+    """What was found, by row; rows in which nothing was found are left out."""
+    return {row: result.found for row, result in rows if result.found}

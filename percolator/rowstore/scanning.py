@@ -1,0 +1,110 @@
+"""Scans of a range at a timestamp, page by page.
+
+A page ends when it has enough rows or bytes, and the next call of the store begins behind it. If a
+call breaks off, the page is read again: what it shows has not changed, since it is a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from percolator.errors import PercolatorError, UsageError
+from percolator.limits import Limits
+from percolator.routing.cells import RangePage, RangeRequest
+from percolator.rowstore.layout import row_key, row_of
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import RowStore
+from percolator.rowstore.reading import RowReads, cells_by_row
+from percolator.rowstore.selecting import Seen, Wanted, seen
+from percolator.rowstore.times import Times
+from percolator.world import World
+
+
+class RowScan:
+    """One scan."""
+
+    def __init__(
+        self,
+        request: RangeRequest,
+        timeout_seconds: float,
+        store: RowStore,
+        reads: RowReads,
+        times: Times,
+        world: World,
+        limits: Limits,
+    ) -> None:
+        if request.reverse and not store.scans_backwards:
+            raise UsageError(
+                "this row store cannot scan backwards; scan forwards, and reverse the rows"
+            )
+        self._request = request
+        self._timeout_seconds = timeout_seconds
+        self._store = store
+        self._reads = reads
+        self._times = times
+        self._world = world
+        self._limits = limits
+        self._wanted = Wanted(
+            request.timestamp, request.columns, request.report_deletes, request.prefixes
+        )
+        self._start, self._end = request.start, request.end
+        """What is left of the range."""
+        self._rows_left = request.row_limit
+
+    async def pages(self) -> AsyncGenerator[RangePage, None]:
+        """Pages without gaps, from one end of the range to the other."""
+        while not self._end or self._start < self._end:
+            deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
+            patience = Patience(self._world, self._limits, deadline)
+            rows, is_last = await self._page(patience)
+            for row, result in rows:
+                await self._reads.complete(self._request.table_id, row, result, patience)
+            start, end = self._start, self._end
+            if not is_last:
+                if self._request.reverse:
+                    start = self._end = rows[-1][0]
+                    is_last = start <= self._start  # an empty end would mean the last row of all
+                else:
+                    end = self._start = rows[-1][0] + b"\0"
+            self._rows_left = max(self._rows_left - len(rows), 0)
+            locks = [lock for _, result in rows for lock in result.locks]
+            yield RangePage(cells_by_row(rows), locks, start, end)
+            if is_last:
+                return
+
+    async def _page(self, patience: Patience) -> tuple[list[tuple[bytes, Seen]], bool]:
+        """The next rows in which anything was found, and whether nothing is left behind them."""
+        while True:
+            try:
+                return await self._attempt(patience.attempt_seconds)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+
+    async def _attempt(self, seconds: float) -> tuple[list[tuple[bytes, Seen]], bool]:
+        selections = self._wanted.selections(self._times, self._store.check_bytes_max)
+        rows_max = self._limits.page_rows_max
+        if self._rows_left:
+            rows_max = min(rows_max, self._rows_left)
+        found: list[tuple[bytes, Seen]] = []
+        if not selections:
+            return found, True
+        size = 0
+        stream = self._store.scan(
+            self._request.table_id,
+            row_key(self._start) if self._start else b"",
+            row_key(self._end) if self._end else b"",
+            selections,
+            rows_max=rows_max,
+            reverse=self._request.reverse,
+            timeout_seconds=seconds,
+        )
+        async with aclosing(stream) as rows:
+            async for key, cells in rows:
+                row = row_of(key)
+                result = seen(row, cells, self._wanted, (), self._times)
+                found.append((row, result))
+                size += result.size_bytes + len(row)
+                if len(found) >= rows_max or size >= self._limits.page_bytes_max:
+                    return found, False
+        return found, True

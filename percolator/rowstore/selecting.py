@@ -1,0 +1,164 @@
+"""What a read at a timestamp needs of a row, and what it makes of that.
+
+One reading of a row returns its locks that began by then, and of each column the newest put or
+deletion by then, all as of one moment: a commit removes the lock and stores its record in one
+change, so a reading shows the one or the other. Which of the locks are in the way is judged here,
+from their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from percolator.errors import InvariantViolation
+from percolator.formats.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    KIND_PUT_IN_DATA,
+    LOCK_HEADER,
+    WRITE_HEADER,
+    WRITE_HEADER_BYTES,
+)
+from percolator.routing.cells import FoundCell, wants
+from percolator.rowstore.layout import (
+    ALL_COLUMNS,
+    DATA,
+    EVERY_COLUMN,
+    LOCKS,
+    WRITES,
+    after_prefix,
+    column_bounds,
+    column_of,
+    stored_column,
+)
+from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell
+from percolator.rowstore.times import Times
+from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which cells are wanted, and as of when. Equal ones can be read with one call."""
+
+    timestamp: int
+    columns: tuple[bytes, ...] | None
+    """None for all that are not hidden."""
+    report_deletes: bool = False
+    prefixes: tuple[bytes, ...] = ()
+    """Columns that begin with one of these are wanted, too."""
+
+    def selections(self, times: Times, bytes_max: int) -> tuple[Selection, ...]:
+        """What to select. More columns than a call can name are selected with all others."""
+        until = times.at_or_above(self.timestamp + 1)
+        if self.columns is None:
+            bounds = [ALL_COLUMNS]
+        else:
+            bounds = [column_bounds(column) for column in dict.fromkeys(self.columns)]
+            for prefix in map(stored_column, self.prefixes):
+                bounds.append((prefix, after_prefix(prefix)))
+        found = _selections(bounds, until)
+        if sum(one.size_bytes for one in found) > bytes_max:
+            return _selections([EVERY_COLUMN], until)
+        return found
+
+    def wants(self, column: bytes) -> bool:
+        """Whether the column is wanted, by its stored name."""
+        if self.columns is None:
+            return ALL_COLUMNS[0] <= column < ALL_COLUMNS[1]
+        return wants(column_of(column), self.columns, self.prefixes)
+
+
+def _selections(bounds: Iterable[tuple[bytes, bytes]], until: int) -> tuple[Selection, ...]:
+    return tuple(
+        one
+        for first, end in bounds
+        for one in (
+            Selection(LOCKS, first, end, until_time=until),
+            Selection(WRITES, first, end, until_time=until, newest=True),
+        )
+    )
+
+
+@dataclass
+class Seen:
+    """What a read sees of one row."""
+
+    found: dict[bytes, FoundCell] = field(default_factory=dict)
+    locks: list[Cell] = field(default_factory=list)
+    in_data: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Columns whose values lie apart: the commit and start timestamp of each."""
+
+    @property
+    def size_bytes(self) -> int:
+        values = sum(len(cell.value or b"") + len(name) for name, cell in self.found.items())
+        return values + sum(len(lock.value) for lock in self.locks)
+
+
+def seen(
+    row: bytes,
+    cells: Iterable[StoredCell],
+    wanted: Wanted,
+    passing: Container[int],
+    times: Times,
+) -> Seen:
+    """What a read sees in the cells that its selections have found."""
+    result = Seen()
+    for cell in sorted(dict.fromkeys(cells)):
+        if not wanted.wants(cell.column):
+            continue
+        column = column_of(cell.column)
+        if cell.family == LOCKS:
+            if _is_in_the_way(cell.value, wanted.timestamp, passing):
+                lock = Cell(space=SPACE_LOCK, row=row, column=column, value=cell.value)
+                result.locks.append(lock)
+        elif cell.family == WRITES:
+            _note(result, column, cell, wanted, times)
+    for lock in result.locks:
+        result.found.pop(lock.column, None)
+        result.in_data.pop(lock.column, None)
+    return result
+
+
+def _is_in_the_way(record: bytes, timestamp: int, passing: Container[int]) -> bool:
+    """Whether the lock's transaction may commit, at or below the timestamp, what the read has to
+    see: it writes, has not been pushed above, and is not known to be passable."""
+    start, min_commit, _, kind = LOCK_HEADER.unpack_from(record)
+    is_early = start <= timestamp and min_commit <= timestamp
+    return is_early and kind != KIND_LOCK_ONLY and start not in passing
+
+
+def _note(result: Seen, column: bytes, cell: StoredCell, wanted: Wanted, times: Times) -> None:
+    start, kind = WRITE_HEADER.unpack_from(cell.value)
+    commit = times.timestamp(cell.time)
+    if kind == KIND_PUT:
+        result.found[column] = FoundCell(commit, cell.value[WRITE_HEADER_BYTES:])
+    elif kind == KIND_PUT_IN_DATA:
+        result.in_data[column] = commit, start
+    elif kind != KIND_DELETE:
+        raise InvariantViolation(f"a record of kind {kind} is among puts and deletions")
+    elif wanted.report_deletes:
+        result.found[column] = FoundCell(commit, None)
+
+
+def data_selections(result: Seen, times: Times) -> list[Selection]:
+    """Where the values lie that are apart from their records."""
+    found = []
+    for column, (_, start) in result.in_data.items():
+        time = times.time(start)
+        found.append(Selection(DATA, *column_bounds(column), time, time + TIME_UNIT))
+    return found
+
+
+def add_data(row: bytes, result: Seen, cells: Sequence[StoredCell], times: Times) -> None:
+    """Adds these values. Raises `InvariantViolation` if one is missing."""
+    values = {(cell.column, cell.time): cell.value for cell in cells if cell.family == DATA}
+    for column, (commit, start) in result.in_data.items():
+        value = values.get((stored_column(column), times.time(start)))
+        if value is None:
+            raise InvariantViolation(
+                f"row {row!r} has a commit at {commit} in column {column!r} without its value"
+            )
+        result.found[column] = FoundCell(commit, value)
+    result.in_data = {}

@@ -1,0 +1,47 @@
+"""A database whose cells are in a row store: in a model of Bigtable.
+
+All else of the cluster is in this process, as in `local_database.py`. This shows what works on a
+row store; a cluster that keeps everything there does not exist yet (docs/bigtable.md).
+"""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+
+from percolator import aio
+from percolator.aio.connecting import connect_to
+from percolator.aio.engine import Rows
+from percolator.bigtable.place import Place
+from percolator.bigtable.store import BigtableStore
+from percolator.blocking.database import Database
+from percolator.limits import Limits
+from percolator.retries import RetryPolicy
+from percolator.rowstore.times import Times
+from percolator.testing.bigtable_in_memory import BigtableInMemory
+from percolator.testing.cluster_in_memory import ADDRESS
+from percolator.testing.cluster_over_rows import ClusterOverRows
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.world import MachineClock, Network, World
+
+MODEL = Place("bigtable:1", "model", "model")
+EPOCH_MILLISECONDS = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+
+
+def connect_over_model(limits: Limits | None = None) -> Database:
+    """A new, empty database over the model."""
+
+    async def start() -> aio.Database:
+        network = InProcessNetwork({MODEL.address: BigtableInMemory()})
+        return await _connected(network, MODEL, limits)
+
+    return Database.over(start)
+
+
+async def _connected(network: Network, place: Place, limits: Limits | None) -> aio.Database:
+    clock = MachineClock()
+    cluster = ClusterOverRows(clock, network, place)
+    here = InProcessNetwork({ADDRESS: cluster})
+    world = World(clock=clock, network=here, random=random.Random())  # noqa: S311  # for a test
+    rows = Rows(BigtableStore(network, place), Times(EPOCH_MILLISECONDS))
+    return await connect_to(world, [ADDRESS], limits or Limits(), RetryPolicy(), rows=rows)

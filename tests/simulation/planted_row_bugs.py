@@ -1,0 +1,220 @@
+"""Bugs in the way from the protocol to a row store: one for each line of the mapping.
+
+Those that break no promise of a history are planted in tests/unit/rowstore instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from percolator.bigtable import filters
+from percolator.errors import NotExecuted, PercolatorError, Retry
+from percolator.formats.hidden_cells import locked_column
+from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.routing.cells import APPLIED, RowRequest, RowResult
+from percolator.rowstore import judging, mapping, mutating, reading, selecting
+from percolator.rowstore.exclusion import OtherSide, other_sides
+from percolator.rowstore.layout import LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
+from percolator.rowstore.mapping import Step
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import Check, Selection, StoredCell
+from percolator.rowstore.reading import RowReads
+from percolator.rowstore.times import Times
+from percolator.v1.bigtable_pb2 import BigtableMutation
+from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation.scenario import Kind
+
+Patch = pytest.MonkeyPatch
+Kept = Callable[[Mutation, Selection], bool]
+
+
+def prewrite_passes_locks(patch: Patch) -> None:
+    """Two transactions hold the cell."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != LOCKS)
+
+
+def prewrite_passes_newer_puts(patch: Patch) -> None:
+    """A lost update."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != WRITES)
+
+
+def prewrite_passes_newer_lock_only_commits(patch: Patch) -> None:
+    """What was locked against changes has changed."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != LOCK_ONLY)
+
+
+def prewrite_passes_rollback_markers(patch: Patch) -> None:
+    """A late one begins a transaction anew that others have reported as rolled back."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != ROLLBACKS)
+
+
+def rollback_passes_the_own_commit(patch: Patch) -> None:
+    """A committed transaction is rolled back on one of its cells."""
+    _keep(patch, lambda step, one: _is_prewrite(step) or one.family not in (WRITES, LOCK_ONLY))
+
+
+def commit_of_the_primary_passes_a_push(patch: Patch) -> None:
+    """A reader has pushed the lock, and read past it."""
+    correct = mapping._own_lock
+
+    def wrong(column: bytes, prefix: bytes, times: Times) -> Selection:
+        return correct(column, prefix[:START_TIMESTAMP_BYTES], times)
+
+    patch.setattr(mapping, "_own_lock", wrong)
+
+
+def commit_does_not_need_the_lock(patch: Patch) -> None:
+    """The transaction was rolled back meanwhile."""
+    correct = mapping.check_of
+
+    def wrong(steps: Sequence[Step]) -> Check:
+        check = correct(steps)
+        nowhere = Selection(LOCKS, b"\xff")
+        return Check((nowhere,), found=False) if check.found else check
+
+    patch.setattr(mutating, "check_of", wrong)
+
+
+def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
+    """Another transaction has locked the cell since."""
+    correct = filters.mutation
+
+    def wrong(change: Any) -> BigtableMutation:
+        result = correct(change)
+        if change.family == LOCKS and result.HasField("delete_from_column"):
+            result.delete_from_column.time_range.Clear()
+        return result
+
+    patch.setattr("percolator.bigtable.store.mutation", wrong)
+
+
+def refusals_in_another_order(patch: Patch) -> None:
+    """The own commit is taken for that of another transaction."""
+    correct = judging.refusal
+
+    def wrong(step: Mutation, cells: Iterable[StoredCell], times: Times) -> Any:
+        turned = Mutation()
+        turned.CopyFrom(step)
+        del turned.conditions[:]
+        turned.conditions.extend(reversed(step.conditions))
+        refused = correct(turned, cells, times)
+        if refused is not None:
+            refused.condition = len(step.conditions) - 1 - refused.condition
+        return refused
+
+    patch.setattr(mutating, "refusal", wrong)
+
+
+def one_refusal_for_all_joined_steps(patch: Patch) -> None:
+    """What is possible is answered as made, although the call has changed nothing."""
+    correct = mutating.RowMutations._judge
+
+    async def wrong(
+        self: Any, group: Any, steps: dict[int, Step], answers: list[Any], patience: Patience
+    ) -> None:
+        before = list(answers)
+        await correct(self, group, steps, answers, patience)
+        if len(steps) > 1 and answers != before:
+            for place in steps:
+                if answers[place] is before[place]:
+                    answers[place] = APPLIED
+
+    patch.setattr(mutating.RowMutations, "_judge", wrong)
+
+
+def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
+    """It was executed: the transaction is reported as aborted, and is committed."""
+    correct = Patience.outlast
+
+    async def wrong(self: Patience, problem: PercolatorError, *, is_read: bool) -> None:
+        if not is_read and problem.retry is Retry.UNKNOWN:
+            raise NotExecuted(problem.message)
+        await correct(self, problem, is_read=is_read)
+
+    patch.setattr(Patience, "outlast", wrong)
+
+
+def reads_pass_locks(patch: Patch) -> None:
+    """The owner may already hold a commit timestamp below the reader's."""
+    correct = selecting._selections
+
+    def wrong(*arguments: Any) -> tuple[Selection, ...]:
+        return tuple(one for one in correct(*arguments) if one.family != LOCKS)
+
+    patch.setattr(selecting, "_selections", wrong)
+
+
+def commits_are_read_before_locks(patch: Patch) -> None:
+    """Two calls are two moments: between them, a lock turns into a commit."""
+    correct = RowReads.read
+
+    async def wrong(
+        self: RowReads, requests: Sequence[RowRequest], deadline: float
+    ) -> list[RowResult]:
+        early = await correct(self, requests, deadline)
+        late = await correct(self, requests, deadline)
+        for first, second in zip(early, late, strict=True):
+            first.locks = second.locks
+        return early
+
+    patch.setattr(reading.RowReads, "read", wrong)
+
+
+def writers_pass_read_locks(patch: Patch) -> None:
+    """What was read under a lock is changed before the reader commits."""
+    _other_sides(patch, lambda step: locked_column(step.column) is not None)
+
+
+def read_locks_pass_writers(patch: Patch) -> None:
+    """A reader locks what has changed since it was read."""
+    _other_sides(patch, lambda step: locked_column(step.column) is None)
+
+
+def _is_prewrite(step: Mutation) -> bool:
+    return len(step.conditions) >= 4
+
+
+def _keep(patch: Patch, kept: Kept) -> None:
+    """Leaves out some of what must not be found."""
+    correct = mapping._obstacles
+
+    def wrong(step: Mutation, times: Times) -> Iterator[Selection]:
+        return (one for one in correct(step, times) if kept(step, one))
+
+    patch.setattr(mapping, "_obstacles", wrong)
+
+
+def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
+    """Asks about the other side only for some steps."""
+
+    def wrong(step: Mutation) -> Iterator[OtherSide]:
+        return other_sides(step) if judged(step) else iter(())
+
+    patch.setattr(mapping, "other_sides", wrong)
+    patch.setattr(judging, "other_sides", wrong)
+
+
+_STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
+
+ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
+    (prewrite_passes_locks, (), None, True),
+    (prewrite_passes_newer_puts, (), "bank", True),
+    (prewrite_passes_newer_lock_only_commits, (), "lock order", False),
+    (prewrite_passes_rollback_markers, _STOPS, None, True),
+    (rollback_passes_the_own_commit, _STOPS, None, True),
+    (commit_of_the_primary_passes_a_push, _STOPS, None, False),
+    (commit_does_not_need_the_lock, _STOPS, None, True),
+    (any_lock_is_deleted_with_the_own, (), "bank", True),
+    (refusals_in_another_order, _STOPS, None, True),
+    (one_refusal_for_all_joined_steps, (), None, False),
+    (no_answer_is_taken_for_not_executed, _STOPS, None, True),
+    (reads_pass_locks, (), None, True),
+    (commits_are_read_before_locks, (), None, True),
+    (writers_pass_read_locks, (), "hubs", True),
+    (read_locks_pass_writers, (), "hubs", True),
+)
+"""Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
+within seconds."""
