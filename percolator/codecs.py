@@ -11,6 +11,9 @@ value would run stored code, and only Python could read it.
 Rows are stored in the order of their bytes, so a key's codec determines the order of a scan: text
 by code point, integers, moments and days by value, tuples by their first part, then by the second,
 and hashed keys in no order. `Table(key=...)` refuses the other codecs.
+
+A table's schema keeps the names of the codecs that programs declare, and refuses others. `stored`
+passes, for programs that copy cells.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from percolator.column_codec import Codec, damaged, wrong
 from percolator.errors import SchemaError
 from percolator.fixed_keys import OrderedNumberCodec, UuidCodec, stored_integer
 from percolator.hashed_keys import HashedCodec, SplitPoint, hashed, splits_for
-from percolator.key_codec import KeyCodec, require_key_codec
+from percolator.key_codec import KeyCodec, name_of, require_key_codec
 from percolator.model_codec import model
 from percolator.moments import day_at, days_of, microseconds_of, moment_at
 
@@ -53,6 +56,7 @@ __all__ = [
     "ordered_timestamp",
     "raw",
     "splits_for",
+    "stored",
     "text",
     "timestamp",
     "tuple_of",
@@ -86,8 +90,8 @@ class _Delimited:
 class RawCodec(Codec[bytes], _Delimited):
     """Bytes as they are."""
 
-    def __init__(self) -> None:
-        super().__init__("raw", _encode_raw, bytes)
+    def __init__(self, name: str = "raw") -> None:
+        super().__init__(name, _encode_raw, bytes)
 
     def encode_prefix(self, prefix: bytes) -> bytes:
         return self.encode(prefix)
@@ -97,6 +101,16 @@ class RawCodec(Codec[bytes], _Delimited):
 
     def decode_part(self, row: bytes, start: int) -> tuple[bytes, int]:
         return self.unescape(row, start)
+
+
+class _StoredCodec(RawCodec):
+    """Bytes as they are, whatever codec has written them."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def __repr__(self) -> str:
+        return "codecs.stored"
 
 
 class TextCodec(Codec[str], _Delimited):
@@ -289,7 +303,7 @@ def message(kind: type[MessageT]) -> Codec[MessageT]:
         except DecodeError:
             raise damaged(kind.DESCRIPTOR.full_name, data) from None
 
-    return Codec(f"message({kind.__name__})", encode, decode)
+    return Codec(f"message({kind.DESCRIPTOR.full_name})", encode, decode)
 
 
 class TupleCodec:
@@ -297,6 +311,8 @@ class TupleCodec:
 
     def __init__(self, parts: Sequence[KeyCodec[Any]]) -> None:
         self._parts = parts
+        names = [name_of(part) for part in parts]
+        self.name = f"tuple_of({', '.join(names)})" if all(names) else ""
 
     @property
     def parts(self) -> Sequence[KeyCodec[Any]]:
@@ -357,6 +373,9 @@ def after_prefix(prefix: bytes) -> bytes:
 
 raw = RawCodec()
 """Bytes, unchanged; also for row keys."""
+stored = _StoredCodec()
+"""Bytes, unchanged, of any column and row: for programs that copy cells, and do not care what wrote
+them. The table's schema neither keeps nor refuses it."""
 text = TextCodec()
 """`str` as UTF-8; also for row keys."""
 integer: Codec[int] = Codec("integer", _encode_integer, _decode_integer)

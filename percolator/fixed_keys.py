@@ -46,7 +46,7 @@ class OrderedNumberCodec(_FixedLength[K]):
     def __init__(
         self, name: str, number_of: Callable[[K], int], key_at: Callable[[int], K]
     ) -> None:
-        self._name = name
+        self.name = name
 
         def encode(key: K) -> bytes:
             return (number_of(key) - INTEGER_MIN).to_bytes(_NUMBER_BYTES, "big")
@@ -59,7 +59,7 @@ class OrderedNumberCodec(_FixedLength[K]):
         self.encode, self.decode = encode, decode
 
     def __repr__(self) -> str:
-        return f"codecs.{self._name}"
+        return f"codecs.{self.name}"
 
 
 class UuidCodec(Codec[UUID], _FixedLength[UUID]):

@@ -10,7 +10,7 @@ import zlib
 from typing import Generic, TypeVar
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.key_codec import KeyCodec, is_key_codec
+from percolator.key_codec import KeyCodec, is_key_codec, name_of
 
 K = TypeVar("K")
 
@@ -29,6 +29,13 @@ class HashedCodec(Generic[K]):
 
     def __init__(self, keys: KeyCodec[K]) -> None:
         self._keys = keys
+        inner = name_of(keys)
+        self.name = f"hashed({inner})" if inner else ""
+
+    @property
+    def keys(self) -> KeyCodec[K]:
+        """The codec of the keys behind the hash."""
+        return self._keys
 
     def encode(self, key: K) -> bytes:
         """The row of a key."""

@@ -35,6 +35,12 @@ class KeyCodec(Protocol[K]):
         ...
 
 
+def name_of(codec: object) -> str:
+    """The name that a table's schema keeps for a codec; empty for one that has none."""
+    name = getattr(codec, "name", "")
+    return name if isinstance(name, str) else ""
+
+
 def is_key_codec(codec: object) -> bool:
     """Whether it can encode row keys, and parts of them."""
     return all(callable(getattr(codec, method, None)) for method in _METHODS)

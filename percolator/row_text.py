@@ -6,19 +6,19 @@ import string
 
 from percolator.errors import InvalidArgument
 
-_HEX = "hex:"
+HEX = "hex:"
 
 
 def row_bytes(field: str, text: str) -> bytes:
     """The row that `text` stands for: its UTF-8 bytes, or the bytes after "hex:"."""
-    if not text.startswith(_HEX):
+    if not text.startswith(HEX):
         try:
             return text.encode()
         except UnicodeEncodeError:
             raise InvalidArgument(
                 field, f"{text!r} cannot be encoded as UTF-8; write bytes as hex:00ff"
             ) from None
-    digits = text.removeprefix(_HEX)
+    digits = text.removeprefix(HEX)
     if len(digits) % 2 or not set(digits) <= set(string.hexdigits):
         raise InvalidArgument(field, f"expected pairs of hexadecimal digits, found {digits[:40]!r}")
     return bytes.fromhex(digits)
@@ -29,5 +29,5 @@ def row_text(row: bytes) -> str:
     try:
         text = row.decode()
     except UnicodeDecodeError:
-        return _HEX + row.hex()
-    return text if text.isprintable() and not text.startswith(_HEX) else _HEX + row.hex()
+        return HEX + row.hex()
+    return text if text.isprintable() and not text.startswith(HEX) else HEX + row.hex()

@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
@@ -100,7 +100,7 @@ class Table(Generic[K]):
 class Readable(Generic[T_co, R]):
     """A column for reading: a column of `int` is accepted where one of `int | None` is expected."""
 
-    __slots__ = ("codec", "name", "table")
+    __slots__ = ("codec", "is_of_family", "name", "table")
 
     if not TYPE_CHECKING:
 
@@ -111,6 +111,8 @@ class Readable(Generic[T_co, R]):
     table: Table[Any]
     name: bytes
     codec: Codec[Any]
+    is_of_family: bool
+    """Made by a family: its name is data, so that there may be any number of them."""
 
 
 class Column(Readable[T, R], Generic[T, R]):
@@ -120,6 +122,7 @@ class Column(Readable[T, R], Generic[T, R]):
 
     def __init__(self, table: Table[Any], name: str | bytes, codec: Codec[T]) -> None:
         self.table = table
+        self.is_of_family = False
         self.name = _name("column", name, COLUMN_BYTES_MAX)
         if self.name[0] == 0:
             raise SchemaError(
@@ -160,7 +163,9 @@ class Family(Generic[T]):
     def column(self, name: str | bytes) -> Column[T]:
         """The column whose name is the prefix and then this."""
         rest = _name("column", name, COLUMN_BYTES_MAX)
-        return Column(self.table, self.prefix + rest, self.codec)
+        made = Column(self.table, self.prefix + rest, self.codec)
+        made.is_of_family = True
+        return made
 
     def __repr__(self) -> str:
         return f"Family({self.table.name!r}, {self.prefix!r}, {self.codec!r})"
@@ -245,6 +250,16 @@ def _at(
 # ---------------------------------------------------------------------------- rows
 
 
+class KnownCodecs(Protocol):
+    """The codecs of a table, as its schema keeps them (percolator/routing/table_codecs.py)."""
+
+    readable: dict[bytes, Readable[Any]]
+
+    def require_readable(self, column: Readable[Any]) -> None:
+        """Raises `SchemaError` if another codec has written the column."""
+        ...
+
+
 class Row(Generic[K]):
     """One row of a snapshot: a value for each column that has one.
 
@@ -252,7 +267,7 @@ class Row(Generic[K]):
     >>> row.key, row[balance], row.get(owner, "unknown"), balance in row
     """
 
-    __slots__ = ("_cells", "_columns", "_table", "key")
+    __slots__ = ("_cells", "_codecs", "_columns", "_table", "key")
 
     def __init__(
         self,
@@ -260,8 +275,11 @@ class Row(Generic[K]):
         key: K,
         cells: Mapping[bytes, bytes],
         columns: Sequence[Column[Any] | Family[Any]] | None = None,
+        codecs: KnownCodecs | None = None,
     ) -> None:
-        """`columns` are those that were asked for; None if they were all."""
+        """`columns` are those that were asked for; None if they were all. `codecs` are those of the
+        table, if they are known."""
+        self._codecs = codecs
         self._table = table
         self.key = key
         self._cells = cells
@@ -351,6 +369,11 @@ class Row(Generic[K]):
             raise SchemaError(
                 f"{asked!r} is not a {kind.__name__.lower()} of table {self._table.name!r}"
             )
+        codecs = self._codecs
+        if codecs is None or not isinstance(asked, Column):
+            return
+        if codecs.readable.get(asked.name) is not asked:
+            codecs.require_readable(asked)
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}, {sorted(self._cells)})"

@@ -183,7 +183,7 @@ class BulkLoad:
 
     async def _resolve(self, lock: cells_pb2.Cell) -> None:
         """Reads the row, which resolves locks that were left behind in it."""
-        table = Table(self._plan.table, key=codecs.raw)
+        table = Table(self._plan.table, key=codecs.stored)
         async with self._database.snapshot() as snapshot:
             await snapshot.get_many(table, [lock.row])
 

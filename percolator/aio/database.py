@@ -46,6 +46,7 @@ from percolator.errors import (
     not_picklable,
 )
 from percolator.hashed_keys import SplitPoint
+from percolator.key_codec import name_of
 from percolator.observers.definition import Observer, checked
 from percolator.observers.registry.backfilling import backfill
 from percolator.observers.registry.registration import register
@@ -54,7 +55,7 @@ from percolator.observers.worker import Worker, WorkerLimits
 from percolator.retries import RetryPolicy
 from percolator.schema import Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
-from percolator.v1.master_pb2 import TableOptions
+from percolator.v1.master_pb2 import Codecs, TableOptions
 
 R = TypeVar("R")
 K = TypeVar("K")
@@ -123,7 +124,12 @@ class Database:
             options.retention_milliseconds = retention_milliseconds(retention)
         try:
             await self._engine.catalog.create(
-                table.name, rows, options, exist_ok=exist_ok, deadline=deadline
+                table.name,
+                rows,
+                options,
+                exist_ok=exist_ok,
+                deadline=deadline,
+                codecs=Codecs(key=name_of(table.key)),
             )
         except InvalidArgument as error:
             if error.field == "options.change_feed":

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
-from percolator.errors import SchemaError, TabletLocation, UsageError
+from percolator.errors import PercolatorError, SchemaError, TabletLocation, UsageError
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners
@@ -27,6 +27,7 @@ from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.port import RowStore
 from percolator.rowstore.times import SpacedTimestamps, Times
 from percolator.schema import INTERNAL_TABLES, Table
+from percolator.tasks import Tasks
 from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import Clock, World
@@ -129,6 +130,9 @@ class Engine:
         self._tablets = TabletMap(self._find)
         self._router = Router(world, self._tablets, limits)
         self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
+        self._router.schema_versions.on_newer = self._schema_is_newer
+        self._refreshing: set[int] = set()
+        self._refreshes = Tasks()
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
         self._rows = rows
@@ -182,6 +186,21 @@ class Engine:
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
 
+    def _schema_is_newer(self, table_id: int) -> None:
+        """Whoever commits asks for the newer schema in any case. Whoever only reads has to know of
+        codecs that were changed."""
+        if table_id not in self._refreshing and not self.closed:
+            self._refreshing.add(table_id)
+            self._refreshes.start(self._refresh(table_id))
+
+    async def _refresh(self, table_id: int) -> None:
+        try:
+            await self.catalog.refresh(table_id, self.now() + self.limits.call_seconds)
+        except PercolatorError as error:
+            _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
+        finally:
+            self._refreshing.discard(table_id)
+
     def require_usable(self) -> None:
         """Raises `UsageError` after `close`, and in another event loop."""
         if self.closed:
@@ -224,6 +243,7 @@ class Engine:
                 ending.push_async_callback(one.close)
             ending.push_async_callback(self._deleted_tables.close)
             ending.push_async_callback(self._router.close)
+            ending.push_async_callback(self._refreshes.cancel)
             ending.push_async_callback(self.beats.close)
             ending.callback(self.heartbeats.close)
             ending.callback(self.slow_log.close)

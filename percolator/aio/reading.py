@@ -212,12 +212,13 @@ class Reading(Moment):
         info = await self._info(table, deadline)
         columns = None if columns is None else listed_columns(columns)
         names, prefixes = self._names(table, columns)
+        self._require_readable(info, table, columns)
         keys = listed(rows, "rows", self._cells_max)
         if len(keys) * max(len(names or ()), 1) > self._cells_max:
             raise InvalidArgument("rows", f"more than {self._cells_max} cells at once")
         encoded = [self._row(table, key) for key in keys]
         if not (names is None or names or prefixes):
-            return [Row(table, key, {}, columns) for key in keys]
+            return [Row(table, key, {}, columns, info.codecs) for key in keys]
         start = self._start or await self._begin(deadline)
         requests = [
             RowRequest(
@@ -245,7 +246,7 @@ class Reading(Moment):
             }
             if self._own is not None and self._own.cells:
                 self._lay_over(info.table_id, row, names, prefixes, cells)
-            found.append(Row(table, key, cells, columns))
+            found.append(Row(table, key, cells, columns, info.codecs))
         return found
 
     async def _versions(
@@ -340,7 +341,8 @@ class Reading(Moment):
         )
         async with aclosing(pages):
             async for page in pages:
-                yield [_row(table, key, cells, columns) for key, cells in page]
+                info = self._bound_tables[table.name]
+                yield [_row(table, key, cells, columns, info) for key, cells in page]
 
     async def _found_pages(
         self,
@@ -366,6 +368,7 @@ class Reading(Moment):
             # Rows without a value in them are left out, so there would never be any.
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
         info = await self._info(table, deadline)
+        self._require_readable(info, table, columns)
         if limit == 0 or (last and first >= last):
             return
         request = RangeRequest(
@@ -403,11 +406,14 @@ class Reading(Moment):
         info = self._bound(table.name)
         if info is None:
             return None
+        if info.codecs.readable.get(column.name) is not column:
+            info.codecs.require_readable(column)
         return CellAddress(info.table_id, self._row(table, row, column), column.name)
 
     async def _address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
         table = column.table
         info = await self._info(table, deadline)
+        info.codecs.require_readable(column)
         return CellAddress(info.table_id, self._row(table, row, column), column.name)
 
     async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
@@ -434,6 +440,14 @@ class Reading(Moment):
                 raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
         names = [column.name for column in columns if isinstance(column, Column)]
         return names, tuple(column.prefix for column in columns if isinstance(column, Family))
+
+    @staticmethod
+    def _require_readable(info: TableInfo, table: Table[Any], columns: Columns | None) -> None:
+        """Raises `SchemaError` if other codecs have written the row keys or the columns."""
+        info.codecs.require_key(table)
+        for column in columns or ():
+            if isinstance(column, Column):
+                info.codecs.require_readable(column)
 
     @staticmethod
     def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
@@ -474,9 +488,15 @@ class Reading(Moment):
 Range = tuple[bytes, bytes]
 
 
-def _row(table: Table[K], row: bytes, cells: dict[bytes, Any], columns: Columns | None) -> Row[K]:
+def _row(
+    table: Table[K],
+    row: bytes,
+    cells: dict[bytes, Any],
+    columns: Columns | None,
+    info: TableInfo,
+) -> Row[K]:
     values = {column: found.value for column, found in cells.items()}
-    return Row(table, decoded_key(table, row), values, columns)
+    return Row(table, decoded_key(table, row), values, columns, info.codecs)
 
 
 def _end(row: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from percolator.aio.reading_in_turn import ReadingInTurn
-from percolator.errors import CellAddress, InvalidArgument, SchemaError
+from percolator.errors import CellAddress, InvalidArgument, SchemaError, UsageError
 from percolator.protocol.write_set import WriteSet
 from percolator.schema import Column, Table, encoded_value
 
@@ -64,7 +64,7 @@ class RowWrites(ReadingInTurn):
                     f"{column!r}, row {row!r:.100}: only integers can be incremented, "
                     f"found {type(old).__name__}"
                 )
-            address = await self._address(row, column, self._deadline(timeout))
+            address = await self._target(row, column, self._deadline(timeout))
             self._put(address, row, column, old + by)
             return old + by
 
@@ -82,7 +82,7 @@ class RowWrites(ReadingInTurn):
     async def _checked(self, row: object, column: Column[T], value: T) -> tuple[CellAddress, bytes]:
         """The cell and what it would hold. Raises if either is refused; writes nothing."""
         deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        address = self._known_target(row, column) or await self._target(row, column, deadline)
         return address, self._encoded(row, column, value)
 
     async def _write_together(
@@ -98,6 +98,27 @@ class RowWrites(ReadingInTurn):
         for row, column in deletes:
             checked.append((await self._address(row, column, deadline), None))
         self._writes.write_together(checked)
+
+    def _known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """The address of a cell that may be written, if nothing has to be asked for that."""
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a Column, got {type(column).__name__}")
+        table = column.table
+        info = self._bound(table.name)
+        if info is None:
+            return None
+        codecs = info.codecs
+        if codecs.writable.get(column.name) is not column and not codecs.is_declared(column):
+            return None
+        return CellAddress(info.table_id, self._row(table, row, column), column.name)
+
+    async def _target(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+        """The address of a cell, whose column from now on has this codec."""
+        info = await self._info(column.table, deadline)
+        address = CellAddress(info.table_id, self._row(column.table, row, column), column.name)
+        if not info.codecs.is_declared(column):
+            await self._engine.catalog.declare(info, column, deadline)
+        return address
 
     def _put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
         self._writes.put(address, self._encoded(row, column, value))

@@ -21,6 +21,7 @@ from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import check_task
 from percolator.protocol.write_steps import Write
+from percolator.routing.catalog import TableInfo
 from percolator.schema import Column, encoded_key, encoded_value
 
 K = TypeVar("K")
@@ -65,7 +66,7 @@ class Share:
         self._keeper = Keeper(engine.env, ticket.job)
         self._buffer: dict[CellAddress, Write] = {}
         self._buffer_bytes = 0
-        self._tables: dict[str, int] = {}
+        self._tables: dict[str, TableInfo] = {}
         self._receipt: Receipt | None = None
         self._is_open = False
         self._ending = ""
@@ -90,11 +91,16 @@ class Share:
             raise InvalidArgument(
                 "value", f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}"
             )
-        await self._write(await self._address(row, column), (KIND_PUT, data))
+        info = await self._table(column)
+        if not info.codecs.is_declared(column):
+            await self._engine.catalog.declare(info, column, self._deadline())
+        await self._write(self._address(info, row, column), (KIND_PUT, data))
 
     async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
-        await self._write(await self._address(row, column), (KIND_DELETE, b""))
+        info = await self._table(column)
+        info.codecs.require_key(column.table)
+        await self._write(self._address(info, row, column), (KIND_DELETE, b""))
 
     async def write(self, cells: Mapping[CellAddress, Write]) -> None:
         """Locks cells of known tables: for other parts of the library."""
@@ -146,15 +152,19 @@ class Share:
             cells, self._buffer, self._buffer_bytes = self._buffer, {}, 0
             await self._attempt.prewrite(cells, self._deadline())
 
-    async def _address(self, row: object, column: Column[Any]) -> CellAddress:
+    async def _table(self, column: Column[Any]) -> TableInfo:
         name = column.table.name
-        table_id = self._tables.get(name)
-        if table_id is None:
+        info = self._tables.get(name)
+        if info is None:
             info = await self._engine.catalog.table(name, self._deadline())
             # Under the snapshot that it is compared with, or the beginning of the transaction.
             info.require_older_than(self._ticket.unchanged_since or self._ticket.began)
-            table_id = self._tables[name] = info.table_id
-        return CellAddress(table_id, encoded_key(column.table, row), column.name)
+            self._tables[name] = info
+        return info
+
+    @staticmethod
+    def _address(info: TableInfo, row: object, column: Column[Any]) -> CellAddress:
+        return CellAddress(info.table_id, encoded_key(column.table, row), column.name)
 
     def _leave(self) -> None:
         self._is_open = False

@@ -116,7 +116,7 @@ class Transaction(WeakNotifications):
         if value is ...:
             return await self._set_row(row, column)
         deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        address = self._known_target(row, column) or await self._target(row, column, deadline)
         self._put(address, row, column, value)
 
     async def delete(self, row: K, column: Column[Any, K]) -> None:
@@ -198,6 +198,7 @@ class Transaction(WeakNotifications):
             statistics=self.statistics,
             alone=self._alone,
             two_phases=self._two_phases,
+            tables=self._bound_tables,
         )
 
     def rollback(self) -> None:
@@ -301,6 +302,11 @@ class TransactionInternals:
         """The cell's address, if its table was used before. Works in any thread."""
         return self._transaction._known_address(row, column)
 
+    def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """As `known_address`, for a cell that is to be set: None also if the column's codec has to
+        be declared first."""
+        return self._transaction._known_target(row, column)
+
     def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
         """As `set`, for a cell whose table is known. Works in any one thread at a time."""
         self._transaction._put(address, row, column, value)
@@ -329,7 +335,11 @@ class TransactionInternals:
 
     def bind(self, table: str, table_id: int) -> None:
         """Fixes which table the name means in this transaction, before it is used."""
-        self._transaction._bind(TableInfo(table_id, table, NO_OBSERVERS))
+        transaction = self._transaction
+        known = transaction._engine.catalog.known(table)
+        if known is None or known.table_id != table_id:
+            known = TableInfo(table_id, table, NO_OBSERVERS)
+        transaction._bind(known)
 
     def remember(self, address: CellAddress, found: FoundCell | None) -> None:
         """Keeps a cell as it is at the transaction's timestamp, so that it need not be read."""

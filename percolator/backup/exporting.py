@@ -26,10 +26,17 @@ from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
 from percolator.backup import layout
 from percolator.backup.cells_file import Piece, writer
-from percolator.backup.layout import Export, ExportedObserver, ExportedTable, ExportPart
+from percolator.backup.layout import (
+    Export,
+    ExportedCodecs,
+    ExportedObserver,
+    ExportedTable,
+    ExportPart,
+)
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import INTERNAL_PREFIX, Table
 from percolator.timestamps import Timestamp
+from percolator.v1 import master_pb2
 
 PARTS_AT_A_TIME = 4
 COLUMNS_NOTED_MAX = 1_000
@@ -72,7 +79,7 @@ async def _export(
     if planned is not None:
         wanted = Timestamp(planned.at)
     names = await _names(database, tables) if planned is None else [t.name for t in planned.tables]
-    kept = [Table(name, key=codecs.raw) for name in names]
+    kept = [Table(name, key=codecs.stored) for name in names]
     # In ASCII and truncated: the lock service refuses longer text, and names that are not text.
     what = f"export to {ascii(directory.name)[:100]}"
     pin = database.pin(wanted, tables=kept, description=what, ttl=pin_ttl_seconds)
@@ -165,9 +172,17 @@ async def _plan(database: Database, at: int, names: Sequence[str], *, named: boo
                 observers,
                 parts,
                 options.change_feed,
+                _codecs(table),
             )
         )
     return Export(at, tuple(found))
+
+
+def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
+    if not table.codecs.key and not table.codecs.columns:
+        return None
+    columns = tuple((one.column.hex(), one.codec) for one in table.codecs.columns)
+    return ExportedCodecs(table.codecs.key, columns)
 
 
 async def _require_same_tables(database: Database, planned: Export) -> None:
@@ -260,7 +275,7 @@ class _Exporting:
         piece = Piece()
         async with self._database.snapshot(self._pin.at) as snapshot:
             found = snapshot.scan_cells(
-                Table(table, key=codecs.raw), start=start, end=end, timeout=_PAGE_SECONDS
+                Table(table, key=codecs.stored), start=start, end=end, timeout=_PAGE_SECONDS
             )
             async with aclosing(found) as scan:
                 async for page in scan:

@@ -21,7 +21,13 @@ from percolator.backup.cells_file import cells_of
 from percolator.backup.import_log import ImportLog, open_log
 from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
-from percolator.v1.master_pb2 import ChangeObserversRequest, Observer, TableOptions
+from percolator.v1.master_pb2 import (
+    ChangeObserversRequest,
+    Codecs,
+    ColumnCodec,
+    Observer,
+    TableOptions,
+)
 
 PARTS_AT_A_TIME = 4
 _CALL_SECONDS = 60.0
@@ -166,7 +172,12 @@ class _Importing:
             options.retention_milliseconds = table.retention_milliseconds
             options.split_bytes = table.split_bytes
         await engine.catalog.create(
-            table.name, table.splits, options, exist_ok=True, deadline=deadline
+            table.name,
+            table.splits,
+            options,
+            exist_ok=True,
+            deadline=deadline,
+            codecs=_codecs(table),
         )
 
     async def _close(self, one: _Load) -> None:
@@ -246,6 +257,16 @@ def _is_final(error: BaseException) -> bool:
     if isinstance(error, InvalidArgument):
         return error.field != "run"
     return isinstance(error, DamagedExport | SchemaError | UsageError)
+
+
+def _codecs(table: ExportedTable) -> Codecs | None:
+    if table.codecs is None:
+        return None
+    columns = [
+        ColumnCodec(column=bytes.fromhex(column), codec=codec)
+        for column, codec in table.codecs.columns
+    ]
+    return Codecs(key=table.codecs.key, columns=columns)
 
 
 async def _register(database: Database, table: ExportedTable) -> None:

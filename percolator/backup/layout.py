@@ -73,6 +73,16 @@ class ExportedObserver:
 
 
 @dataclass(frozen=True)
+class ExportedCodecs:
+    """The codecs of a table, by name: so a reader of the files knows what the bytes mean."""
+
+    key: str
+    """Empty if none is known."""
+    columns: tuple[tuple[str, str], ...]
+    """(column in hexadecimal digits, codec), by column."""
+
+
+@dataclass(frozen=True)
 class ExportedTable:
     """One table: how to create it, and its cells."""
 
@@ -84,6 +94,8 @@ class ExportedTable:
     observers: tuple[ExportedObserver, ...]
     parts: tuple[ExportPart, ...]
     change_feed: bool = False
+    codecs: ExportedCodecs | None = None
+    """What its schema says about codecs; None if it says nothing."""
 
     @property
     def splits(self) -> list[bytes]:
@@ -190,6 +202,8 @@ def write_export(path: Path, export: Export) -> None:
         if not table["change_feed"]:
             # Releases that know no feeds can read the export of a table without one.
             del table["change_feed"]
+        if table["codecs"] is None:
+            del table["codecs"]  # likewise
     write_record(path, content)
 
 
@@ -305,7 +319,18 @@ def _table(content: dict[str, Any]) -> ExportedTable:
         # A manifest must not name files outside of its directory.
         if part.file != file_of(content["name"], number):
             raise ValueError(part.file)
-    return _typed(ExportedTable(**(content | {"observers": observers, "parts": parts})))
+    codecs = None if content.get("codecs") is None else _codecs(content["codecs"])
+    read = {"observers": observers, "parts": parts, "codecs": codecs}
+    return _typed(ExportedTable(**(content | read)))
+
+
+def _codecs(content: dict[str, Any]) -> ExportedCodecs:
+    columns = tuple((column, codec) for column, codec in content["columns"])
+    for column, codec in columns:
+        bytes.fromhex(column)
+        if type(codec) is not str:
+            raise TypeError(f"the codec of {column} is {codec!r}")
+    return _typed(ExportedCodecs(content["key"], columns))
 
 
 def _part(content: dict[str, Any]) -> ExportPart:

@@ -69,7 +69,7 @@ class Transaction(BlockingReads):
         if value is ...:
             self._loop_thread.call(partial(self._transaction.set, row, column))
             return
-        address = self._internal.known_address(row, column)
+        address = self._internal.known_target(row, column)
         if address is None:
             self._loop_thread.call(partial(self._transaction.set, row, column, value))
         else:

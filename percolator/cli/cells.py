@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from percolator import aio, codecs
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
 from percolator.cli.durations import duration_seconds
 from percolator.cli.stored import SPACES, described, first_cells, value_of
-from percolator.cli.values import ValueType, value_bytes, value_data, value_text
+from percolator.cli.values import Forms, ValueType, forms_of, table_info
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Family, Row, Table
@@ -21,7 +21,13 @@ from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Cell
 
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
-RowName = Annotated[str, typer.Argument(help="The row: text, or hex:00ff.", show_default=False)]
+RowName = Annotated[
+    str,
+    typer.Argument(
+        help='The row, as the table\'s keys are written: text, 17, ["a", 17], or hex:00ff.',
+        show_default=False,
+    ),
+]
 At = Annotated[
     str,
     typer.Option(
@@ -36,7 +42,14 @@ Families = Annotated[
     list[str] | None,
     typer.Option("--family", help="Only columns that begin with this; repeatable."),
 ]
-As = Annotated[ValueType, typer.Option("--as", help="Type of the values.")]
+As = Annotated[
+    ValueType | None,
+    typer.Option("--as", help="Type of the values [default: the codec of each column, or text]."),
+]
+
+
+Bounds = tuple[bytes, bytes]
+"""The first row, and the row to end before; empty for none."""
 
 
 def get(
@@ -48,29 +61,35 @@ def get(
     at: At = "",
     raw: Raw = False,
     limit: Annotated[int, typer.Option(help="With --raw: at most this many cells.", min=1)] = 1_000,
-    kind: As = ValueType.TEXT,
+    kind: As = None,
 ) -> None:
     """Show one row. The exit code is 1 if it is empty."""
     here = connection(context)
-    key, wanted = _bytes("row", row), [_bytes("columns", one) for one in columns or ()]
+    _check_rows(row=row)
+    wanted = [_bytes("columns", one) for one in columns or ()]
     families = _families(family)
     if raw:
         if at:
             fail(InvalidArgument("--raw", "shows all versions: it cannot be combined with --at"))
         _refuse_families(families)
-        if not _show_stored(here, table, key, key + b"\0", wanted, kind, limit):
+
+        def only(forms: Forms) -> Bounds:
+            return forms.row("row", row), forms.row("row", row) + b"\0"
+
+        if not _show_stored(here, table, only, wanted, kind, limit):
             raise typer.Exit(1)
         return
     moment = moment_of(at)
 
-    async def read(database: aio.Database) -> Row[bytes]:
-        rows = Table(table, key=codecs.raw)
+    async def read(database: aio.Database) -> tuple[Forms, Row[bytes]]:
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        rows = Table(table, key=codecs.stored)
         async with database.snapshot(at=moment) as snapshot:
             chosen = _chosen(rows, wanted, families)
-            return (await snapshot.get_many(rows, [key], chosen))[0]
+            return forms, (await snapshot.get_many(rows, [forms.row("row", row)], chosen))[0]
 
-    found = here.run_with_database(read)
-    here.show(_values(found.raw(), kind), _screen([found], kind) if found else "the row is empty")
+    forms, found = here.run_with_database(read)
+    here.show(_values(found.raw(), forms), _screen([found], forms) if found else "the row is empty")
     if not found:
         raise typer.Exit(1)
 
@@ -80,12 +99,15 @@ def set_cells(
     table: TableName,
     row: RowName,
     cells: Annotated[list[str], typer.Argument(help="COLUMN=VALUE ...", show_default=False)],
-    kind: As = ValueType.TEXT,
+    kind: As = None,
 ) -> None:
-    """Write cells of one row, in one transaction."""
+    """Write cells of one row, in one transaction.
+
+    Values are written as their columns' codecs say. --as is for columns that have none yet.
+    """
     here = connection(context)
-    key = _bytes("row", row)
-    values: dict[bytes, bytes] = {}
+    _check_rows(row=row)
+    values: dict[bytes, tuple[str, str]] = {}
     for cell in cells:
         column, equals, value = cell.partition("=")
         if not equals:
@@ -94,17 +116,21 @@ def set_cells(
         if not name or name in values:
             reason = f"two values for {column!r}" if name else f"no column in {cell[:80]!r}"
             fail(InvalidArgument("cells", reason))
-        try:
-            values[name] = value_bytes(column, value, kind)
-        except InvalidArgument as error:
-            fail(error)
+        values[name] = column, value
 
-    async def write(tx: aio.Transaction) -> None:
-        rows = Table(table, key=codecs.raw)
-        for name, value in values.items():
-            await tx.set(key, _column(rows, name), value)
+    async def work(database: aio.Database) -> None:
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        key = forms.row("row", row)
+        stored = {name: forms.value(*given) for name, given in values.items()}
+        rows = Table(table, key=codecs.stored)
 
-    here.run_with_database(lambda database: database.run(write))
+        async def write(tx: aio.Transaction) -> None:
+            for name, value in stored.items():
+                await tx.set(key, forms.to_write(rows, name), value)
+
+        await database.run(write)
+
+    here.run_with_database(work)
     here.show({"written": len(values)}, f"{len(values)} written")
 
 
@@ -116,17 +142,23 @@ def delete(
 ) -> None:
     """Delete cells of one row, in one transaction. Older versions stay until they are collected."""
     here = connection(context)
-    key, wanted = _bytes("row", row), [_bytes("columns", one) for one in columns or ()]
+    _check_rows(row=row)
+    wanted = [_bytes("columns", one) for one in columns or ()]
 
-    async def remove(tx: aio.Transaction) -> int:
-        rows = Table(table, key=codecs.raw)
-        found = (await tx.get_many(rows, [key]))[0]
-        names = [name for name in found if not wanted or name in wanted]
-        for name in names:
-            await tx.delete(key, _column(rows, name))
-        return len(names)
+    async def work(database: aio.Database) -> int:
+        forms = await forms_of(database, table, None, here.timeout_seconds)
+        key, rows = forms.row("row", row), Table(table, key=codecs.stored)
 
-    deleted = here.run_with_database(lambda database: database.run(remove))
+        async def remove(tx: aio.Transaction) -> int:
+            found = (await tx.get_many(rows, [key]))[0]
+            names = [name for name in found if not wanted or name in wanted]
+            for name in names:
+                await tx.delete(key, _column(rows, name))
+            return len(names)
+
+        return await database.run(remove)
+
+    deleted = here.run_with_database(work)
     here.show({"deleted": deleted}, f"{deleted} deleted")
 
 
@@ -142,67 +174,72 @@ def scan(
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last to the first.")] = False,
     at: At = "",
     raw: Raw = False,
-    kind: As = ValueType.TEXT,
+    kind: As = None,
 ) -> None:
     """Show rows in order."""
     here = connection(context)
-    bounds = {"start": _bytes("--start", start), "end": _bytes("--end", end)}
-    if prefix:
-        if start or end:
-            fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
-        begin = _bytes("--prefix", prefix)
-        bounds = {"start": begin, "end": codecs.after_prefix(begin)}
+    _check_rows(**{"--start": start, "--end": end, "--prefix": prefix})
+    if prefix and (start or end):
+        fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
     wanted = [_bytes("--column", one) for one in column or ()]
     families = _families(family)
+
+    def bounds(forms: Forms) -> Bounds:
+        if prefix:
+            begin = forms.prefix("--prefix", prefix)
+            return begin, codecs.after_prefix(begin)
+        return forms.row("--start", start), forms.row("--end", end)
+
     if raw:
         if reverse or at:
             fail(InvalidArgument("--raw", "cannot be combined with --at or --reverse"))
         _refuse_families(families)
-        _show_stored(here, table, bounds["start"], bounds["end"], wanted, kind, limit)
+        _show_stored(here, table, bounds, wanted, kind, limit)
         return
     moment = moment_of(at)
 
-    async def read(database: aio.Database) -> list[Row[bytes]]:
-        rows = Table(table, key=codecs.raw)
+    async def read(database: aio.Database) -> tuple[Forms, list[Row[bytes]]]:
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        first, last = bounds(forms)
+        rows = Table(table, key=codecs.stored)
         chosen = _chosen(rows, wanted, families)
         async with database.snapshot(at=moment) as snapshot:
             pages = snapshot.scan(
                 rows,
-                start=bounds["start"] or None,
-                end=bounds["end"] or None,
+                start=first or None,
+                end=last or None,
                 columns=chosen,
                 reverse=reverse,
                 limit=limit + 1,
             )
-            return [row async for row in pages]
+            return forms, [row async for row in pages]
 
-    found = here.run_with_database(read)
+    forms, found = here.run_with_database(read)
     if len(found) > limit:
         tell_of_limit(limit, "rows")
         del found[limit:]
-    data = [{"row": row_text(row.key), "columns": _values(row.raw(), kind)} for row in found]
-    here.show(data, _screen(found, kind) if found else "no rows")
+    data = [{"row": forms.row_data(row.key), "columns": _values(row.raw(), forms)} for row in found]
+    here.show(data, _screen(found, forms) if found else "no rows")
 
 
 def _show_stored(
     here: Connection,
     table: str,
-    start: bytes,
-    end: bytes,
+    bounds: Callable[[Forms], Bounds],
     columns: list[bytes],
-    kind: ValueType,
+    kind: ValueType | None,
     limit: int,
 ) -> bool:
     """Shows the stored cells of a range of rows. False if there are none."""
 
-    async def read(database: aio.Database) -> list[Cell]:
-        deadline = database.internal.engine.now() + here.timeout_seconds
-        info = await database.internal.engine.catalog.table(table, deadline)
-        return await first_cells(
-            database, info, list(SPACES), start, end, columns, limit + 1, here.timeout_seconds
+    async def read(database: aio.Database) -> tuple[Forms, list[Cell]]:
+        info = await table_info(database, table, here.timeout_seconds)
+        forms = Forms(info.codecs.names, kind)
+        return forms, await first_cells(
+            database, info, list(SPACES), *bounds(forms), columns, limit + 1, here.timeout_seconds
         )
 
-    cells = here.run_with_database(read)
+    forms, cells = here.run_with_database(read)
     if len(cells) > limit:
         tell_of_limit(limit, "cells")
         del cells[limit:]
@@ -212,36 +249,35 @@ def _show_stored(
         what, value = described(cell), value_of(cell)
         data.append(
             {
-                "row": row_text(cell.row),
+                "row": forms.row_data(cell.row),
                 "column": row_text(cell.column),
                 "space": SPACES[cell.space],
                 **what,
-                "value": None if value is None else value_data(value, kind),
+                "value": None if value is None else forms.value_data(cell.column, value),
             }
         )
         screen.add_row(
-            plain(row_text(cell.row)),
+            plain(forms.row_text(cell.row)),
             plain(row_text(cell.column)),
             SPACES[cell.space],
             plain(", ".join(f"{name} {one}" for name, one in what.items() if one is not None)),
-            plain("" if value is None else value_text(value, kind)),
+            plain("" if value is None else forms.value_text(cell.column, value)),
         )
     here.show(data, screen if cells else "nothing is stored there")
     return bool(cells)
 
 
-def _screen(rows: list[Row[bytes]], kind: ValueType) -> Screen:
+def _screen(rows: list[Row[bytes]], forms: Forms) -> Screen:
     screen = Screen("row", "column", "value", box=None)
     for row in rows:
+        key = plain(forms.row_text(row.key))
         for name, value in sorted(row.raw().items()):
-            screen.add_row(
-                plain(row_text(row.key)), plain(row_text(name)), plain(value_text(value, kind))
-            )
+            screen.add_row(key, plain(row_text(name)), plain(forms.value_text(name, value)))
     return screen
 
 
-def _values(cells: Mapping[bytes, bytes], kind: ValueType) -> dict[str, object]:
-    return {row_text(name): value_data(value, kind) for name, value in sorted(cells.items())}
+def _values(cells: Mapping[bytes, bytes], forms: Forms) -> dict[str, object]:
+    return {row_text(name): forms.value_data(name, value) for name, value in sorted(cells.items())}
 
 
 def _chosen(
@@ -249,7 +285,7 @@ def _chosen(
 ) -> list[Column[Any] | Family[Any]] | None:
     """What was asked for; None for all columns."""
     chosen: list[Column[Any] | Family[Any]] = [_column(table, one) for one in columns]
-    return [*chosen, *(table.family(one, codecs.raw) for one in families)] or None
+    return [*chosen, *(table.family(one, codecs.stored) for one in families)] or None
 
 
 def _families(given: list[str] | None) -> list[bytes]:
@@ -264,8 +300,14 @@ def _refuse_families(families: list[bytes]) -> None:
         fail(InvalidArgument("--raw", "cannot be combined with --family"))
 
 
-def _column(table: Table[bytes], name: bytes) -> Column[Any]:
-    return table.column(name, codecs.raw)
+def _column(table: Table[bytes], name: bytes) -> Column[bytes]:
+    return table.column(name, codecs.stored)
+
+
+def _check_rows(**rows: str) -> None:
+    """Refuses what no codec can mean, before anything is connected to."""
+    for field, text in rows.items():
+        _bytes(field, text)
 
 
 def _bytes(field: str, text: str) -> bytes:

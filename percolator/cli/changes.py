@@ -13,7 +13,7 @@ from percolator.changes import Change
 from percolator.cli.cells import As, TableName, moment_of
 from percolator.cli.connection import Connection, connection, console, fail, plain
 from percolator.cli.stopping import stopped_by_signals
-from percolator.cli.values import ValueType, value_data, value_text
+from percolator.cli.values import Forms, forms_of
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_text
 from percolator.schema import Table
@@ -40,7 +40,7 @@ def changes(
     before: Annotated[
         bool, typer.Option("--before", help="Also show what the cells were before.")
     ] = False,
-    kind: As = ValueType.TEXT,
+    kind: As = None,
 ) -> None:
     """Show the changes of a table that has a change feed.
 
@@ -58,7 +58,8 @@ def changes(
 
     async def run(database: aio.Database) -> None:
         last = None if follow else end or await database.timestamp()
-        rows = Table(table, key=codecs.raw)
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        rows = Table(table, key=codecs.stored)
         closing = Tasks()
         found = database.changes(rows, after=begin, until=last, before=before)
 
@@ -69,46 +70,51 @@ def changes(
             # What has an end is not done if it is interrupted.
             with stopped_by_signals(stop) if follow else nullcontext():
                 async for change in found:
-                    _show(here, change, kind, before=before)
+                    _show(here, change, forms, before=before)
 
     here.run_with_database(run)
 
 
-def _show(here: Connection, change: Change[bytes], kind: ValueType, *, before: bool) -> None:
+def _show(here: Connection, change: Change[bytes], forms: Forms, *, before: bool) -> None:
     if here.as_json:
         data = {
             "commit_timestamp": int(change.commit_timestamp),
-            "row": row_text(change.key),
+            "row": forms.row_data(change.key),
             "column": row_text(change.column),
             "kind": change.kind.value,
-            "value": None if change.raw_value is None else value_data(change.raw_value, kind),
+            "value": _data(change, change.raw_value, forms),
             "ends_commit": change.ends_commit,
         }
         if before:
-            known = change.raw_before
-            data["before"] = None if known is None else value_data(known, kind)
+            data["before"] = _data(change, change.raw_before, forms)
         typer.echo(json.dumps(data, allow_nan=False))
     else:
-        line = _line(change, kind, before=before)
+        line = _line(change, forms, before=before)
         console.print(plain(line), highlight=False, soft_wrap=True)
 
 
-def _line(change: Change[bytes], kind: ValueType, *, before: bool) -> str:
-    row, column = _quoted(row_text(change.key)), _quoted(row_text(change.column))
+def _line(change: Change[bytes], forms: Forms, *, before: bool) -> str:
+    row, column = _quoted(forms.row_text(change.key)), _quoted(row_text(change.column))
     words = [str(int(change.commit_timestamp)), change.kind.value, row, column]
     if before:
-        words.append(_shown(change.raw_before, kind))
-    words.append(_shown(change.raw_value, kind))
+        words.append(_shown(change, change.raw_before, forms))
+    words.append(_shown(change, change.raw_value, forms))
     words += ["(end of commit)"] * change.ends_commit
     return "  ".join(words)
 
 
-def _shown(value: bytes | None, kind: ValueType) -> str:
+def _data(change: Change[bytes], value: bytes | None, forms: Forms) -> object:
+    return None if value is None else forms.value_data(change.column, value)
+
+
+def _shown(change: Change[bytes], value: bytes | None, forms: Forms) -> str:
     """A value as text that nothing else can be taken for: "-" is that there is none."""
     if value is None:
         return "-"
-    text = value_text(value, kind)
-    return _quoted(text) if kind is ValueType.TEXT else text
+    data = forms.value_data(change.column, value)
+    if isinstance(data, str) and forms.codec(change.column) is not codecs.json:
+        return _quoted(data)
+    return forms.value_text(change.column, value)
 
 
 def _quoted(text: str) -> str:

@@ -11,7 +11,7 @@ from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
 from percolator.cli.connection import connection, fail, plain
 from percolator.cli.stored import shown_column, stored_cells
-from percolator.cli.values import ValueType, value_data, value_text
+from percolator.cli.values import Forms, table_info
 from percolator.errors import InvalidArgument
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import RecordKind, WriteRecord
@@ -29,7 +29,7 @@ def history(
     row: RowName,
     column: Annotated[str, typer.Argument(help="Only this column.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(help="At most this many versions.", min=1)] = 1_000,
-    kind: As = ValueType.TEXT,
+    kind: As = None,
 ) -> None:
     """Show the committed versions of a row, newest first. The exit code is 1 if there are none.
 
@@ -38,20 +38,23 @@ def history(
     """
     here = connection(context)
     try:
-        key, wanted = row_bytes("row", row), row_bytes("column", column)
+        row_bytes("row", row)  # refuses what no codec can mean, before anything is connected to
+        wanted = row_bytes("column", column)
     except InvalidArgument as error:
         fail(error)
 
-    async def read(database: aio.Database) -> list[Version]:
-        deadline = database.internal.engine.now() + here.timeout_seconds
-        info = await database.internal.engine.catalog.table(table, deadline)
+    async def read(database: aio.Database) -> tuple[Forms, list[Version]]:
+        info = await table_info(database, table, here.timeout_seconds)
+        forms = Forms(info.codecs.names, kind)
+        key = forms.row("row", row)
         # Records first: a value is stored before its record, and is kept as long. In the other
         # order, a record could be found whose value was written after the values were read.
         spaces = [Space.SPACE_WRITE, Space.SPACE_DATA]
         cells = stored_cells(database, info, spaces, key, key + b"\0", here.timeout_seconds)
-        return _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
+        return forms, _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
 
-    found = here.run_with_database(read)[:limit]
+    forms, found = here.run_with_database(read)
+    del found[limit:]
     screen = Screen("column", "committed", "kind", "value", box=None)
     data = []
     for name, committed, record, value in found:
@@ -60,7 +63,7 @@ def history(
             plain(row_text(shown_column(name))),
             moment.describe(),
             _kind(name, record),
-            plain("" if value is None else value_text(value, kind)),
+            plain("" if value is None else forms.value_text(name, value)),
         )
         data.append(
             {
@@ -69,7 +72,7 @@ def history(
                 "committed": moment.to_datetime().isoformat(),
                 "start_timestamp": record.start_timestamp,
                 "kind": _kind(name, record),
-                "value": None if value is None else value_data(value, kind),
+                "value": None if value is None else forms.value_data(name, value),
             }
         )
     here.show(data, screen if found else "no versions")

@@ -16,7 +16,7 @@ from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import Connection, connection, errors_console, fail, plain
 from percolator.cli.durations import duration_seconds
 from percolator.cli.sessions import as_data, list_sessions
-from percolator.codecs import raw
+from percolator.codecs import stored
 from percolator.errors import InvalidArgument, Unavailable
 from percolator.schema import Table as Schema
 from percolator.timestamps import Timestamp
@@ -83,7 +83,7 @@ def create(
     moment = moment_of(at)
     lasting = duration_seconds("--for", seconds) if seconds else None
     what = description or f"percolator pins create on {socket.gethostname()}"
-    tables = [Schema(name, key=raw) for name in table or ()]
+    tables = [Schema(name, key=stored) for name in table or ()]
 
     async def hold(database: aio.Database) -> int:
         stop = asyncio.Event()

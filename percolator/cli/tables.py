@@ -1,4 +1,4 @@
-"""`percolator tables`: creates, lists, describes and deletes tables."""
+"""`percolator tables`: creates, lists, describes, alters and deletes tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from typing import Annotated
 import typer
 from rich.table import Table as Screen
 
+from percolator import named_codecs
 from percolator.arguments import require_no_internal_name
 from percolator.cli.connection import confirm, connection, fail, plain
 from percolator.cli.masters import ask_master
 from percolator.errors import InvalidArgument
-from percolator.row_text import row_bytes
+from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete tables.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete tables.")
 
+KeyCodec = Annotated[
+    str | None,
+    typer.Option("--key", help="The codec of the row keys, such as 'tuple_of(text, uuid)'."),
+]
+ColumnCodecs = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="A column's codec, as NAME=CODEC; repeatable."),
+]
 _RETENTION_SECONDS_MAX = 100 * 366 * 86_400
 
 Name = Annotated[str, typer.Argument(help="The table.", show_default=False)]
@@ -50,15 +59,23 @@ def create(
     change_feed: Annotated[
         bool, typer.Option("--change-feed", help="Let its changes be followed.")
     ] = False,
+    key: KeyCodec = None,
+    column: ColumnCodecs = None,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="Succeed if the table exists and has these options.")
     ] = False,
 ) -> None:
-    """Create a table."""
+    """Create a table.
+
+    The first program that writes a column declares its codec, so --key and --column are needed only
+    for tables that no program writes first.
+    """
     here = connection(context)
     try:
         require_no_internal_name(name)
-        splits = [row_bytes("--split", text) for text in split or []]
+        codecs = wire.Codecs(key=_key_codec(key) or "", columns=_column_codecs(column))
+        keys = named_codecs.key_codec(codecs.key)
+        splits = [named_codecs.key_bytes("--split", keys, text) for text in split or []]
     except InvalidArgument as error:
         fail(error)
     request = wire.CreateTableRequest(
@@ -70,6 +87,7 @@ def create(
             change_feed=change_feed,
         ),
         exist_ok=exist_ok,
+        codecs=codecs,
     )
     answer = ask_master(here, methods.CREATE_TABLE, request)
     what = "created" if answer.created else "already exists"
@@ -109,6 +127,9 @@ def describe(context: typer.Context, name: Name) -> None:
         f"retention {_retention(table)}",
         f"change feed {'on' if table.options.change_feed else 'off'}",
     ]
+    if table.codecs.key:
+        lines.append(f"row keys {table.codecs.key}")
+    lines += [f"column {row_text(one.column)} {one.codec}" for one in table.codecs.columns]
     for observer in table.observers:
         columns = ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
         states = " (weak)" * observer.weak + " (paused)" * observer.paused
@@ -137,6 +158,58 @@ def change_feed(
     table = ask_master(here, methods.SET_CHANGE_FEED, request).table
     state = "on" if table.options.change_feed else "off"
     here.show(_as_data(table), plain(f"the change feed of table {name} is {state}"))
+
+
+@app.command()
+def alter(
+    context: typer.Context,
+    name: Name,
+    key: KeyCodec = None,
+    column: ColumnCodecs = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Change the codecs that a table's schema keeps.
+
+    What is stored stays as it is: programs read it with the new codec from now on. Programs that
+    declare another one are refused. Without a codec (--column NAME=, --key ""), the next program
+    that writes declares one.
+    """
+    here = connection(context)
+    try:
+        require_no_internal_name(name)
+        request = wire.ChangeCodecsRequest(
+            table=name, key=_key_codec(key), columns=_column_codecs(column, may_be_empty=True)
+        )
+    except InvalidArgument as error:
+        fail(error)
+    if key is None and not column:
+        fail(InvalidArgument("--column", "expected --column NAME=CODEC or --key CODEC"))
+    if not yes:
+        confirm(f"Change codecs of the table {name!r}? What is stored is not converted.")
+    table = ask_master(here, methods.CHANGE_CODECS, request).table
+    here.show(
+        _as_data(table), plain(f"table {name} altered, schema version {table.schema_version}")
+    )
+
+
+def _key_codec(name: str | None) -> str | None:
+    if name:
+        named_codecs.require_key_name("--key", name)
+    return name
+
+
+def _column_codecs(
+    given: list[str] | None, *, may_be_empty: bool = False
+) -> list[wire.ColumnCodec]:
+    found = []
+    for text in given or ():
+        column, equals, codec = text.rpartition("=")
+        if not column or not equals:
+            raise InvalidArgument("--column", f"expected NAME=CODEC, found {text[:80]!r}")
+        if codec or not may_be_empty:
+            named_codecs.require_value_name("--column", codec)
+        found.append(wire.ColumnCodec(column=row_bytes("--column", column), codec=codec))
+    return found
 
 
 @app.command()
@@ -178,6 +251,8 @@ def _as_data(table: wire.Table) -> dict[str, object]:
         "split_bytes": table.options.split_bytes or None,
         "change_feed": table.options.change_feed,
         "deleting": table.deleting,
+        "key_codec": table.codecs.key or None,
+        "columns": {row_text(one.column): one.codec for one in table.codecs.columns},
         "observers": [
             {
                 "name": one.name,

@@ -1,68 +1,94 @@
-"""Values as people read and write them: by default as text, or as hex if they are not text."""
+"""Rows and values of one table as people read and write them, by the codecs in its schema.
+
+What has no codec there is text, or hex if it is not text. `--as` names another type.
+"""
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Any
 
-from percolator import codecs
-from percolator.errors import InvalidArgument, SchemaError
-from percolator.row_text import row_bytes, row_text
+from percolator import aio, codecs, named_codecs
+from percolator.codec_names import CodecNames
+from percolator.codecs import Codec
+from percolator.routing.catalog import TableInfo
+from percolator.row_text import row_bytes
+from percolator.schema import Column, Table
 
 
 class ValueType(StrEnum):
     """How stored bytes are read and written on the command line."""
 
     TEXT = "text"
+    RAW = "raw"
     INTEGER = "integer"
     FLOAT = "float"
     BOOLEAN = "boolean"
+    TIMESTAMP = "timestamp"
+    DATE = "date"
+    UUID = "uuid"
     JSON = "json"
 
 
-_CODECS: dict[ValueType, codecs.Codec[Any]] = {
-    ValueType.INTEGER: codecs.integer,
-    ValueType.FLOAT: codecs.float,
-    ValueType.BOOLEAN: codecs.boolean,
-    ValueType.JSON: codecs.json,
-}
+class Forms:
+    """What the rows and values of a table look like."""
+
+    def __init__(self, names: CodecNames, kind: ValueType | None = None) -> None:
+        """`kind`: the type of all values; None if each column has its own."""
+        self._names = names
+        self._kind = kind
+        self._key = named_codecs.key_codec(names.key)
+
+    def codec(self, column: bytes) -> Codec[Any] | None:
+        """What reads and writes the values of the column; None if they are text or unknown."""
+        name = self._names.columns.get(column, "") if self._kind is None else self._kind.value
+        return named_codecs.value_codec(name)
+
+    def to_write(self, table: Table[bytes], column: bytes) -> Column[bytes]:
+        """The column, for writing bytes. A type that was named is declared with it, and refused if
+        the column has another one."""
+        codec = codecs.stored if self._kind is None else _named(self._kind.value)
+        return table.column(column, codec)
+
+    def row(self, field: str, text: str) -> bytes:
+        """The row that a person means. Raises `InvalidArgument`."""
+        return named_codecs.key_bytes(field, self._key, text) if text else b""
+
+    def prefix(self, field: str, text: str) -> bytes:
+        """The beginning of rows that a person means. Raises `InvalidArgument`."""
+        return named_codecs.prefix_bytes(field, self._key, text)
+
+    def row_text(self, row: bytes) -> str:
+        return named_codecs.key_text(self._key, row)
+
+    def row_data(self, row: bytes) -> object:
+        return named_codecs.key_data(self._key, row)
+
+    def value(self, column: str, text: str) -> bytes:
+        """The stored bytes of a value. Raises `InvalidArgument` about the column."""
+        codec = self.codec(row_bytes("cells", column))
+        return named_codecs.value_bytes(column, codec, text)
+
+    def value_text(self, column: bytes, value: bytes) -> str:
+        return named_codecs.value_text(self.codec(column), value)
+
+    def value_data(self, column: bytes, value: bytes) -> object:
+        return named_codecs.value_data(self.codec(column), value)
 
 
-def value_bytes(field: str, text: str, kind: ValueType) -> bytes:
-    """The stored bytes for a value given on the command line."""
-    if kind is ValueType.TEXT:
-        return row_bytes(field, text)
-    try:
-        return _CODECS[kind].encode(_parsed(text, kind))
-    except (ValueError, SchemaError):
-        raise InvalidArgument(field, f"expected {kind.value}, found {text[:80]!r}") from None
+def _named(name: str) -> Codec[bytes]:
+    return Codec(name, bytes, bytes)
 
 
-def _parsed(text: str, kind: ValueType) -> object:
-    if kind is ValueType.INTEGER:
-        return int(text)
-    if kind is ValueType.FLOAT:
-        return float(text)
-    value: object = json.loads(text)
-    return value
+async def table_info(database: aio.Database, table: str, timeout_seconds: float) -> TableInfo:
+    """The table. Raises `SchemaError` if there is none."""
+    engine = database.internal.engine
+    return await engine.table(Table(table, key=codecs.stored), engine.now() + timeout_seconds)
 
 
-def value_text(value: bytes, kind: ValueType) -> str:
-    """The value as text, for people. Bytes that are not of this type are shown as hex."""
-    if kind is ValueType.TEXT:
-        return row_text(value)
-    try:
-        return json.dumps(_CODECS[kind].decode(value), ensure_ascii=False)
-    except (SchemaError, ValueError):
-        return "hex:" + value.hex()
-
-
-def value_data(value: bytes, kind: ValueType) -> object:
-    """The value as JSON, for programs."""
-    text = value_text(value, kind)
-    if kind is ValueType.TEXT or text.startswith("hex:"):
-        return text
-    # JSON cannot express NaN and the infinities: they stay text.
-    found: object = json.loads(text, parse_constant=str)
-    return found
+async def forms_of(
+    database: aio.Database, table: str, kind: ValueType | None, timeout_seconds: float
+) -> Forms:
+    """The forms of a table. Raises `SchemaError` if there is none."""
+    info = await table_info(database, table, timeout_seconds)
+    return Forms(info.codecs.names, kind)

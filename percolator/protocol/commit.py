@@ -27,7 +27,7 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
 
 from percolator.errors import (
@@ -46,9 +46,11 @@ from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.catalog import TableInfo
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
@@ -83,19 +85,24 @@ class Commit:
         statistics: Statistics,
         alone: bool = False,
         two_phases: bool = False,
+        tables: Mapping[str, TableInfo] | None = None,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock.
 
         `alone`: no other process can commit this transaction, as a second gateway might when its
-        caller asks again. `two_phases`: do not try to commit in one round.
+        caller asks again. `two_phases`: do not try to commit in one round. `tables`: as they were
+        when the writes were encoded, by name.
         """
         self._env = env
         self._heartbeats = heartbeats
         self._write = write
         self._alone = alone
-        self._point = CommitPoint(env, write, weak_notifications, started_seconds, statistics)
+        codecs = SameCodecs(write, tables or {})
+        self._point = CommitPoint(
+            env, write, weak_notifications, started_seconds, statistics, codecs
+        )
         self._prewrite = Prewrite(env, cleanup, write, self._point, statistics)
-        self._one_round = OneRound(env, cleanup, write, weak_notifications, statistics)
+        self._one_round = OneRound(env, cleanup, write, weak_notifications, statistics, codecs)
         self._two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""

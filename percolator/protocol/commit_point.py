@@ -30,6 +30,7 @@ from percolator.formats.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timest
 from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
@@ -40,6 +41,7 @@ class CommitPoint:
     """One transaction's lock on its primary, and the way from there to its commit record."""
 
     __slots__ = (
+        "_codecs",
         "_commit",
         "_env",
         "_started_seconds",
@@ -60,9 +62,11 @@ class CommitPoint:
         weak_notifications: Sequence[CellAddress],
         started_seconds: float,
         statistics: Statistics,
+        codecs: SameCodecs,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
         self._env = env
+        self._codecs = codecs
         self._write = write
         self._weak_notifications = weak_notifications
         self._started_seconds = started_seconds
@@ -102,6 +106,8 @@ class CommitPoint:
             schema = self._env.schemas.get(table_id)
             if schema is None:
                 schema = await self._env.schemas.refresh(table_id, deadline)
+            if not self.sent:  # otherwise it may be committed: only the same step can tell
+                self._codecs.require(self._env.schemas)
             step = self._write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
             self._statistics.round_trips += 1

@@ -40,6 +40,7 @@ from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.read_locks import is_read_lock
+from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableSchema
@@ -58,6 +59,7 @@ class OneRound:
 
     __slots__ = (
         "_cleanup",
+        "_codecs",
         "_env",
         "_statistics",
         "_weak_notifications",
@@ -75,7 +77,9 @@ class OneRound:
         write: WriteSteps,
         weak_notifications: Sequence[CellAddress],
         statistics: Statistics,
+        codecs: SameCodecs,
     ) -> None:
+        self._codecs = codecs
         self._env = env
         self._cleanup = cleanup
         self._write = write
@@ -168,6 +172,7 @@ class OneRound:
         schema = env.schemas.get(table_id)
         if schema is None:
             schema = await env.schemas.refresh(table_id, deadline)
+        self._codecs.require(env.schemas)
         message = self._message(schema)
         out_before, unanswered_before = self.is_out, self.is_unanswered
         # From here on it may be executed, even if the caller is cancelled.

@@ -6,20 +6,27 @@ Transactions need masters for nothing else: while none answers, those on known t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
+from percolator.codec_names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
     NotReady,
     PercolatorError,
+    Retry,
     SchemaError,
     TabletLocation,
+    UsageError,
 )
 from percolator.routing.lanes import SchemaVersions
+from percolator.routing.table_codecs import TableCodecs
 from percolator.routing.tablet_map import TabletMap
+from percolator.schema import Readable
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
@@ -38,23 +45,27 @@ _ATTEMPT_SECONDS_MAX = 2.0
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Which columns of a table notify which observers."""
+    """Which columns of a table notify which observers, and what encodes them."""
 
     version: int = 0
     observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     """By column: the observers notified when a put or delete commits."""
     weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     """By column: the observers notified by `notify` only."""
+    codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
+    """The same object until one of them is changed on purpose."""
 
     @classmethod
-    def of(cls, version: int, observers: Sequence[wire.Observer]) -> TableSchema:
+    def of(
+        cls, version: int, observers: Sequence[wire.Observer], codecs: TableCodecs | None = None
+    ) -> TableSchema:
         strong: dict[bytes, tuple[bytes, ...]] = {}
         weak: dict[bytes, tuple[bytes, ...]] = {}
         for observer in observers:
             by_column = weak if observer.weak else strong
             for column in observer.columns:
                 by_column[column] = (*by_column.get(column, ()), observer.name.encode())
-        return cls(version, strong, weak)
+        return cls(version, strong, weak, codecs or TableCodecs.unknown())
 
 
 NO_OBSERVERS = TableSchema()
@@ -69,6 +80,11 @@ class TableInfo:
     schema: TableSchema
     created_at: int = 0
     """The table is younger than snapshots below this. 0 if it is older than any."""
+
+    @property
+    def codecs(self) -> TableCodecs:
+        """What encodes its columns, as of when it was looked up."""
+        return self.schema.codecs
 
     def require_older_than(self, snapshot: int) -> None:
         """Raises `SchemaError` if the table was created after a snapshot at this timestamp."""
@@ -129,6 +145,7 @@ class Catalog:
         self._versions = versions
         self._by_name: dict[str, TableInfo] = {}
         self._by_id: dict[int, TableSchema] = {}
+        self._declaring = asyncio.Lock()
         self._names: dict[int, str] = {}
         """Also those of tables that are gone, for errors."""
 
@@ -159,9 +176,10 @@ class Catalog:
         *,
         exist_ok: bool,
         deadline: float,
+        codecs: wire.Codecs | None = None,
     ) -> TableInfo:
         request = wire.CreateTableRequest(
-            name=name, splits=splits, options=options, exist_ok=exist_ok
+            name=name, splits=splits, options=options, exist_ok=exist_ok, codecs=codecs
         )
         # One attempt without a limit of its own, since many tablets may take long: a second attempt
         # would find the table that the first has created, and report that it exists.
@@ -209,6 +227,45 @@ class Catalog:
         )
         self._learn(response.table)
 
+    async def declare(self, info: TableInfo, column: Readable[Any], deadline: float) -> None:
+        """Has the cluster keep the codec of a column that is to be written. Raises `SchemaError` if
+        it has another one by now."""
+        left = deadline - self._clock.monotonic_seconds()
+        try:
+            async with asyncio.timeout(max(left, 0.001)), self._declaring:
+                # Of many tasks that begin with the same column, one asks.
+                more = info.codecs.undeclared(column)
+                if more is not None:
+                    await self._declare(info, more, deadline)
+        except (TimeoutError, DeadlineExceeded) as error:
+            late = DeadlineExceeded(
+                f"no master could keep the codec of {column!r}, which is needed before the first "
+                f"write: {str(error) or 'no answer in time'}"
+            )
+            late.retry = Retry.SAFE  # nothing was written, and to declare it twice is harmless
+            raise late from error
+
+    async def _declare(self, info: TableInfo, more: wire.Codecs, deadline: float) -> None:
+        request = wire.DeclareCodecsRequest(table_id=info.table_id, codecs=more)
+        try:
+            response = await self._masters.call(methods.DECLARE_CODECS, request, deadline)
+        except UsageError:
+            info.codecs.stop_declaring()  # the master runs a release that keeps none
+        except SchemaError:
+            await self.refresh(info.table_id, deadline)  # raises if the table is gone
+            raise
+        else:
+            self._learn(response.table)
+            info.codecs.learn(CodecNames.of(more))
+
+    async def change_codecs(self, request: wire.ChangeCodecsRequest, deadline: float) -> wire.Table:
+        """Changes codecs on purpose. Returns when every tablet follows."""
+        response = await self._masters.call(
+            methods.CHANGE_CODECS, request, deadline, attempt_seconds_max=inf
+        )
+        self._learn(response.table)
+        return response.table
+
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
         request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
         response = await self._masters.call(methods.DELETE_TABLE, request, deadline)
@@ -226,9 +283,8 @@ class Catalog:
             del self._by_name[name]
 
     def _learn(self, table: wire.Table) -> TableInfo:
-        schema = TableSchema.of(table.schema_version, table.observers)
-        self._learn_schema(table.table_id, schema)
         self._names[table.table_id] = table.name
+        self._learn_schema(table.table_id, table.schema_version, table.observers, table.codecs)
         schema = self._by_id[table.table_id]
         info = TableInfo(table.table_id, table.name, schema, table.created_at)
         self._by_name[table.name] = info
@@ -265,11 +321,29 @@ class Catalog:
             table_id=table_id,
         )
 
-    def _learn_schema(self, table_id: int, schema: TableSchema) -> None:
+    def _learn_schema(
+        self,
+        table_id: int,
+        version: int,
+        observers: Sequence[wire.Observer],
+        codecs: wire.Codecs,
+    ) -> None:
         known = self._by_id.get(table_id)
-        if known is None or known.version < schema.version:  # answers may overtake each other
-            self._by_id[table_id] = schema
-            self._versions.of_table[table_id] = schema.version
+        if known is not None and version < known.version:
+            return  # answers may overtake each other
+        names, name = CodecNames.of(codecs), self.name_of(table_id)
+        if known is None or (version > known.version and known.codecs.names.contradicts(names)):
+            kept = TableCodecs(name, names)
+        else:
+            kept = known.codecs
+            kept.learn(names)
+            kept.table = kept.table or name
+        if known is None or version > known.version:
+            schema = self._by_id[table_id] = TableSchema.of(version, observers, kept)
+            self._versions.of_table[table_id] = version
+            info = self._by_name.get(name)
+            if info is not None and info.table_id == table_id:
+                self._by_name[name] = replace(info, schema=schema)
 
     # ------------------------------------------------------------------ tablets
 
@@ -279,8 +353,8 @@ class Catalog:
             response = await self._locate(table_id, row, even_deleting=False)
         except SchemaError as error:
             raise self._gone(table_id, error) from error
-        schema = TableSchema.of(response.schema_version, response.observers)
-        self._learn_schema(table_id, schema)
+        version, observers = response.schema_version, response.observers
+        self._learn_schema(table_id, version, observers, response.codecs)
         return [location_from_wire(location) for location in response.locations]
 
     async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:

@@ -8,10 +8,10 @@ malformed, its rows may have been executed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from percolator.errors import ExecutionUnknown, PercolatorError
+from percolator.errors import ExecutionUnknown, PercolatorError, SchemaChanged
 from percolator.routing.cells import APPLIED, FoundCell, Refused, RowResult
 from percolator.routing.pending_cell import PendingCell
 from percolator.routing.pending_commit import PendingCommit
@@ -37,6 +37,15 @@ class SchemaVersions:
     def __init__(self) -> None:
         self.of_table: dict[int, int] = {}
         self.of_tablet: dict[int, int] = {}
+        self.on_newer: Callable[[int], None] | None = None
+        """Called with the id of a table whose schema is newer than what is known of it."""
+
+    def refused(self, tablet_id: int, error: SchemaChanged) -> None:
+        """A tablet has refused another version than its own."""
+        self.of_tablet[tablet_id] = error.schema_version
+        known = self.of_table.get(error.table_id, 0)
+        if error.schema_version > known and self.on_newer is not None:
+            self.on_newer(error.table_id)
 
     def get(self, table_id: int, tablet_id: int) -> int:
         version = self.of_tablet.get(tablet_id)

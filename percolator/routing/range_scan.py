@@ -244,7 +244,7 @@ class RangeScan:
 
     def _learn(self, location: TabletLocation | None, error: PercolatorError) -> None:
         if isinstance(error, SchemaChanged) and location is not None:
-            self._versions.of_tablet[location.tablet_id] = error.schema_version
+            self._versions.refused(location.tablet_id, error)
         elif isinstance(error, TabletMoved):
             self._tablets.learn(error.locations)
 

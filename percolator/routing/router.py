@@ -287,7 +287,7 @@ class Router:
     def _problem(self, entries: list[Queued], error: PercolatorError) -> None:
         """Handles rows that a server did not answer."""
         if isinstance(error, SchemaChanged):
-            self.schema_versions.of_tablet[entries[0].location.tablet_id] = error.schema_version
+            self.schema_versions.refused(entries[0].location.tablet_id, error)
             for entry in [entry for entry in entries if entry.schema_version]:
                 entry.pending.fail(entry.index, error)  # it was built for the other version
         elif isinstance(error, StoreUnusable):

@@ -108,7 +108,7 @@ class MutationGroups:
                 min(left, self._limits.attempt_seconds_max),
             )
         except SchemaChanged as changed:
-            self._versions.of_tablet[location.tablet_id] = changed.schema_version
+            self._versions.refused(location.tablet_id, changed)
             raise
         except UsageError as error:
             raise UsageError(

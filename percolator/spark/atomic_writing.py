@@ -155,7 +155,7 @@ async def _rest(
     columns = None
     if options.catalog is not None:
         columns = tuple(field.column for field in options.catalog.values)
-    table = Table(options.target.table, key=codecs.raw)
+    table = Table(options.target.table, key=codecs.stored)
     seconds = options.retry_seconds
     internal = here.database.internal
     began = time.monotonic()

@@ -76,7 +76,7 @@ async def _require_kept(
     connection: Connection, options: ReadOptions, row: bytes, timestamp: Timestamp
 ) -> None:
     """Reads one cell at the timestamp: if one tablet still has the history, all do."""
-    table = Table(options.target.table, key=codecs.raw)
+    table = Table(options.target.table, key=codecs.stored)
     snapshot = connection.database.internal.snapshot(timestamp, options.target.timeout_seconds)
     async with snapshot:
         try:

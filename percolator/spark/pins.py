@@ -42,7 +42,7 @@ def pinned_timestamp(options: ReadOptions) -> Timestamp:
 
 
 async def _pin(connection: Connection, at: Timestamp, options: ReadOptions) -> None:
-    table = Table(options.target.table, key=codecs.raw)
+    table = Table(options.target.table, key=codecs.stored)
     what = f"Spark read on {socket.gethostname()}"
     pin = connection.database.pin(at, tables=[table], description=what)
     try:

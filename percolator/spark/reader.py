@@ -52,7 +52,7 @@ class TableReader(DataSourceReader):
         options = self._options
         here = checked(options.target)
         snapshot = here.database.internal.snapshot(self._timestamp, options.target.timeout_seconds)
-        table = Table(options.target.table, key=codecs.raw)
+        table = Table(options.target.table, key=codecs.stored)
         pages = here.thread.iterate(cell_pages(snapshot, table, partition.ranges, self._stored))
         try:
             with closing(pages):

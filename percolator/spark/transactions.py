@@ -66,7 +66,7 @@ class Transactions:
         )
         self._is_merge = options.operation == MERGE
         self._looks_first = self._condition is not None or self._is_merge or options.skip_equal
-        self._table = Table(options.target.table, key=codecs.raw)
+        self._table = Table(options.target.table, key=codecs.stored)
         self._policy = RetryPolicy(
             attempts_max=ATTEMPTS_MAX, deadline_seconds=options.retry_seconds
         )

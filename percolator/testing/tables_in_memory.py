@@ -11,6 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import LockRecord
 from percolator.observers.registry.observer_change import changed_observers
@@ -60,6 +61,7 @@ class TablesInMemory(ABC):
             if not request.exist_ok:
                 raise SchemaError(f"table {request.name!r} exists", table=request.name)
             require_options(request.name, known.options, request.options)
+            self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
             return master_pb2.CreateTableResponse(table=known)
         bounds = [b"", *request.splits, b""]
         if any(a >= b for a, b in itertools.pairwise(bounds[1:-1])) or b"" in request.splits:
@@ -71,6 +73,7 @@ class TablesInMemory(ABC):
             options=request.options,
             tablets=len(bounds) - 1,
             created_at=self._allocate(1),
+            codecs=CodecNames().declared(request.name, request.codecs).message(),
         )
         for start, end in itertools.pairwise(bounds):
             identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
@@ -129,6 +132,29 @@ class TablesInMemory(ABC):
             await self._tell_tablets(table)
         return master_pb2.SetChangeFeedResponse(table=table)
 
+    async def declare_codecs(
+        self, request: master_pb2.DeclareCodecsRequest
+    ) -> master_pb2.DeclareCodecsResponse:
+        table = self._table("", request.table_id)
+        self._keep(table, CodecNames.of(table.codecs).declared(table.name, request.codecs))
+        return master_pb2.DeclareCodecsResponse(table=table)
+
+    async def change_codecs(
+        self, request: master_pb2.ChangeCodecsRequest
+    ) -> master_pb2.ChangeCodecsResponse:
+        table = self._table(request.table, 0)
+        before = CodecNames.of(table.codecs)
+        after = before.changed(request)
+        self._keep(table, after)
+        if before.contradicts(after):
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.ChangeCodecsResponse(table=table)
+
+    @staticmethod
+    def _keep(table: master_pb2.Table, codecs: CodecNames) -> None:
+        table.codecs.CopyFrom(codecs.message())
+
     async def _tell_tablets(self, table: master_pb2.Table) -> None:
         for tablet in self._tablets_of(table.table_id):
             await tablet.set_schema_version(
@@ -156,6 +182,7 @@ class TablesInMemory(ABC):
             locations=locations,
             schema_version=table.schema_version,
             observers=table.observers,
+            codecs=table.codecs,
         )
 
     # ------------------------------------------------------------------ deleted tables

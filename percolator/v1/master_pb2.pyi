@@ -30,8 +30,24 @@ class TableOptions(_message.Message):
     change_feed: bool
     def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ..., change_feed: bool = ...) -> None: ...
 
+class ColumnCodec(_message.Message):
+    __slots__ = ("column", "codec")
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    column: bytes
+    codec: str
+    def __init__(self, column: _Optional[bytes] = ..., codec: _Optional[str] = ...) -> None: ...
+
+class Codecs(_message.Message):
+    __slots__ = ("key", "columns")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnCodec]
+    def __init__(self, key: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ...) -> None: ...
+
 class Table(_message.Message):
-    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at")
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +56,7 @@ class Table(_message.Message):
     TABLETS_FIELD_NUMBER: _ClassVar[int]
     DELETING_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     name: str
     schema_version: int
@@ -48,19 +65,22 @@ class Table(_message.Message):
     tablets: int
     deleting: bool
     created_at: int
-    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ...) -> None: ...
+    codecs: Codecs
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("name", "splits", "options", "exist_ok")
+    __slots__ = ("name", "splits", "options", "exist_ok", "codecs")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     name: str
     splits: _containers.RepeatedScalarFieldContainer[bytes]
     options: TableOptions
     exist_ok: bool
-    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ...) -> None: ...
+    codecs: Codecs
+    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
 
 class CreateTableResponse(_message.Message):
     __slots__ = ("table", "created")
@@ -144,6 +164,36 @@ class SetChangeFeedResponse(_message.Message):
     table: Table
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
+class DeclareCodecsRequest(_message.Message):
+    __slots__ = ("table_id", "codecs")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    codecs: Codecs
+    def __init__(self, table_id: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+
+class DeclareCodecsResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class ChangeCodecsRequest(_message.Message):
+    __slots__ = ("table", "key", "columns")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    key: str
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnCodec]
+    def __init__(self, table: _Optional[str] = ..., key: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ...) -> None: ...
+
+class ChangeCodecsResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
 class LocateTabletsRequest(_message.Message):
     __slots__ = ("table_id", "range", "limit", "even_deleting")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -157,16 +207,18 @@ class LocateTabletsRequest(_message.Message):
     def __init__(self, table_id: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., limit: _Optional[int] = ..., even_deleting: bool = ...) -> None: ...
 
 class LocateTabletsResponse(_message.Message):
-    __slots__ = ("locations", "schema_version", "observers", "rest")
+    __slots__ = ("locations", "schema_version", "observers", "rest", "codecs")
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBSERVERS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     locations: _containers.RepeatedCompositeFieldContainer[_errors_pb2.TabletLocation]
     schema_version: int
     observers: _containers.RepeatedCompositeFieldContainer[Observer]
     rest: _cells_pb2.RowRange
-    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ...) -> None: ...
+    codecs: Codecs
+    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
 
 class TabletInfo(_message.Message):
     __slots__ = ("location", "table", "server_id", "serving", "error", "statistics")

@@ -181,6 +181,16 @@ SET_CHANGE_FEED = UnaryMethod(
     master.SetChangeFeedRequest,
     master.SetChangeFeedResponse,
 )
+DECLARE_CODECS = UnaryMethod(
+    "/percolator.v1.MasterService/DeclareCodecs",
+    master.DeclareCodecsRequest,
+    master.DeclareCodecsResponse,
+)
+CHANGE_CODECS = UnaryMethod(
+    "/percolator.v1.MasterService/ChangeCodecs",
+    master.ChangeCodecsRequest,
+    master.ChangeCodecsResponse,
+)
 LOCATE_TABLETS = UnaryMethod(
     "/percolator.v1.MasterService/LocateTablets",
     master.LocateTabletsRequest,

@@ -40,6 +40,8 @@ _CALLERS = {
         methods.LIST_TABLES,
         methods.DESCRIBE_TABLE,
         methods.LOCATE_TABLETS,
+        # Before it first writes a column.
+        methods.DECLARE_CODECS,
         # A client that sets a pin checks whether it came too late.
         methods.DESCRIBE_COLLECTION,
         # Workers may run inside a program that uses the library: `db.run_observers`.
@@ -66,6 +68,7 @@ _CALLERS = {
         methods.DELETE_TABLE,
         methods.CHANGE_OBSERVERS,
         methods.SET_CHANGE_FEED,
+        methods.CHANGE_CODECS,
         methods.LIST_TABLETS,
         methods.SPLIT_TABLET,
         methods.MOVE_TABLET,

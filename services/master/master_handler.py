@@ -68,6 +68,20 @@ class MasterHandler:
             tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
         return wire.SetChangeFeedResponse(table=table_message(table, tablets))
 
+    async def declare_codecs(
+        self, request: wire.DeclareCodecsRequest
+    ) -> wire.DeclareCodecsResponse:
+        async with self._master.leading() as leader:
+            table = await leader.tables.declare_codecs(request)
+            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
+        return wire.DeclareCodecsResponse(table=table_message(table, tablets))
+
+    async def change_codecs(self, request: wire.ChangeCodecsRequest) -> wire.ChangeCodecsResponse:
+        async with self._master.leading() as leader:
+            table = await leader.tables.change_codecs(request, self._deadline())
+            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
+        return wire.ChangeCodecsResponse(table=table_message(table, tablets))
+
     # ------------------------------------------------------------------------- tablets
 
     async def locate_tablets(

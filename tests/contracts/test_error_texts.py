@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_named(db: Database, accounts: Accounts, what: str)
 
 def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accounts) -> None:
     with db.transaction() as tx:
-        tx.set("bob", accounts.table.column("balance", codecs.raw), b"abc")
+        tx.set("bob", accounts.table.column("balance", codecs.stored), b"abc")
     where = f"^table '{accounts.table.name}', row 'bob', column 'balance': 3 stored bytes are not"
     with db.snapshot() as snapshot:
         with pytest.raises(SchemaError, match=where):
@@ -105,9 +105,15 @@ def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accoun
             bob[accounts.balance]
         with pytest.raises(SchemaError, match=where):
             bob.get(accounts.balance)
-        other = Table(accounts.table.name, key=codecs.ordered_integer)
-        with pytest.raises(SchemaError, match=f"^table '{other.name}', row b'bob': 3 stored bytes"):
-            list(snapshot.scan(other))
+    other = Table(f"other-{accounts.table.name}", key=codecs.ordered_integer)
+    db.create_table(other)
+    with db.transaction() as tx:
+        tx.set(b"bob", Table(other.name, key=codecs.stored).column("x", codecs.text), "abc")
+    with (
+        db.snapshot() as snapshot,
+        pytest.raises(SchemaError, match=f"^table '{other.name}', row b'bob': 3 stored bytes"),
+    ):
+        list(snapshot.scan(other))
 
 
 def test_a_split_that_does_not_fit_is_named(db: Database) -> None:

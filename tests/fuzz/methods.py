@@ -56,6 +56,7 @@ MAY_WAIT = {
     "/percolator.v1.MasterService/DeleteTable": "waits for a change of the map in progress",
     "/percolator.v1.MasterService/ChangeObservers": "returns when every tablet knows them",
     "/percolator.v1.MasterService/SetChangeFeed": "returns when every tablet knows",
+    "/percolator.v1.MasterService/ChangeCodecs": "returns when every tablet knows",
     "/percolator.v1.MasterService/SplitTablet": "returns when both halves are served",
     "/percolator.v1.MasterService/MoveTablet": "returns when it is served there",
     "/percolator.v1.MasterService/DrainServer": "returns when the server has no tablets",

@@ -210,6 +210,13 @@ def _change_observers(scene: Scene, _chance: Random) -> Message:
     return master.ChangeObserversRequest(table=scene.table.name, add=[observer], replace=True)
 
 
+def _codecs(chance: Random) -> master.Codecs:
+    names = ("integer", "text", "model(Fuzzed)")
+    return master.Codecs(
+        columns=[master.ColumnCodec(column=b"described", codec=chance.choice(names))]
+    )
+
+
 def _split(scene: Scene, _chance: Random) -> Message:
     return master.SplitTabletRequest(tablet_id=scene.shaken.tablets[0].tablet_id, row=b"row-05")
 
@@ -276,6 +283,12 @@ VALID: dict[str, Make] = {
     f"{_V1}MasterService/ChangeObservers": _change_observers,
     f"{_V1}MasterService/SetChangeFeed": lambda s, c: master.SetChangeFeedRequest(
         table=s.table.name, change_feed=True
+    ),
+    f"{_V1}MasterService/DeclareCodecs": lambda s, c: master.DeclareCodecsRequest(
+        table_id=s.table.table_id, codecs=_codecs(c)
+    ),
+    f"{_V1}MasterService/ChangeCodecs": lambda s, c: master.ChangeCodecsRequest(
+        table=s.table.name, columns=_codecs(c).columns
     ),
     f"{_V1}MasterService/LocateTablets": lambda s, c: master.LocateTabletsRequest(
         table_id=s.table.table_id, range=cells.RowRange(start=SPLIT), limit=2

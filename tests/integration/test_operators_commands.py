@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import percolator
 from percolator import Table, aio, codecs
 from percolator.cli.app import app
 from percolator.cli.connection import console
@@ -66,9 +67,9 @@ def asked(cluster: LocalCluster, *arguments: str, code: int = 0) -> Any:
 
 def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCluster) -> None:
     run(cluster, "set", "shop", "pen", "price=3", "stock=hex:00ff")
-    run(cluster, "set", "shop", "ink", "price=7", "--as", "integer")
+    run(cluster, "set", "shop", "ink", "grams=7", "--as", "integer")
     assert asked(cluster, "get", "shop", "pen") == {"price": "3", "stock": "hex:00ff"}
-    assert asked(cluster, "get", "shop", "ink", "--as", "integer") == {"price": 7}
+    assert asked(cluster, "get", "shop", "ink") == {"grams": 7}
     assert asked(cluster, "get", "shop", "pen", "price") == {"price": "3"}
     assert asked(cluster, "get", "shop", "pen", "--family", "st") == {"stock": "hex:00ff"}
     assert asked(cluster, "scan", "shop", "--family=st", "--family=none:") == [
@@ -87,6 +88,29 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
     at = f"--at={before}"
     assert asked(cluster, "get", "shop", "pen", at) == {"price": "3", "stock": "hex:00ff"}
     assert [row["row"] for row in asked(cluster, "scan", "shop", at)] == ["ink", "pen"]
+
+
+def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: LocalCluster) -> None:
+    keys = "tuple_of(text, ordered_integer)"
+    run(cluster, "tables", "create", "typed", "--key", keys, "--column", "stock=integer")
+    row = '["trap", -7]'
+    run(cluster, "set", "typed", row, "stock=12345678", "note=as text")
+    assert asked(cluster, "get", "typed", row) == {"note": "as text", "stock": 12345678}
+    typed = Table("typed", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+    stock = typed.column("stock", codecs.integer)
+    with percolator.connect(cluster.address) as db, db.snapshot() as snapshot:
+        assert [(one.key, one[stock]) for one in snapshot.scan(typed)] == [(("trap", -7), 12345678)]
+    shown = asked(cluster, "scan", "typed", "--prefix", '["trap"]')
+    assert [one["row"] for one in shown] == [["trap", -7]]
+    assert "expected integer" in run(cluster, "set", "typed", row, "stock=many", code=2)
+    assert "expected tuple_of" in run(cluster, "get", "typed", "trap", code=2)
+    refused = run(cluster, "set", "typed", row, "stock=7", "--as", "text", code=1)
+    assert "column 'stock': the program declares the codec text" in refused
+    altered = asked(cluster, "tables", "alter", "typed", "--column", "note=json", "--yes")
+    assert altered["columns"] == {"note": "json", "stock": "integer"}
+    assert altered["key_codec"] == keys
+    assert run(cluster, "tables", "alter", "typed", "--column", "note=jason", "--yes", code=2)
+    assert asked(cluster, "delete", "typed", row) == {"deleted": 2}
 
 
 def test_every_stored_version_is_shown_raw(cluster: LocalCluster) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from percolator import (
     Limits,
@@ -64,12 +65,23 @@ class Cluster(ClusterInMemory):
         return response
 
 
+ClusterT = TypeVar("ClusterT", bound=Cluster)
+
+
 @asynccontextmanager
 async def connected(
     limits: Limits = TWO_PHASES,
 ) -> AsyncIterator[tuple[Database, Cluster]]:
+    async with connected_to(Cluster, limits) as (db, cluster):
+        yield db, cluster
+
+
+@asynccontextmanager
+async def connected_to(
+    kind: type[ClusterT], limits: Limits = TWO_PHASES
+) -> AsyncIterator[tuple[Database, ClusterT]]:
     clock = VirtualClock(asyncio.get_running_loop())
-    cluster = Cluster(clock)
+    cluster = kind(clock)
     world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
     async with await connect_to(world, [ADDRESS], limits, RetryPolicy()) as db:
         await db.create_table(accounts, splits=["m"])

@@ -59,7 +59,7 @@ class Progress:
         self._engine = database.internal.engine
         self._wanted = wanted
         self._timeout_seconds = wanted.timeout_seconds
-        table = Table(wanted.table, key=codecs.raw)
+        table = Table(wanted.table, key=codecs.stored)
         self._held = HeldHistory(database, table, wanted.timeout_seconds)
         self._last: int | None = None
         """Where the stream ends, if it has an end (`Trigger.AvailableNow`)."""

@@ -67,7 +67,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options = options
         self._read = options.read
-        self._table: Table[bytes] = Table(options.read.target.table, key=codecs.raw)
+        self._table: Table[bytes] = Table(options.read.target.table, key=codecs.stored)
         target = to_arrow_schema(schema, timezone="UTC")
         make = CellChanges if options.read.catalog is None else RowChanges
         self._shape: CellChanges | RowChanges = make(options.read, schema, target)

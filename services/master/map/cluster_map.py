@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
+from percolator.codec_names import CodecNames
 from percolator.errors import InvariantViolation, SchemaError
 
 
@@ -43,6 +44,8 @@ class Table:
     """A timestamp of the oracle: no snapshot below it may use the table. 0 if an earlier release
     created it."""
     change_feed: bool = False
+    codecs: CodecNames = field(default_factory=CodecNames)
+    """Those that programs have declared. An earlier release kept none."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class ClusterMap:
         created_at: int = 0,
         *,
         change_feed: bool = False,
+        codecs: CodecNames | None = None,
     ) -> tuple[ClusterMap, Table]:
         """A table whose tablets are to be assigned."""
         table = Table(
@@ -165,6 +169,7 @@ class ClusterMap:
             split_bytes=split_bytes,
             created_at=created_at,
             change_feed=change_feed,
+            codecs=codecs or CodecNames(),
         )
         bounds = [b"", *splits, b""]
         made = {

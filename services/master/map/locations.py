@@ -8,7 +8,12 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from services.master.map.cluster_map import ClusterMap, Table, Tablet
-from services.master.map.map_record import location_message, observer_messages, table_message
+from services.master.map.map_record import (
+    codecs_message,
+    location_message,
+    observer_messages,
+    table_message,
+)
 
 LOCATIONS_MAX = 1_000
 
@@ -49,6 +54,7 @@ def locate_tablets(
         locations=[location_message(one, served=is_assigned(one)) for one in page],
         schema_version=table.schema_version,
         observers=observer_messages(table),
+        codecs=codecs_message(table),
     )
     if len(found) > len(page):
         answer.rest.CopyFrom(RowRange(start=page[-1].end, end=end))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
+from percolator.codec_names import CodecNames
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.v1 import errors_pb2, master_pb2, master_records_pb2
 from percolator.v1.cells_pb2 import RowRange
@@ -55,7 +56,13 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
         tablets=tablets,
         deleting=table.deleting,
         created_at=table.created_at,
+        codecs=codecs_message(table),
     )
+
+
+def codecs_message(table: Table) -> master_pb2.Codecs | None:
+    """The codecs that were declared; absent if none were, as in the maps of earlier releases."""
+    return table.codecs.message() if table.codecs else None
 
 
 def options_message(table: Table) -> master_pb2.TableOptions:
@@ -99,6 +106,7 @@ def _table(table: master_pb2.Table) -> Table:
         deleting=table.deleting,
         created_at=table.created_at,
         change_feed=table.options.change_feed,
+        codecs=CodecNames.of(table.codecs),
     )
 
 

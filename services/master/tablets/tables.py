@@ -1,4 +1,4 @@
-"""Creating and deleting tables, changing their observers, and switching their change feeds."""
+"""Creating and deleting tables, and changing their observers, change feeds and codecs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import structlog
 
+from percolator.codec_names import CodecNames
 from percolator.errors import (
     ExecutionUnknown,
     InvalidArgument,
@@ -110,7 +111,7 @@ class Tables:
                     "name", f"table {request.name!r} exists; pass exist_ok=True to use it"
                 )
             require_options(request.name, options_message(known), request.options)
-            return current, (known, False)
+            return _with_codecs(current, known, request.codecs), (known, False)
         if len(current.tablets) + len(request.splits) + 1 > self._tablets_max:
             raise InvalidArgument(
                 "splits", f"the cluster would have more than {self._tablets_max} tablets"
@@ -124,6 +125,7 @@ class Tables:
             request.options.split_bytes,
             creation.created_at,
             change_feed=request.options.change_feed,
+            codecs=CodecNames().declared(request.name, request.codecs),
         )
         return changed, (table, True)
 
@@ -193,6 +195,42 @@ class Tables:
         await self._until_served(table, deadline)
         return table
 
+    async def declare_codecs(self, request: wire.DeclareCodecsRequest) -> Table:
+        """Whoever declares first is right: a later program with another codec is refused.
+
+        It does not raise the version of the schema. Whoever writes a column, and does not know its
+        codec, asks first.
+        """
+
+        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
+            table = current.tables.get(request.table_id)
+            if table is None or table.deleting:
+                raise SchemaError(
+                    f"there is no table with the id {request.table_id}", table_id=request.table_id
+                )
+            changed = _with_codecs(current, table, request.codecs)
+            return changed, changed.tables[table.table_id]
+
+        return await self._store.change(decide)
+
+    async def change_codecs(self, request: wire.ChangeCodecsRequest, deadline: float) -> Table:
+        """Returns when every tablet follows the new version: then whoever has written under another
+        name learns of it when they commit."""
+
+        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
+            table = current.table(request.table)
+            codecs = table.codecs.changed(request)
+            if codecs == table.codecs:
+                return current, table
+            version = table.schema_version + table.codecs.contradicts(codecs)
+            changed = replace(table, codecs=codecs, schema_version=version)
+            return current.with_tables(changed), changed
+
+        table = await self._store.change(decide)
+        # Also if nothing changed: the call that made the change may have given up waiting.
+        await self._until_served(table, deadline)
+        return table
+
     def _check_options(self, options: wire.TableOptions) -> None:
         retention = options.retention_milliseconds
         if retention > RETENTION_MILLISECONDS_MAX:
@@ -215,6 +253,13 @@ class Tables:
     async def _until_served(self, table: Table, deadline: float) -> None:
         tablets = self._store.current.of_tables.get(table.table_id, ())
         await self._assignment.until_served([one.tablet_id for one in tablets], deadline)
+
+
+def _with_codecs(current: ClusterMap, table: Table, declared: wire.Codecs) -> ClusterMap:
+    codecs = table.codecs.declared(table.name, declared)
+    if codecs == table.codecs:
+        return current
+    return current.with_tables(replace(table, codecs=codecs))
 
 
 def _check_name(field: str, name: str) -> None:

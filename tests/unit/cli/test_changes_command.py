@@ -6,7 +6,8 @@ import pytest
 
 from percolator import Change, ChangeKind, Table, Timestamp, codecs
 from percolator.cli.changes import _line
-from percolator.cli.values import ValueType
+from percolator.cli.values import Forms, ValueType
+from percolator.codec_names import CodecNames
 
 rows = Table("t", key=codecs.raw)
 
@@ -14,7 +15,7 @@ rows = Table("t", key=codecs.raw)
 def line(
     value: bytes | None,
     before: bytes | None,
-    kind: ValueType = ValueType.TEXT,
+    kind: ValueType | None = None,
     *,
     row: bytes = b"a",
     ends: bool = True,
@@ -30,7 +31,7 @@ def line(
         before_is_known=True,
         ends_commit=ends,
     )
-    return _line(change, kind, before=True)
+    return _line(change, Forms(CodecNames(), kind), before=True)
 
 
 def test_a_missing_value_is_told_from_the_value_of_a_dash() -> None:

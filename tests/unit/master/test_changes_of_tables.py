@@ -1,4 +1,4 @@
-"""Changes of observers and change feeds return when every tablet has heard of them."""
+"""Changes of observers, feeds and codecs return when every tablet has heard of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.wire import methods
+from services.master.map import map_record
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,
@@ -95,3 +98,84 @@ async def test_a_registration_waits_for_the_tablets_of_a_silent_server_to_be_tak
         assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
         assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
         assert len(world.servers["a:1"].open) == 6
+
+
+def codecs_of(**columns: str) -> list[wire.ColumnCodec]:
+    return [wire.ColumnCodec(column=name.encode(), codec=codec) for name, codec in columns.items()]
+
+
+async def test_codecs_that_are_declared_survive_the_master_and_others_are_refused() -> None:
+    async with cluster("a:1") as world:
+        table = await create(world)
+        declared = wire.DeclareCodecsRequest(
+            table_id=table,
+            codecs=wire.Codecs(key="text", columns=codecs_of(stock="integer")),
+        )
+        for _ in range(2):
+            changed = (await world.ask(methods.DECLARE_CODECS, declared)).table
+            assert (changed.schema_version, changed.codecs) == (1, declared.codecs)
+        for codecs in (
+            wire.Codecs(columns=codecs_of(name="text", stock="text")),
+            wire.Codecs(key="uuid", columns=codecs_of(name="text")),
+        ):
+            other = wire.DeclareCodecsRequest(table_id=table, codecs=codecs)
+            with pytest.raises(SchemaError, match="the program declares"):
+                await world.ask(methods.DECLARE_CODECS, other)
+        world.kill_master(world.masters[0])
+        world.start_master()
+        named = wire.DescribeTableRequest(name="t")
+        assert (await world.ask(methods.DESCRIBE_TABLE, named)).table.codecs == declared.codecs
+        where = wire.LocateTabletsRequest(table_id=table)
+        assert (await world.ask(methods.LOCATE_TABLETS, where)).codecs == declared.codecs
+        with pytest.raises(SchemaError, match="no table with the id 77"):
+            await world.ask(methods.DECLARE_CODECS, wire.DeclareCodecsRequest(table_id=77))
+
+
+async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it() -> None:
+    async with cluster("a:1", "b:1") as world:
+        await create(world)
+        for version, codec in ((1, "integer"), (1, "integer"), (2, "text"), (3, "")):
+            request = wire.ChangeCodecsRequest(table="t", columns=codecs_of(stock=codec))
+            changed = (await world.ask(methods.CHANGE_CODECS, request)).table
+            assert changed.schema_version == version
+            assert list(changed.codecs.columns) == (codecs_of(stock=codec) if codec else [])
+            told = [one for server in world.servers.values() for one in server.open.values()]
+            assert [one.schema_version for one in told] == [version] * 6
+
+
+@pytest.mark.parametrize(
+    ("codecs", "field"),
+    [
+        (wire.Codecs(columns=[wire.ColumnCodec(codec="text")]), r"codecs.columns\[0\].column"),
+        (wire.Codecs(columns=[wire.ColumnCodec(column=b"a")]), r"codecs.columns\[0\].codec"),
+        (wire.Codecs(columns=codecs_of(a=" text")), r"codecs.columns\[0\].codec"),
+        (wire.Codecs(columns=codecs_of(a="x") * 2), r"codecs.columns\[1\].column"),
+        (wire.Codecs(columns=[wire.ColumnCodec(column=b"\0a", codec="x")]), "column"),
+        (wire.Codecs(key="x" * 256), "codecs.key"),
+        (wire.Codecs(key="x\n"), "codecs.key"),
+    ],
+)
+async def test_a_declaration_that_makes_no_sense_is_refused_by_its_field(
+    codecs: wire.Codecs, field: str
+) -> None:
+    async with cluster("a:1") as world:
+        table = await create(world)
+        request = wire.DeclareCodecsRequest(table_id=table, codecs=codecs)
+        with pytest.raises(InvalidArgument, match=field):
+            await world.ask(methods.DECLARE_CODECS, request)
+        created = wire.CreateTableRequest(name="new", codecs=codecs)
+        with pytest.raises(InvalidArgument, match=field):
+            await world.ask(methods.CREATE_TABLE, created)
+        assert not (await world.ask(methods.DESCRIBE_TABLE, _T)).table.codecs.columns
+
+
+def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
+    table = wire.Table(table_id=1, name="t", schema_version=4)
+    tablet = TabletRecord(table_id=1, tablet_id=2, range=RowRange())
+    stored = MapRecord(next_id=3, tables=[table], tablets=[tablet]).SerializeToString()
+    assert not map_record.decode(stored).tables[1].codecs
+    again = MapRecord.FromString(map_record.encode(map_record.decode(stored)))
+    assert not again.tables[0].HasField("codecs")  # an older master can take over again
+
+
+_T = wire.DescribeTableRequest(name="t")

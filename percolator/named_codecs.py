@@ -1,0 +1,228 @@
+"""Codecs by the names that tables' schemas keep, and their values and keys as people write them.
+
+A program's own types are not known here: a model is shown as the JSON that it is stored as, and a
+message as bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import re
+import uuid
+from typing import Any
+
+from percolator import codecs
+from percolator.codecs import Codec, TupleCodec
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.hashed_keys import HashedCodec
+from percolator.key_codec import KeyCodec
+from percolator.row_text import HEX, row_bytes, row_text
+
+_VALUES: dict[str, Codec[Any]] = {
+    codec.name: codec
+    for codec in (
+        codecs.raw,
+        codecs.text,
+        codecs.integer,
+        codecs.float,
+        codecs.boolean,
+        codecs.timestamp,
+        codecs.date,
+        codecs.uuid,
+        codecs.json,
+    )
+}
+_KEYS: dict[str, KeyCodec[Any]] = {
+    "raw": codecs.raw,
+    "text": codecs.text,
+    "uuid": codecs.uuid,
+    "ordered_integer": codecs.ordered_integer,
+    "ordered_timestamp": codecs.ordered_timestamp,
+    "ordered_date": codecs.ordered_date,
+}
+_DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
+_OWN = re.compile(r"(model|message)\([^()]+\)")
+_NESTED_MAX = 8
+
+
+def value_codec(name: str) -> Codec[Any] | None:
+    """What reads and writes the values of such a column here; None if nothing here can."""
+    found = _DECIMAL.fullmatch(name)
+    if found is not None:
+        try:
+            return codecs.decimal(int(found[1]), int(found[2]))
+        except SchemaError:
+            return None
+    if name.startswith("model(") and _OWN.fullmatch(name):
+        return codecs.json
+    return _VALUES.get(name)
+
+
+def key_codec(name: str, depth: int = 0) -> KeyCodec[Any] | None:
+    """What reads and writes such row keys here; None if nothing here can."""
+    kind, bracket, inner = name.partition("(")
+    if not bracket:
+        return _KEYS.get(name)
+    if not inner.endswith(")") or depth >= _NESTED_MAX:
+        return None
+    parts = [key_codec(part, depth + 1) for part in _split(inner[:-1])]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not parts:
+        return None
+    if kind == "tuple_of":
+        return codecs.tuple_of(*known)
+    return codecs.hashed(known[0]) if kind == "hashed" and len(known) == 1 else None
+
+
+def require_value_name(field: str, name: str) -> None:
+    """Refuses what is no codec of the library, nor can be one of a program's types."""
+    if value_codec(name) is None and not _OWN.fullmatch(name):
+        known = ", ".join([*_VALUES, "decimal(10,2)", "model(Name)", "message(Name)"])
+        raise InvalidArgument(field, f"{name!r} is not a codec for columns: {known}")
+
+
+def require_key_name(field: str, name: str) -> None:
+    """Refuses what is no codec of the library for row keys."""
+    if key_codec(name) is None:
+        known = ", ".join([*_KEYS, "tuple_of(text, uuid)", "hashed(text)"])
+        raise InvalidArgument(field, f"{name!r} is not a codec for row keys: {known}")
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are in no brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    parts.append(text[begin:].strip())
+    return parts
+
+
+# ---------------------------------------------------------------------------- values
+
+
+def value_data(codec: Codec[Any] | None, data: bytes) -> object:
+    """A value as JSON can hold it. Bytes that the codec has not written are shown as hex."""
+    if codec is None or codec in (codecs.raw, codecs.text):
+        return row_text(data)
+    try:
+        return _plain(codec.decode(data))
+    except SchemaError:
+        return HEX + data.hex()
+
+
+def value_text(codec: Codec[Any] | None, data: bytes) -> str:
+    """A value on one line."""
+    shown = value_data(codec, data)
+    if isinstance(shown, str) and codec is not codecs.json:
+        return shown
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def value_bytes(field: str, codec: Codec[Any] | None, text: str) -> bytes:
+    """The stored bytes of a value as people write it: as `value_text` shows it."""
+    if codec is None or codec in (codecs.raw, codecs.text):
+        return row_bytes(field, text)
+    try:
+        return codec.encode(_parsed(codec, text))
+    except (ValueError, ArithmeticError, SchemaError) as error:
+        reason = f"expected {codec.name}, found {text[:80]!r}"
+        raise InvalidArgument(field, reason) from error
+
+
+def _parsed(codec: Any, text: str) -> Any:  # noqa: ANN401 - a value of any type
+    if codec is codecs.integer or codec is codecs.ordered_integer:
+        return int(text)
+    if codec is codecs.float:
+        return float(text)
+    if codec is codecs.uuid:
+        return uuid.UUID(text)
+    if codec is codecs.date or codec is codecs.ordered_date:
+        return datetime.date.fromisoformat(text)
+    if codec is codecs.timestamp or codec is codecs.ordered_timestamp:
+        return datetime.datetime.fromisoformat(text)
+    if codec.name.startswith("decimal"):
+        return decimal.Decimal(text)
+    return json.loads(text)
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any type
+    if isinstance(value, datetime.date):  # a datetime is one, too
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)  # JSON cannot express it
+    return value
+
+
+# ---------------------------------------------------------------------------- row keys
+
+
+def key_data(codec: KeyCodec[Any] | None, row: bytes) -> object:
+    """A row key as JSON can hold it; a tuple is a list. Other bytes are shown as hex."""
+    if codec is None or codec in (codecs.raw, codecs.text):
+        return row_text(row)
+    try:
+        return _key_plain(codec.decode(row))
+    except (SchemaError, IndexError):
+        return HEX + row.hex()
+
+
+def _key_plain(key: Any) -> object:  # noqa: ANN401 - a key of any type
+    if isinstance(key, tuple):
+        return [_key_plain(part) for part in key]
+    return row_text(key) if isinstance(key, bytes) else _plain(key)
+
+
+def key_text(codec: KeyCodec[Any] | None, row: bytes) -> str:
+    """A row key on one line."""
+    shown = key_data(codec, row)
+    return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+
+
+def key_bytes(field: str, codec: KeyCodec[Any] | None, text: str) -> bytes:
+    """The row of a key as people write it: as `key_text` shows it, or as its bytes in hex."""
+    return _encoded(field, codec, text, prefix=False)
+
+
+def prefix_bytes(field: str, codec: KeyCodec[Any] | None, text: str) -> bytes:
+    """The bytes with which rows begin: of a tuple, its first parts."""
+    return _encoded(field, codec, text, prefix=True)
+
+
+def _encoded(field: str, codec: KeyCodec[Any] | None, text: str, *, prefix: bool) -> bytes:
+    if codec is None or text.startswith(HEX) or codec in (codecs.raw, codecs.text):
+        return row_bytes(field, text)
+    try:
+        key = _key_of(codec, json.loads(text) if isinstance(_inner(codec), TupleCodec) else text)
+        return codec.encode_prefix(key) if prefix else codec.encode(key)
+    except (ValueError, SchemaError) as error:
+        name = getattr(codec, "name", "another codec")
+        example = ': write a list, such as ["a", 17]' if name.startswith("tuple_of") else ""
+        reason = f"expected {name}, found {text[:80]!r}{example}"
+        raise InvalidArgument(field, reason) from error
+
+
+def _inner(codec: Any) -> Any:  # noqa: ANN401 - a codec of any keys
+    return _inner(codec.keys) if isinstance(codec, HashedCodec) else codec
+
+
+def _key_of(codec: Any, written: Any) -> Any:  # noqa: ANN401 - a key of any type
+    codec = _inner(codec)
+    if isinstance(codec, TupleCodec):
+        if not isinstance(written, list) or len(written) > len(codec.parts):
+            raise SchemaError("expected a list")
+        pairs = zip(codec.parts, written, strict=False)
+        return tuple(_key_of(part, one) for part, one in pairs)
+    if codec is codecs.text:
+        return written
+    if codec is codecs.ordered_integer and isinstance(written, int):
+        return written
+    if not isinstance(written, str):
+        raise SchemaError(f"expected text for {codec!r}")
+    return row_bytes("key", written) if codec is codecs.raw else _parsed(codec, written)
