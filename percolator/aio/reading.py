@@ -212,7 +212,7 @@ class Reading(Moment):
         info = await self._info(table, deadline)
         columns = None if columns is None else listed_columns(columns)
         names, prefixes = self._names(table, columns)
-        self._require_readable(info, table, columns)
+        info.codecs.require(table, columns)
         keys = listed(rows, "rows", self._cells_max)
         if len(keys) * max(len(names or ()), 1) > self._cells_max:
             raise InvalidArgument("rows", f"more than {self._cells_max} cells at once")
@@ -368,7 +368,7 @@ class Reading(Moment):
             # Rows without a value in them are left out, so there would never be any.
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
         info = await self._info(table, deadline)
-        self._require_readable(info, table, columns)
+        info.codecs.require(table, columns)
         if limit == 0 or (last and first >= last):
             return
         request = RangeRequest(
@@ -440,14 +440,6 @@ class Reading(Moment):
                 raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
         names = [column.name for column in columns if isinstance(column, Column)]
         return names, tuple(column.prefix for column in columns if isinstance(column, Family))
-
-    @staticmethod
-    def _require_readable(info: TableInfo, table: Table[Any], columns: Columns | None) -> None:
-        """Raises `SchemaError` if other codecs have written the row keys or the columns."""
-        info.codecs.require_key(table)
-        for column in columns or ():
-            if isinstance(column, Column):
-                info.codecs.require_readable(column)
 
     @staticmethod
     def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:

@@ -10,12 +10,13 @@ other codecs without a name are neither kept nor refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from percolator.codec_names import COLUMNS_KEPT_MAX, CodecNames, other_codec
 from percolator.errors import SchemaError
 from percolator.key_codec import name_of
-from percolator.schema import INTERNAL_PREFIX, Readable, Table
+from percolator.schema import INTERNAL_PREFIX, Column, Readable, Table
 from percolator.v1 import master_pb2 as wire
 
 _RAW = "raw"
@@ -67,6 +68,13 @@ class TableCodecs:
         if known is not None and declared not in ("", known, _RAW):
             raise other_codec(self.table, column.name, known, declared)
         self._remember(self.readable, column)
+
+    def require(self, table: Table[Any], columns: Iterable[object] | None) -> None:
+        """Raises `SchemaError` if other codecs have written the row keys or any of the columns."""
+        self.require_key(table)
+        for column in columns or ():
+            if isinstance(column, Column):
+                self.require_readable(column)
 
     def is_declared(self, column: Readable[Any]) -> bool:
         """Whether the column may be written; if not, its codec has to be declared first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -148,7 +148,7 @@ def test_of_two_programs_that_begin_with_different_codecs_one_is_refused(
     """Neither has written before, so neither knows of the other."""
     text = accounts.table.column("balance", codecs.text)
 
-    async def both() -> list[object]:
+    async def both() -> Sequence[BaseException | None]:
         database = db._database
 
         async def one(column: Column[Any], value: object) -> None:
