@@ -110,9 +110,10 @@ def value_data(codec: Codec[Any] | None, data: bytes) -> object:
     if codec is None or codec in (codecs.raw, codecs.text):
         return row_text(data)
     try:
-        return _plain(codec.decode(data))
+        shown = json.dumps(_plain(codec.decode(data)))
     except SchemaError:
         return HEX + data.hex()
+    return json.loads(shown, parse_constant=str)  # JSON cannot express NaN and the infinities
 
 
 def value_text(codec: Codec[Any] | None, data: bytes) -> str:
@@ -155,8 +156,6 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any type
         return value.isoformat()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)  # JSON cannot express it
     return value
 
 

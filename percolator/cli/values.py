@@ -11,6 +11,7 @@ from typing import Any
 from percolator import aio, codecs, named_codecs
 from percolator.codec_names import CodecNames
 from percolator.codecs import Codec
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.catalog import TableInfo
 from percolator.row_text import row_bytes
 from percolator.schema import Column, Table
@@ -83,7 +84,11 @@ def _named(name: str) -> Codec[bytes]:
 async def table_info(database: aio.Database, table: str, timeout_seconds: float) -> TableInfo:
     """The table. Raises `SchemaError` if there is none."""
     engine = database.internal.engine
-    return await engine.table(Table(table, key=codecs.stored), engine.now() + timeout_seconds)
+    try:
+        named = Table(table, key=codecs.stored)
+    except SchemaError as error:
+        raise InvalidArgument("table", error.message) from error
+    return await engine.table(named, engine.now() + timeout_seconds)
 
 
 async def forms_of(

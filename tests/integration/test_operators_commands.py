@@ -51,6 +51,13 @@ def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
     return done.stdout + shown.get()
 
 
+def refused(cluster: LocalCluster, *arguments: str, code: int) -> str:
+    """The error of a command that is refused."""
+    done = CliRunner().invoke(app, ["--address", cluster.address, *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
 def run_apart(cluster: LocalCluster, *arguments: str) -> str:
     """Runs a command in a separate process, because an event loop is running in this one."""
     return apart(cluster, *arguments).stdout
@@ -102,14 +109,15 @@ def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: Local
         assert [(one.key, one[stock]) for one in snapshot.scan(typed)] == [(("trap", -7), 12345678)]
     shown = asked(cluster, "scan", "typed", "--prefix", '["trap"]')
     assert [one["row"] for one in shown] == [["trap", -7]]
-    assert "expected integer" in run(cluster, "set", "typed", row, "stock=many", code=2)
-    assert "expected tuple_of" in run(cluster, "get", "typed", "trap", code=2)
-    refused = run(cluster, "set", "typed", row, "stock=7", "--as", "text", code=1)
-    assert "column 'stock': the program declares the codec text" in refused
+    assert "expected integer" in refused(cluster, "set", "typed", row, "stock=many", code=2)
+    assert "expected tuple_of" in refused(cluster, "get", "typed", "trap", code=2)
+    other = refused(cluster, "set", "typed", row, "stock=7", "--as", "text", code=1)
+    assert "column 'stock': the program declares the codec text" in other
     altered = asked(cluster, "tables", "alter", "typed", "--column", "note=json", "--yes")
     assert altered["columns"] == {"note": "json", "stock": "integer"}
     assert altered["key_codec"] == keys
-    assert run(cluster, "tables", "alter", "typed", "--column", "note=jason", "--yes", code=2)
+    unknown = refused(cluster, "tables", "alter", "typed", "--column", "note=jason", code=2)
+    assert "'jason' is not a codec for columns" in unknown
     assert asked(cluster, "delete", "typed", row) == {"deleted": 2}
 
 
