@@ -115,19 +115,27 @@ def observes(
     concurrency: int | None = None,
     deadline: float = DEADLINE_SECONDS,
     attempts: int = ATTEMPTS,
+    pause: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Observer]:
     """Makes an observer from a function of a transaction and a row (and optionally the column).
 
     Its name is the function's, unless `name` is given. A column may have several observers, each of
     which runs for every change; avoid that if they write the same cells, since they then conflict.
     With `deletes=False`, it never runs for a cell without a value, so it may delete its trigger.
+    With a `pause`, a worker waits so many seconds before it runs for the same cell again, and one
+    run handles all changes that came meanwhile.
 
     >>> @observes(contents)
     ... async def index(tx, row):
     ...     await tx.set(row, words, len(await tx.get(row, contents, default="")))
     """
     check_choices(
-        columns, deletes=deletes, concurrency=concurrency, deadline=deadline, attempts=attempts
+        columns,
+        deletes=deletes,
+        concurrency=concurrency,
+        deadline=deadline,
+        attempts=attempts,
+        pause=pause,
     )
 
     def decorate(function: Callable[..., Any]) -> Observer:
@@ -140,6 +148,7 @@ def observes(
             concurrency=concurrency,
             deadline=deadline,
             attempts=attempts,
+            pause=pause,
             blocking_transactions=_blocking_transactions,
         )
 

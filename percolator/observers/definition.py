@@ -26,6 +26,7 @@ ASYNC_CONCURRENCY = 128
 BLOCKING_CONCURRENCY = 16
 DEADLINE_SECONDS = 30.0
 ATTEMPTS = 5
+PAUSE_SECONDS_MAX = 60.0
 
 _WITHOUT_COLUMN, _WITH_COLUMN = 2, 3
 """The number of parameters of an observer's function."""
@@ -57,6 +58,9 @@ class Observer:
     that takes longer is given up, and counts as failed."""
     attempts: int
     """After this many failed runs, a change is put aside as a dead letter."""
+    pause_seconds: float
+    """How long a worker waits after a run before the next one for the same cell, so that one run
+    handles many changes."""
     is_async: bool
     wants_column: bool
     blocking_transactions: BlockingTransactions
@@ -99,6 +103,7 @@ def observer_of(
     concurrency: int | None,
     deadline: float,
     attempts: int,
+    pause: float,
     blocking_transactions: BlockingTransactions,
 ) -> Observer:
     """Turns a function into an observer, for `percolator.observes`."""
@@ -117,6 +122,7 @@ def observer_of(
         concurrency or (ASYNC_CONCURRENCY if is_async else BLOCKING_CONCURRENCY),
         deadline,
         attempts,
+        pause,
         is_async,
         _wants_column(function, own_name),
         blocking_transactions,
@@ -130,6 +136,7 @@ def check_choices(
     concurrency: int | None,
     deadline: float,
     attempts: int,
+    pause: float,
 ) -> None:
     """Refuses invalid options, before the decorator is given a function."""
     _check_columns(columns)
@@ -138,6 +145,10 @@ def check_choices(
         require_whole(concurrency, "concurrency", 1)
     require_seconds(deadline, "deadline")
     require_whole(attempts, "attempts", 1)
+    if pause != 0:
+        require_seconds(pause, "pause")
+        if pause > PAUSE_SECONDS_MAX:
+            raise InvalidArgument("pause", f"expected at most {PAUSE_SECONDS_MAX:g}, got {pause:g}")
 
 
 def _check_columns(columns: Sequence[object]) -> None:

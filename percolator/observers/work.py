@@ -123,6 +123,18 @@ class _ReadyWork(NamedTuple):
     work: Work
 
 
+class _Finished(NamedTuple):
+    """The last run for a cell."""
+
+    seen: int
+    """The timestamp of its snapshot."""
+    pauses_until: float
+    """When the observer's pause ends, by the worker's monotonic clock."""
+
+
+_NEVER = _Finished(0, 0.0)
+
+
 class WorkQueue:
     """The work of all observers of one worker. Belongs to its event loop."""
 
@@ -158,7 +170,7 @@ class WorkQueue:
         self._in_line: dict[Watched, dict[Work, None]] = {}
         """The work of each observer that waits for its turn."""
         self._delayed: dict[Key, asyncio.TimerHandle] = {}
-        self._finished: OrderedDict[Key, int] = OrderedDict()
+        self._finished: OrderedDict[Key, _Finished] = OrderedDict()
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ state
@@ -209,20 +221,27 @@ class WorkQueue:
             return None
         work = Work(watched, row, column, self._now())
         work.note(timestamps)
-        seen = self._finished.get(key, 0)
-        if seen and max(work.timestamps) <= seen:
+        if max(work.timestamps) <= self._finished.get(key, _NEVER).seen:
             self._on_finished_before(work, sorted(work.timestamps))
             return None
         self._known[key] = work
         self._bytes += work.size_bytes
         self._backlog[watched] = self._backlog.get(watched, 0) + 1
         self._bytes_of[watched] = self._bytes_of.get(watched, 0) + work.size_bytes
-        self._make_ready(work)
+        self._make_ready_after_pause(work)
         return work
 
     def in_line(self, watched: Watched) -> Sequence[Work]:
         """This observer's work that waits for its turn at cells where it would lose."""
         return list(self._in_line.get(watched, ()))
+
+    def _make_ready_after_pause(self, work: Work) -> None:
+        """If the last run for the cell was not long ago, waits for more changes to it."""
+        seconds = self._finished.get(work.key, _NEVER).pauses_until - self._now()
+        if seconds > 0.0:
+            self._delay(work, seconds)
+        else:
+            self._make_ready(work)
 
     def _make_ready(self, work: Work) -> None:
         ready = self._ready.setdefault(work.watched, [])
@@ -266,12 +285,12 @@ class WorkQueue:
         """A run has handled everything up to `seen`. Later notifications are queued again."""
         self._stopped(work)
         work.leave()
-        self._remember(work.key, seen)
+        self._remember(work, seen)
         work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
         work.attempts = work.retries = 0
         work.has_lost = False
         if work.timestamps:
-            self._make_ready(work)
+            self._make_ready_after_pause(work)
         else:
             self._forget(work)
 
@@ -279,8 +298,7 @@ class WorkQueue:
         """Queues the work again after a pause, and when it has its turn if it is a contender."""
         self._stopped(work)
         if seconds:
-            loop = asyncio.get_running_loop()
-            self._delayed[work.key] = loop.call_later(seconds, self._due, work)
+            self._delay(work, seconds)
         else:
             self._due(work)
 
@@ -302,6 +320,10 @@ class WorkQueue:
         self._delayed.clear()
         for work in self._known.values():
             work.leave()
+
+    def _delay(self, work: Work, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._delayed[work.key] = loop.call_later(seconds, self._due, work)
 
     def _due(self, work: Work) -> None:
         self._delayed.pop(work.key, None)
@@ -340,8 +362,9 @@ class WorkQueue:
             self._refused -= roomy
             self._on_room()
 
-    def _remember(self, key: Key, seen: int) -> None:
-        self._finished[key] = seen
-        self._finished.move_to_end(key)
+    def _remember(self, work: Work, seen: int) -> None:
+        pause = work.watched.observer.pause_seconds
+        self._finished[work.key] = _Finished(seen, self._now() + pause if pause else 0.0)
+        self._finished.move_to_end(work.key)
         if len(self._finished) > _FINISHED_MAX:
             self._finished.popitem(last=False)

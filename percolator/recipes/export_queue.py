@@ -113,14 +113,20 @@ class ExportQueue(Queue[K, V]):
     # ------------------------------------------------------------------ exporting
 
     def exporter(
-        self, *, batch: int = BATCH, deadline: float = DEADLINE_SECONDS, attempts: int = ATTEMPTS
+        self,
+        *,
+        batch: int = BATCH,
+        deadline: float = DEADLINE_SECONDS,
+        attempts: int = ATTEMPTS,
+        pause: float = 0.0,
     ) -> Callable[[Callable[[Sequence[Export[K, V]]], Any]], Observer]:
         """Makes the queue's observer of a function of exports, blocking or asynchronous.
 
         It is called with `batch` exports of one bucket at most. Once it has returned, they are
         removed from the queue. If it raises, it is called again, and after `attempts` calls there
         is a dead letter for the bucket, which waits until something is put there. A queue has one
-        exporter. `deadline` and `attempts` are those of `percolator.observes`.
+        exporter. `deadline`, `attempts` and `pause` are those of `percolator.observes`: with a
+        pause, batches are larger, and later.
         """
         require_batch(batch)
 
@@ -137,7 +143,9 @@ class ExportQueue(Queue[K, V]):
                 return function(exports) if exports else None
 
             run = export if iscoroutinefunction(function) else export_blocking
-            return self._observer_of(run, OBSERVER_NAME, deadline, attempts)
+            return self._observer_of(
+                run, OBSERVER_NAME, deadline=deadline, attempts=attempts, pause=pause
+            )
 
         return decorate
 

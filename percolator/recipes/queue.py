@@ -97,11 +97,15 @@ class Queue(ABC, Generic[K, V]):
         self,
         function: Callable[..., Any],
         name: str,
+        *,
         deadline: float = DEADLINE_SECONDS,
         attempts: int = ATTEMPTS,
+        pause: float = 0.0,
     ) -> Observer:
         """Makes the queue's observer of a function of a transaction and a bucket."""
-        decorate = observes(self._wake, weak=True, name=name, deadline=deadline, attempts=attempts)
+        decorate = observes(
+            self._wake, weak=True, name=name, deadline=deadline, attempts=attempts, pause=pause
+        )
         return decorate(function)
 
 

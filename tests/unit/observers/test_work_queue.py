@@ -14,8 +14,9 @@ docs = Table("docs")
 source = docs.column("source", codecs.integer)
 
 
-def watched(name: str = "some", concurrency: int = 10) -> Watched:
-    return Watched(observes(source, name=name, concurrency=concurrency)(lambda tx, row: None), 1)
+def watched(name: str = "some", concurrency: int = 10, pause: float = 0.0) -> Watched:
+    decorate = observes(source, name=name, concurrency=concurrency, pause=pause)
+    return Watched(decorate(lambda tx, row: None), 1)
 
 
 class Queue(WorkQueue):
@@ -27,7 +28,7 @@ class Queue(WorkQueue):
         super().__init__(
             rows_max=rows_max,
             bytes_max=bytes_max,
-            now=lambda: 0.0,
+            now=asyncio.get_running_loop().time,
             hot_cells=HotCells(),
             on_ready=self._count,
             on_finished_before=self._note,
@@ -186,3 +187,62 @@ async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() 
     assert (min(work.timestamps), max(work.timestamps)) == (1, 999)
     queue.finished(work, 500)
     assert queue.take() is work
+
+
+def run(queue: Queue, seen: int) -> None:
+    """One run, which takes no time."""
+    work = queue.take()
+    assert work is not None
+    queue.finished(work, seen)
+
+
+async def test_after_a_run_the_next_one_for_the_cell_waits_for_the_pause() -> None:
+    queue, some = Queue(), watched(pause=2.0)
+    queue.offer(some, b"a", b"source", [10])
+    run(queue, seen=10)
+    for seen in (20, 30):
+        queue.offer(some, b"a", b"source", [seen - 1])
+        queue.offer(some, b"%d" % seen, b"source", [1])
+        run(queue, seen)  # another cell does not wait
+        await asyncio.sleep(1.9)
+        queue.offer(some, b"a", b"source", [seen])
+        assert queue.take() is None
+        await asyncio.sleep(0.2)
+        run(queue, seen)
+        assert len(queue) == 0, "one run has handled both"
+    await asyncio.sleep(2.1)
+    queue.offer(some, b"a", b"source", [40])
+    run(queue, seen=40)  # the pause was over
+
+
+async def test_a_change_during_a_run_waits_for_the_pause_too() -> None:
+    queue, some = Queue(), watched(pause=2.0)
+    queue.offer(some, b"a", b"source", [1])
+    work = queue.take()
+    assert work is not None
+    queue.offer(some, b"a", b"source", [20])
+    queue.finished(work, 10)
+    assert queue.take() is None
+    await asyncio.sleep(2.1)
+    assert queue.take() is work
+
+
+async def test_a_run_that_failed_is_repeated_without_the_pause() -> None:
+    queue, some = Queue(), watched(pause=2.0)
+    queue.offer(some, b"a", b"source", [1])
+    work = queue.take()
+    assert work is not None
+    queue.again(work, 0.0)
+    assert queue.take() is work
+
+
+async def test_work_that_waits_for_a_pause_is_dropped_with_its_observer() -> None:
+    queue, some = Queue(), watched(pause=2.0)
+    queue.offer(some, b"a", b"source", [1])
+    run(queue, seen=10)
+    queue.offer(some, b"a", b"source", [20])
+    some.is_active = False
+    queue.drop_inactive()
+    assert len(queue) == 0
+    await asyncio.sleep(2.1)
+    assert queue.take() is None
