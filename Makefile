@@ -144,7 +144,7 @@ compose-test: $(READY) ## Disturb a cluster of containers from outside, and chec
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions bench-contention bench-observers bench-recipes bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
+bench: bench-oracle bench-tablet bench-transactions bench-contention bench-observers bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Measure timestamps per second
@@ -175,11 +175,12 @@ bench-gateway: $(READY) ## Measure the cost of forwarding calls, and of transact
 	$(BIN)/python -m benchmarks.gateway
 
 .PHONY: bench-observers
-bench-observers: $(READY) ## Measure observer runs per second, their delay, and what an idle worker costs
+bench-observers: $(READY) ## Measure observers: runs per second, delay, an idle worker; then hot cells in each way (about 4 minutes)
 	$(BIN)/python -m benchmarks.observers
+	$(BIN)/python -m benchmarks.recipes
 
 .PHONY: bench-recipes
-bench-recipes: $(READY) ## Measure hot cells, the strong way and with a CombineQueue (about 2 minutes)
+bench-recipes: $(READY) ## Measure only hot cells: counters and a trie in each way, a storm, edges at one node (about 2 minutes)
 	$(BIN)/python -m benchmarks.recipes
 
 .PHONY: bench-contention

@@ -24,6 +24,11 @@ contents = documents.column("contents", codecs.integer)
 total = documents.column("total", codecs.integer)
 TOTAL_ROW = "~total"
 
+graph = Table("graph")
+is_open = graph.column("open", codecs.boolean)
+weight = graph.column("weight", codecs.integer)
+HUB = "hub"
+
 _POLICY = RetryPolicy(attempts_max=1_000_000, deadline_seconds=600.0)
 _QUIET = Limits(slow_transaction_seconds=600.0)
 _PAUSES_SECONDS = (0.002, 1.0)
@@ -126,6 +131,32 @@ async def _connections(
     for db in opened:
         await db.close()
     return waits
+
+
+def edges_at_a_hub(address: str, adders: int, *, shared: bool) -> int:
+    """Adds edges at one node at the same time, each by a transaction that depends on the node.
+    Returns how often they ran."""
+    runs = 0
+
+    async def add(tx: aio.Transaction, number: int) -> None:
+        nonlocal runs
+        runs += 1
+        await tx.lock(HUB, is_open, shared=shared)
+        if not await tx.get(HUB, is_open):
+            raise RuntimeError("the node is closed")
+        await tx.set(f"{HUB}-{number}", weight, 1)
+
+    async def add_all() -> None:
+        async with aio.connect(address, retry=_POLICY, limits=_QUIET) as db:
+            await asyncio.gather(*(db.run(add, number) for number in range(adders)))
+
+    asyncio.run(add_all())
+    return runs
+
+
+async def create_graph(db: aio.Database) -> None:
+    await db.create_table(graph)
+    await db.set_many([(HUB, {is_open: True})])
 
 
 @observes(contents)

@@ -54,6 +54,35 @@ async def _total(snapshot: aio.Snapshot) -> int:
     return await snapshot.get(_TOTAL, total, default=0)
 
 
+inbox = Table("inbox")
+waits = inbox.column("waits", codecs.integer)
+_WAKE = "~wake"
+
+
+@observes(contents, name="put in")
+async def put_in(tx: aio.Transaction, row: str) -> None:
+    await tx.set(row, waits, 1)
+    await tx.notify(_WAKE, waits)
+
+
+@observes(waits, weak=True, name="take out")
+async def take_out(tx: aio.Transaction, wake: str) -> None:
+    number = 0
+    async for row in tx.scan(inbox, end=_WAKE, columns=[waits]):
+        number += row[waits]
+        await tx.delete(row.key, waits)
+    if number:
+        await tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + number)
+
+
+counter_by_hand = [put_in, take_out]
+
+
+async def _create_inbox(db: aio.Database) -> None:
+    await db.create_tables([documents, inbox])
+    await db.register_observers(counter_by_hand)
+
+
 totals = CombineQueue("totals", key=codecs.text, value=codecs.integer, combine=sum)
 
 
@@ -77,6 +106,7 @@ async def _combined_total(snapshot: aio.Snapshot) -> int:
 
 COUNTER = (
     Way("strong", "counter_strong", _create_documents, _write_document, _total, len),
+    Way("inbox by hand", "counter_by_hand", _create_inbox, _write_document, _total, len),
     Way(
         "CombineQueue",
         "counter_combined",
@@ -127,6 +157,36 @@ async def _root(snapshot: aio.Snapshot) -> int:
     return await snapshot.get((0, 0), count, default=0)
 
 
+async def _announce_at(tx: aio.Transaction, node: tuple[int, int], number: int) -> None:
+    await _wait_at(tx, node, number)
+    await tx.notify(node, waiting)
+
+
+async def _see_weakly(tx: aio.Transaction, number: int) -> None:
+    if await tx.get((LEVELS, number), count) is None:
+        await tx.set((LEVELS, number), count, 1)
+        await _announce_at(tx, (LEVELS - 1, number >> 4), 1)
+
+
+@observes(waiting, weak=True, name="climb weakly")
+async def climb_weakly(tx: aio.Transaction, node: tuple[int, int]) -> None:
+    number = await tx.get(node, waiting, default=0)
+    if not number:
+        return
+    await tx.delete(node, waiting)
+    await tx.set(node, count, await tx.get(node, count, default=0) + number)
+    if node[0]:
+        await _announce_at(tx, (node[0] - 1, node[1] >> 4), number)
+
+
+trie_weak = [climb_weakly]
+
+
+async def _create_weak_trie(db: aio.Database) -> None:
+    await db.create_table(trie)
+    await db.register_observers(trie_weak)
+
+
 trie_combined = unique_numbers.observers
 
 
@@ -149,5 +209,6 @@ def _different(numbers: list[int]) -> int:
 
 TRIE = (
     Way("strong", "trie_strong", _create_trie, _see, _root, _different),
+    Way("weak", "trie_weak", _create_weak_trie, _see_weakly, _root, _different),
     Way("CombineQueue", "trie_combined", _create_queues, _add_number, _combined_root, _different),
 )
