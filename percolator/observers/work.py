@@ -23,8 +23,12 @@ from percolator.protocol.hot_cells import Contender, HotCells
 
 _FINISHED_MAX = 16_384
 """Cells remembered after their run, since a scan that was in progress may still report them."""
-_TIMESTAMPS_MAX = 128
-"""The most timestamps kept for one work item."""
+TIMESTAMPS_MAX = 2_048
+"""The most timestamps kept for one work item. Those above it are found again by scans, a few at a
+time: a cell that is notified very often would be looked at for minutes after its last run."""
+TIMESTAMPS_OF_ALL_MAX = 262_144
+"""While this many are kept for all work together, one item gets no more than the next number."""
+_TIMESTAMPS_WHEN_FULL = 128
 _PARTS_OF_FREE_MAX = 4
 """One observer's work may take at most this many times the room that is still free: one observer
 alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find room."""
@@ -92,12 +96,12 @@ class Work:
             self.contender.leave()
             self.contender = None
 
-    def note(self, timestamps: Iterable[int]) -> None:
+    def note(self, timestamps: Iterable[int], most: int) -> None:
         """Adds notifications. If there are too many, the newest is always kept, since it decides
         whether another run is due. The others are found again."""
         known = self.timestamps
         for timestamp in timestamps:
-            if len(known) >= _TIMESTAMPS_MAX:
+            if len(known) >= most:
                 newest = max(known)
                 if timestamp <= newest:
                     continue
@@ -132,7 +136,7 @@ class _Finished(NamedTuple):
     """When the observer's pause ends, by the worker's monotonic clock."""
 
 
-_NEVER = _Finished(0, 0.0)
+_NEVER = _Finished(-1, 0.0)
 
 
 class WorkQueue:
@@ -161,6 +165,8 @@ class WorkQueue:
         self._on_room = on_room
         self._known: dict[Key, Work] = {}
         self._bytes = 0
+        self._timestamps = 0
+        """How many timestamps all work has together."""
         self._backlog: dict[Watched, int] = {}
         self._bytes_of: dict[Watched, int] = {}
         self._refused: set[Watched] = set()
@@ -215,21 +221,31 @@ class WorkQueue:
         key = watched, row, column
         work = self._known.get(key)
         if work is not None:
-            work.note(timestamps)
+            self._add(work, timestamps)
             return work
         if not self.has_room(watched):
             return None
         work = Work(watched, row, column, self._now())
-        work.note(timestamps)
+        work.note(timestamps, self._most_timestamps())
         if max(work.timestamps) <= self._finished.get(key, _NEVER).seen:
             self._on_finished_before(work, sorted(work.timestamps))
             return None
         self._known[key] = work
+        self._timestamps += len(work.timestamps)
         self._bytes += work.size_bytes
         self._backlog[watched] = self._backlog.get(watched, 0) + 1
         self._bytes_of[watched] = self._bytes_of.get(watched, 0) + work.size_bytes
         self._make_ready_after_pause(work)
         return work
+
+    def _add(self, work: Work, timestamps: Iterable[int]) -> None:
+        before = len(work.timestamps)
+        work.note(timestamps, self._most_timestamps())
+        self._timestamps += len(work.timestamps) - before
+
+    def _most_timestamps(self) -> int:
+        is_full = self._timestamps >= TIMESTAMPS_OF_ALL_MAX
+        return _TIMESTAMPS_WHEN_FULL if is_full else TIMESTAMPS_MAX
 
     def in_line(self, watched: Watched) -> Sequence[Work]:
         """This observer's work that waits for its turn at cells where it would lose."""
@@ -286,7 +302,9 @@ class WorkQueue:
         self._stopped(work)
         work.leave()
         self._remember(work, seen)
-        work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
+        later = {timestamp for timestamp in work.timestamps if timestamp > seen}
+        self._timestamps += len(later) - len(work.timestamps)
+        work.timestamps = later
         work.attempts = work.retries = 0
         work.has_lost = False
         if work.timestamps:
@@ -347,6 +365,7 @@ class WorkQueue:
         if self._known.get(work.key) is not work:
             return
         del self._known[work.key]
+        self._timestamps -= len(work.timestamps)
         self._bytes -= work.size_bytes
         self._backlog[work.watched] -= 1
         self._bytes_of[work.watched] -= work.size_bytes

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from percolator import Table, codecs, observes
+from percolator.observers import work as work_queue
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work, WorkQueue
+from percolator.observers.work import TIMESTAMPS_MAX, Work, WorkQueue
 from percolator.protocol.hot_cells import HotCells
 
 docs = Table("docs")
@@ -179,12 +182,13 @@ async def test_a_column_that_an_observer_does_not_watch_is_refused() -> None:
 
 async def test_the_newest_of_very_many_notifications_of_a_cell_is_always_kept() -> None:
     queue, some = Queue(), watched()
-    for timestamp in range(1, 1_000):
+    last = 2 * TIMESTAMPS_MAX
+    for timestamp in range(1, last + 1):
         queue.offer(some, b"a", b"source", [timestamp])
     work = queue.take()
     assert work is not None
-    assert len(work.timestamps) < 200
-    assert (min(work.timestamps), max(work.timestamps)) == (1, 999)
+    assert len(work.timestamps) == TIMESTAMPS_MAX
+    assert (min(work.timestamps), max(work.timestamps)) == (1, last)
     queue.finished(work, 500)
     assert queue.take() is work
 
@@ -246,3 +250,36 @@ async def test_work_that_waits_for_a_pause_is_dropped_with_its_observer() -> Non
     assert len(queue) == 0
     await asyncio.sleep(2.1)
     assert queue.take() is None
+
+
+async def test_a_run_handles_a_thousand_notifications_of_one_cell() -> None:
+    """What is not known is only found again by scans, a few at a time."""
+    queue, some = Queue(), watched()
+    for timestamp in range(1_000):
+        queue.offer(some, b"a", b"source", [timestamp])
+    work = queue.take()
+    assert work is not None
+    assert len(work.timestamps) == 1_000
+    queue.finished(work, 1_000)
+    assert len(queue) == 0
+
+
+async def test_timestamps_of_all_cells_together_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(work_queue, "TIMESTAMPS_OF_ALL_MAX", 3_000)
+    queue, some = Queue(), watched(concurrency=100)
+    for row in range(20):
+        for timestamp in range(1, 1_001):
+            queue.offer(some, b"%02d" % row, b"source", [timestamp])
+    taken = [work for _ in range(20) if (work := queue.take())]
+    assert sum(len(work.timestamps) for work in taken) < 3_000 + 20 * 200
+    assert all(max(work.timestamps) == 1_000 for work in taken)
+    for work in taken[:19]:
+        queue.finished(work, 1_000)
+    queue.drop(taken[19])
+    for timestamp in range(1, 1_001):
+        queue.offer(some, b"another", b"source", [timestamp])
+    work = queue.take()
+    assert work is not None
+    assert len(work.timestamps) == 1_000, "there is room again"
