@@ -96,7 +96,7 @@ class Work:
             self.contender.leave()
             self.contender = None
 
-    def note(self, timestamps: Iterable[int], most: int) -> None:
+    def note(self, timestamps: Iterable[int], most: int = TIMESTAMPS_MAX) -> None:
         """Adds notifications. If there are too many, the newest is always kept, since it decides
         whether another run is due. The others are found again."""
         known = self.timestamps
