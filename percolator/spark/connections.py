@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 DRAIN_SECONDS = 10.0
 BATCH_ROWS_MAX = 1_024
-"""Rows per call to a tablet server: a whole transaction of the usual size."""
+"""Cells per call to a tablet server, and so the most that a transaction can commit in one round."""
 PAGE_ROWS_MAX = 4_096
 
 
@@ -72,6 +72,7 @@ def _connect(target: Target) -> Connection:
     limits = Limits(
         call_seconds=target.timeout_seconds,
         batch_rows_max=BATCH_ROWS_MAX,
+        one_round_cells_max=BATCH_ROWS_MAX,
         page_rows_max=PAGE_ROWS_MAX,
     )
 

@@ -29,7 +29,7 @@
 | `delete_field` | merge | a boolean field of the frame: true deletes the row, if it exists |
 | `nulls` | write | what to do with a null: `refuse` it (the default), `skip` or `delete` its cell |
 | `skip_equal` | write | reads first, and writes only what differs (false) |
-| `transaction_rows` | write | rows per transaction (1000) |
+| `transaction_rows` | write | rows per transaction at most (1000; cutting.py) |
 | `transactions_in_flight` | write | per task (4) |
 | `retry_seconds` | write | how long one transaction is retried after conflicts (120) |
 | `load_name` | bulk load | a second load with this name takes over from one that did not end |

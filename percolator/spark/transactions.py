@@ -8,9 +8,7 @@ snapshot: what it writes does not depend on what was there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from functools import partial
-from operator import itemgetter
 
 from percolator import aio, codecs
 from percolator.blocking.loop_thread import Pending
@@ -24,22 +22,19 @@ from percolator.errors import (
     Retry,
     RowChanged,
 )
-from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.formats.records import KIND_DELETE
 from percolator.retries import Attempts, RetryPolicy
 from percolator.schema import Table
 from percolator.spark.connections import Connection
+from percolator.spark.cutting import cut
 from percolator.spark.fields import Cell
 from percolator.spark.options import MERGE, WriteOptions
 from percolator.spark.reviews import Condition, Writes, differing, merged
 from percolator.spark.written import log
 from percolator.timestamps import Timestamp
 
-TRANSACTION_BYTES = 8 << 20
-"""A transaction ends here even if it has fewer rows than `transaction_rows`."""
 ATTEMPTS_MAX = 1_000_000
 """No limit in practice: `retry_seconds` is what ends the attempts."""
-
-_row = itemgetter(0)
 
 
 class Transactions:
@@ -73,6 +68,8 @@ class Transactions:
         catalog, deadline = here.database.internal.engine.catalog, here.deadline(options.target)
         info = here.call(lambda: catalog.table(options.target.table, deadline))
         self._table_id = info.table_id
+        tablets = here.call(lambda: here.tablets(options.target))
+        self._borders = [one.start for one in tablets[1:]]
         self._in_flight: deque[tuple[set[bytes], Pending[None]]] = deque()
         self.cells = 0
         self.equal = 0
@@ -81,8 +78,7 @@ class Transactions:
 
     def write(self, cells: list[Cell]) -> None:
         """Returns once all but a few are committed. Raises if one has failed for good."""
-        cells.sort(key=_row)  # stable: of cells written twice, the last one counts
-        for part in self._parts(cells):
+        for part in cut(cells, self._table_id, self._options.transaction_rows, self._borders):
             rows = {address.row for address in part}
             while len(self._in_flight) >= self._options.transactions_in_flight:
                 self._wait()
@@ -108,27 +104,6 @@ class Transactions:
     def _wait(self) -> None:
         _, pending = self._in_flight.popleft()
         pending.wait()
-
-    def _parts(self, cells: list[Cell]) -> Iterator[Writes]:
-        """The writes of each transaction in turn; no row is in two of them."""
-        table_id, rows_max = self._table_id, self._options.transaction_rows
-        writes: Writes = {}
-        rows = size_bytes = 0
-        last: bytes | None = None
-        for row, column, value in cells:
-            if row != last:
-                if rows >= rows_max or size_bytes >= TRANSACTION_BYTES:
-                    yield writes
-                    writes, rows, size_bytes = {}, 0, 0
-                last = row
-                rows += 1
-            if value is None:
-                writes[CellAddress(table_id, row, column)] = (KIND_DELETE, b"")
-            else:
-                writes[CellAddress(table_id, row, column)] = (KIND_PUT, value)
-                size_bytes += len(value)
-        if writes:
-            yield writes
 
     # ------------------------------------------------------------------ in the event loop
 
