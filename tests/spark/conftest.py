@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,36 +13,23 @@ from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 import percolator
 import percolator.spark
 from services.local.cluster import LocalCluster
-from tests.spark.gated_source import GatedDataSource
 from tests.spark.gates import GATES, Gates
+from tests.spark.sessions import local_session
 
-ROOT = Path(__file__).parents[2]
+HAVE_DRIVERS = ("test_executor_processes.py", "test_killed_drivers.py")
+"""They wait for drivers of their own, so they come first: others use the cores meanwhile."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in HAVE_DRIVERS)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Gives tasks three attempts. Made before any use of the client: Spark forks to start Java."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ[GATES] = str(tmp_path_factory.mktemp("gates"))
-    session = (
-        SparkSession.builder.master("local[2,3]")
-        .appName("percolator-tests")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.catalogImplementation", "in-memory")
-        .config("spark.sql.python.filterPushdown.enabled", "true")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    session.dataSource.register(GatedDataSource)
+    session = local_session(tmp_path_factory.mktemp("warehouse"), 2)
     yield session
     session.stop()
 

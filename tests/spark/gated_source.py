@@ -3,21 +3,35 @@
 TABLE.middle, TABLE.middle.PARTITION.ATTEMPT    a task has locked some of its rows
 TABLE.before                                    the driver is about to commit
 TABLE.after                                     it has committed, and Spark does not know yet
+
+The steps of a batch of a stream have these, and before and after them, with the table it reads:
+
+TABLE.asked      the driver knows where the batch ends, and has not noted it in the checkpoint
+TABLE.planned    it has noted that, and makes the tasks
+TABLE.noted      the checkpoint says that the batch is done, and the next one has begun
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from percolator.spark import locking
 from percolator.spark.data_source import PercolatorDataSource
+from percolator.spark.options import StreamOptions
+from percolator.spark.streaming.stream_reader import ChangeStreamReader
 from tests.spark.gates import gate
 
 FLUSH_CELLS = 8
@@ -26,7 +40,7 @@ SLICE_ROWS = 4
 
 
 class GatedDataSource(PercolatorDataSource):
-    """Writes and sinks only; all options are those of `percolator`."""
+    """Streams, writes and sinks; all options are those of `percolator`."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,6 +48,9 @@ class GatedDataSource(PercolatorDataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         return GatedWriter(self.options["table"], super().writer(schema, overwrite))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return GatedStreamReader(StreamOptions.parse(self.options), schema)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
@@ -87,3 +104,25 @@ class GatedSink(_Gated, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._inner.abort(messages, batchId)
+
+
+class GatedStreamReader(ChangeStreamReader):
+    """The source of a stream."""
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._name = options.read.target.table
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        found = super().latestOffset(start, limit)
+        if found != start:
+            gate(f"{self._name}.asked")
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        gate(f"{self._name}.planned")
+        return super().partitions(start, end)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        gate(f"{self._name}.noted")
+        super().commit(end)

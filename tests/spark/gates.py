@@ -39,10 +39,16 @@ class Gates:
     def open(self, name: str) -> None:
         (self.directory / f"{name}.halt").unlink()
 
+    def reached(self, name: str) -> bool:
+        return (self.directory / f"{name}.reached").exists()
+
+    def forget(self, name: str) -> None:
+        """Whoever has reached the gate has died: only others count from now on."""
+        (self.directory / f"{name}.reached").unlink()
+
     def wait(self, name: str, go_on: Callable[[], object]) -> int:
         """The process that has reached the gate. `go_on` raises when none will."""
-        reached = self.directory / f"{name}.reached"
-        while not reached.exists():
+        while not self.reached(name):
             go_on()
             time.sleep(_SECONDS)  # for a process of Spark's, which can tell only by a file
-        return int(reached.read_text())
+        return int((self.directory / f"{name}.reached").read_text())

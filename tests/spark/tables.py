@@ -23,6 +23,8 @@ CATALOG = json.dumps(
         },
     }
 )
+Rows = dict[str, tuple[Any, Any]]
+"""Title and visits by URL."""
 PAGES = "url string, title string, visits bigint"
 _numbers = itertools.count(1)
 
@@ -48,7 +50,7 @@ class Pages:
             for number, key in enumerate(keys(rows))
         )
 
-    def stored(self) -> dict[str, tuple[Any, Any]]:
+    def stored(self) -> Rows:
         """Title and visits by URL, as the client reads them."""
         with self.db.snapshot() as snapshot:
             return {
@@ -66,6 +68,19 @@ class Pages:
             await network.unary(master, methods.CHANGE_OBSERVERS)(request, 10.0)
 
         loop_thread.shared().call(change)
+
+    def split(self, master: str, row: bytes) -> None:
+        """Splits the tablet that has the row; the second half begins with it."""
+        engine = self.db._database.internal.engine
+
+        async def split() -> None:
+            info = await engine.catalog.table(self.name, engine.now() + 10)
+            tablets = await engine.catalog.all_tablets(info.table_id, engine.now() + 10)
+            tablet = next(one for one in reversed(tablets) if one.start < row)
+            request = master_pb2.SplitTabletRequest(tablet_id=tablet.tablet_id, row=row)
+            await engine.world.network.unary(master, methods.SPLIT_TABLET)(request, 20.0)
+
+        loop_thread.shared().call(split)
 
     def flush(self, master: str) -> None:
         """Moves each tablet to where it is already, which writes its rows to files."""
@@ -94,6 +109,31 @@ class Pages:
             return found
 
         return loop_thread.shared().call(count)
+
+
+class Followed(Pages):
+    """A table with a change feed, which knows when it was empty."""
+
+    def __init__(self, db: percolator.Database) -> None:
+        super().__init__(db, change_feed=True)
+        self.began = db.timestamp()
+
+    def history(self) -> list[Rows]:
+        """The table after each of its commits."""
+        found: list[Rows] = []
+        rows: dict[str, dict[bytes, Any]] = {}
+        for one in self.db.changes(self.table, after=self.began, until=self.db.timestamp()):
+            column = self.title if one.is_of(self.title) else self.visits
+            rows.setdefault(one.key, {})[column.name] = one.value(column)
+            if one.ends_commit:
+                found.append(self._whole(rows))
+        return found
+
+    def _whole(self, rows: dict[str, dict[bytes, Any]]) -> Rows:
+        cells = {
+            url: (row.get(self.title.name), row.get(self.visits.name)) for url, row in rows.items()
+        }
+        return {url: both for url, both in cells.items() if both != (None, None)}
 
 
 def keys(rows: int) -> list[str]:

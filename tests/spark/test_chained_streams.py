@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import percolator
 from services.local.cluster import LocalCluster
-from tests.spark.tables import CATALOG, Pages
+from tests.spark.tables import CATALOG, Followed, Pages
 
 pytestmark = [
     pytest.mark.spark,
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-Rows = dict[str, tuple[Any, Any]]
 Chain = Callable[[Pages, Any, tuple[str, str]], StreamingQuery]
 
 
@@ -39,31 +38,6 @@ def chain(spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> Iterato
     yield chaining
     for query in spark.streams.active:
         query.stop()
-
-
-class Followed(Pages):
-    """A table with a change feed, which knows when it was empty."""
-
-    def __init__(self, db: percolator.Database) -> None:
-        super().__init__(db, change_feed=True)
-        self.began = db.timestamp()
-
-    def history(self) -> list[Rows]:
-        """The table after each of its commits."""
-        found: list[Rows] = []
-        rows: dict[str, dict[bytes, Any]] = {}
-        for one in self.db.changes(self.table, after=self.began, until=self.db.timestamp()):
-            column = self.title if one.is_of(self.title) else self.visits
-            rows.setdefault(one.key, {})[column.name] = one.value(column)
-            if one.ends_commit:
-                found.append(self._whole(rows))
-        return found
-
-    def _whole(self, rows: dict[str, dict[bytes, Any]]) -> Rows:
-        cells = {
-            url: (row.get(self.title.name), row.get(self.visits.name)) for url, row in rows.items()
-        }
-        return {url: both for url, both in cells.items() if both != (None, None)}
 
 
 def test_two_streams_do_what_plain_python_does_for_each_commit(

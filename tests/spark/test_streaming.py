@@ -1,7 +1,8 @@
 """Spark streams the changes of a table: no row is lost or doubled, whatever is killed when.
 
 A query's checkpoint is all that outlives it. So a query that was killed at some step of a batch is
-one that is started with the checkpoint as it was then: `_killed` makes it so.
+one that is started with the checkpoint as it was then: `_killed` makes it so. Drivers that are
+really killed are in test_killed_drivers.py.
 """
 
 from __future__ import annotations
@@ -207,6 +208,8 @@ def test_into_a_table_while_tablets_split_and_a_server_dies(
 
     working = threading.Thread(target=work)
     working.start()
+    source.split(cluster.address, b"b00003")
+    copy.split(cluster.address, b"c00003")
     cluster.processes["tabletserver-1"].kill()
     cluster.restart("tabletserver-1")
     working.join(120)

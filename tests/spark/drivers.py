@@ -1,0 +1,100 @@
+"""Drivers that a test starts and kills, with everything that they have started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.spark.gates import Gates
+from tests.spark.sessions import ROOT
+
+
+class Driver:
+    """A running driver program. Leaving its block kills what is left of it."""
+
+    def __init__(
+        self,
+        gates: Gates,
+        directory: Path,
+        *,
+        writes: Sequence[Mapping[str, Any]],
+        streams: Sequence[Mapping[str, Any]] = (),
+        cluster: bool = False,
+    ) -> None:
+        plan = {
+            "directory": str(directory), "cluster": cluster, "writes": writes, "streams": streams
+        }  # fmt: skip
+        self._gates = gates
+        self._log = (directory / "driver.log").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.driver_program", json.dumps(plan)],
+            cwd=ROOT,
+            env={**os.environ, "SPARK_LOCAL_DIRS": str(directory)},
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def halted(self, gate: str) -> int:
+        """Waits until a process has come to the gate, which is closed, and returns its number."""
+        return self._gates.wait(gate, self._require_running)
+
+    def kill(self) -> set[int]:
+        """`kill -9` of the driver and of all that it has started. Returns what it struck."""
+        program = psutil.Process(self._process.pid)
+        started = [one for one in program.children(recursive=True) if _runs(one)]
+        # Java comes first: it must not hear of the end of a task, and give up its job.
+        started.sort(key=lambda process: process.name() != "java")
+        assert killed(started[0]), "Java had ended before"
+        for process in [*started[1:], program]:
+            killed(process)  # some have ended by themselves since Java has
+        return {process.pid for process in started}
+
+    def ended(self) -> dict[str, str]:
+        """What each batch write ended with: an error, or nothing."""
+        text, _ = self._process.communicate()
+        assert self._process.returncode == 0, self._said()
+        found = json.loads(text.splitlines()[-1])
+        assert isinstance(found, dict)
+        return found
+
+    def _require_running(self) -> None:
+        assert self._process.poll() is None, self._said()
+
+    def _said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-4_000:]
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+
+
+def killed(process: psutil.Process) -> bool:
+    """`kill -9`. False if the process had ended before: then nothing was struck."""
+    try:
+        if not _runs(process):
+            return False
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def _runs(process: psutil.Process) -> bool:
+    return bool(process.status() != psutil.STATUS_ZOMBIE)
