@@ -76,7 +76,7 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 # Keep the order of tests/conftest.py: xdist would run files with few tests, the slowest, last.
 BY_FILE = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # These have their own targets.
-ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging
+ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging --ignore=tests/release
 
 .PHONY: test
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
@@ -213,6 +213,13 @@ wheel: $(READY) ## Build dist/percolator_store-*.whl, and try it where nothing e
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	rm -rf build
 	$(PYTEST) tests/packaging
+
+.PHONY: release
+release: wheel ## Build and check wheel, source distribution and image of a release (needs Docker)
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	$(MAKE) --no-print-directory image BASE_IMAGE=$$(tests/containers/base-image)
+	$(PYTEST) tests/release tests/compatibility
+	@ls dist
 
 .PHONY: docs
 docs: $(READY) ## Build pages of all documents and of the API in var/docs; a dead link is an error
