@@ -10,7 +10,7 @@ from percolator.arguments import require_seconds, require_whole
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
 from percolator.protocol.environment import Environment
 from percolator.protocol.hot_cells import Contender, Loss
-from percolator.protocol.nested_calls import Inside, outer_calls
+from percolator.protocol.nested_calls import Inside, outer_calls, warn_of_inner_call
 from percolator.protocol.rivals import conflict_pause_seconds
 from percolator.wire.backoff import Backoff, doubled_seconds
 
@@ -73,6 +73,11 @@ class Attempts:
         self._lost_to_others = 0
         self._contender: Contender | None = None
         self._outer = outer_calls()
+        self.is_running = False
+        for outer in self._outer:
+            if isinstance(outer, Attempts) and outer.is_running and outer._env is env:
+                warn_of_inner_call()
+                break
 
     def inside(self) -> Inside:
         """The block in which the attempts are made: calls in it know that they are inner ones."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import get_running_loop
+from copy import copy
 
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
-from percolator.errors import InvalidArgument, PercolatorError, UsageError
+from percolator.errors import InvalidArgument, PercolatorError, Retry, UsageError
 from percolator.protocol.environment import Statistics
 from percolator.routing.catalog import TableInfo
 from percolator.timestamps import Timestamp
@@ -62,9 +63,14 @@ class Moment:
                 if task is None or task.cancelling() or not starting.cancelled():
                     raise
                 continue  # another reader of this transaction was cancelled, not this one
-            except PercolatorError:
+            except PercolatorError as error:
                 self._starting = None
-                raise
+                if error.retry is not Retry.UNKNOWN:
+                    raise
+                # Only a timestamp was asked for. A copy, since others may wait for the same one.
+                harmless = copy(error)
+                harmless.retry = Retry.SAFE
+                raise harmless from error
             if not self._start:
                 self._set_start(start)
             self._require_older_tables()

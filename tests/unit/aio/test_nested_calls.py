@@ -11,6 +11,8 @@ from percolator.aio import Database, Transaction
 from tests.unit.aio.test_taking_turns import Increments, held_turn, lose_once, now
 from tests.unit.connected import accounts, balance, connected
 
+pytestmark = pytest.mark.filterwarnings("ignore:a transaction is run inside of another one")
+
 ATTEMPTS_FEW = 100
 """In thirty seconds. Without pauses, there are a thousand in each second."""
 

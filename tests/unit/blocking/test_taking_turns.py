@@ -48,6 +48,7 @@ def test_a_storm_of_increments_costs_few_attempts(percolator_db: Database) -> No
     until_none_is_hot(db)
 
 
+@pytest.mark.filterwarnings("ignore:a transaction is run inside of another one")
 def test_a_function_that_calls_itself_in_its_turn_does_not_wait_behind_itself(
     percolator_db: Database,
 ) -> None:
