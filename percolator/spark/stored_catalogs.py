@@ -4,7 +4,8 @@
     row     the name of the table
     catalog the option `catalog`, as text
 
-The catalogue is looked up when a read or write begins, and is the same for all its jobs.
+The catalogue is looked up when a read or write begins, and is the same for all its jobs. If none is
+stored, it comes from the codecs that the table's schema keeps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import CATALOGUES_NAME, Table
 from percolator.spark.connections import Connection, checked
+from percolator.spark.declared_catalogs import declared_catalog
 from percolator.spark.frame_catalog import FrameCatalog
 from percolator.spark.options import Target
 from percolator.v1.master_pb2 import TableOptions
@@ -62,8 +64,13 @@ async def _stored(here: Connection, table: str) -> str:
     except SchemaError:  # the table of catalogues is made with the first of them
         found = None
     if found is None:
+        engine = here.database.internal.engine
+        info = await engine.catalog.table(table, engine.now() + engine.limits.call_seconds)
+        found = declared_catalog(info.codecs.names)
+    if found is None:
         raise InvalidArgument(
             "catalog",
-            f"none is stored for table {table!r}; percolator.spark.store_catalog stores one",
+            f"none is stored for table {table!r}, and none of its columns has a codec yet; "
+            "percolator.spark.store_catalog stores one",
         )
     return found
