@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percolator.errors import CellAddress, InvariantViolation
-from percolator.formats.records import (
-    KIND_PUT,
-    LOCK_HEADER,
-    WRITE_HEADER,
-    shared_part,
-)
-from percolator.protocol import steps
+from percolator.formats.records import KIND_PUT
+from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CellMutation
+from percolator.routing.common_step import CommonStep
+from percolator.routing.mutation_lane import fill_list
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -99,23 +98,22 @@ class Served:
     async def prewrite(self, rows: list[bytes], batch: int) -> tuple[Cost, int]:
         """Locks the rows; returns the cost, and the start timestamp of their transaction."""
         start = self._timestamp()
-        primary = shared_part(b"", CellAddress(TABLE_ID, rows[0], COLUMN))
-        lock = LOCK_HEADER.pack(start, start + 1, TTL_MILLISECONDS, KIND_PUT) + primary
+        write = _write(rows, start)
 
-        def mutation(row: bytes) -> wire.Mutation:
-            return steps.prewrite(row, COLUMN, start, lock + VALUE, None)
+        def step(row: bytes) -> CellMutation:
+            return write.prewrite(_cell(row), start + 1, TTL_MILLISECONDS)
 
-        return await self._mutated(rows, batch, mutation), start
+        return await self._mutated(rows, batch, step), start
 
     async def commit(self, rows: list[bytes], batch: int, start: int) -> Cost:
         """Commits and unlocks what `prewrite` locked."""
         commit = self._timestamp()
-        record = WRITE_HEADER.pack(start, KIND_PUT) + VALUE
+        write, schema = _write(rows, start), TableSchema()
 
-        def mutation(row: bytes) -> wire.Mutation:
-            return steps.commit_secondary(row, COLUMN, start, commit, record, ())
+        def step(row: bytes) -> CellMutation:
+            return write.commit_secondary(_cell(row), schema, commit)
 
-        return await self._mutated(rows, batch, mutation)
+        return await self._mutated(rows, batch, step)
 
     async def read(self, rows: list[bytes], batch: int, at: int | None = None) -> Cost:
         """Reads the value of each row: the newest one, or the one at a timestamp."""
@@ -124,10 +122,10 @@ class Served:
         async def call(chunk: list[bytes]) -> None:
             request = wire.ReadRequest()
             for tablet, share in self._shares(chunk):
-                reads = [
-                    wire.RowRead(row=row, columns=(COLUMN,), timestamp=timestamp) for row in share
-                ]
-                request.batches.add(target=self._targets[tablet], reads=reads)
+                cells = request.batches.add(target=self._targets[tablet]).cells
+                cells.rows.extend(share)
+                cells.columns.extend([COLUMN] * len(share))
+                cells.timestamps.extend([timestamp] * len(share))
             response = await self._read(request, CALL_SECONDS)
             for result in response.batches:
                 _require(not result.HasField("error"), result.error.message)
@@ -155,19 +153,20 @@ class Served:
         )
 
     async def _mutated(
-        self, rows: list[bytes], batch: int, mutation: Callable[[bytes], wire.Mutation]
+        self, rows: list[bytes], batch: int, step: Callable[[bytes], CellMutation]
     ) -> Cost:
         async def call(chunk: list[bytes]) -> None:
             request = wire.MutateRequest()
             for tablet, share in self._shares(chunk):
-                request.batches.add(
-                    target=self._targets[tablet], mutations=[mutation(row) for row in share]
-                )
+                steps = [step(row).mutation for row in share]
+                listed = request.batches.add(target=self._targets[tablet]).steps
+                fill_list(listed, [one for one in steps if isinstance(one, CommonStep)])
             response = await self._mutate(request, CALL_SECONDS)
             for result in response.batches:
                 _require(not result.HasField("error"), result.error.message)
-                for one in result.results:
-                    _require(one.outcome == wire.OUTCOME_APPLIED, "a mutation was not applied")
+                _require(not result.unapplied, "a step was not applied")
+            applied = sum(result.steps for result in response.batches)
+            _require(applied == len(chunk), f"applied {applied} of {len(chunk)} steps")
 
         return await self._measured(rows, batch, call)
 
@@ -200,6 +199,15 @@ class Served:
     def _timestamp(self) -> int:
         self._clock += 1 << 18
         return self._clock
+
+
+def _cell(row: bytes) -> CellAddress:
+    return CellAddress(TABLE_ID, row, COLUMN)
+
+
+def _write(rows: list[bytes], start: int) -> WriteSteps:
+    """A transaction that writes all these rows."""
+    return WriteSteps(start, {_cell(row): (KIND_PUT, VALUE) for row in rows}, b"", len(VALUE))
 
 
 def row_key(number: int) -> bytes:

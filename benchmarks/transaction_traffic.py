@@ -21,9 +21,10 @@ from percolator import aio, codecs
 from percolator.errors import InvariantViolation
 from percolator.formats.records import KIND_PUT, WRITE_HEADER, timestamp_bytes
 from percolator.routing.cells import APPLIED, CellMutation, RowRequest
+from percolator.routing.common_step import CommonStep
 from percolator.schema import Column, Table
-from percolator.v1 import cells_pb2
-from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
+from percolator.v1.cells_pb2 import SPACE_WRITE
+from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead, StepList
 
 CALL_SECONDS = 60.0
 STEPS_PER_FILL = 4_000
@@ -78,7 +79,8 @@ class Traffic:
         async def worker() -> None:
             while portion := list(islice(numbers, STEPS_PER_FILL)):
                 steps = [
-                    CellMutation(table_id, raw_put(row_key(number), commit)) for number in portion
+                    CellMutation(table_id, RawWrite.of(row_key(number), commit))
+                    for number in portion
                 ]
                 answers = await self._engine.env.cells.mutate(steps, self._deadline())
                 _require(answers.count(APPLIED) == len(steps), "a row was not filled")
@@ -94,12 +96,7 @@ class Traffic:
         cells = self._engine.env.cells
 
         async def write(number: int) -> None:
-            newer = Condition(
-                space=cells_pb2.SPACE_WRITE,
-                expectation=Condition.EXPECTATION_ABSENT,
-                from_timestamp=commit,
-            )
-            step = CellMutation(table_id, raw_put(row_key(number), commit, newer))
+            step = CellMutation(table_id, RawWrite.of(row_key(number), commit))
             (answer,) = await cells.mutate((step,), self._deadline())
             _require(answer is APPLIED, "a raw write was refused")
 
@@ -202,15 +199,29 @@ class Traffic:
         return self._engine.now() + CALL_SECONDS
 
 
-def raw_put(row: str, commit: int, *conditions: Condition) -> Mutation:
-    """A commit record written without a transaction."""
-    value = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(1)
-    change = Change(
-        kind=Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=commit, value=value
-    )
-    return Mutation(
-        row=row.encode(), column=COLUMN.encode(), conditions=conditions, changes=(change,)
-    )
+class RawWrite(CommonStep):
+    """A commit record written without a transaction, unless there is one that is as new."""
+
+    __slots__ = ()
+
+    kind = StepList.KIND_WRITE
+
+    @classmethod
+    def of(cls, row: str, commit: int) -> RawWrite:
+        record = WRITE_HEADER.pack(commit - 1, KIND_PUT) + timestamp_bytes(1)
+        return cls(row.encode(), COLUMN.encode(), record, 0, commit)
+
+    def mutation(self) -> Mutation:
+        step = Mutation(row=self.row, column=self.column)
+        step.conditions.add(
+            space=SPACE_WRITE,
+            expectation=Condition.EXPECTATION_ABSENT,
+            from_timestamp=self.commit,
+        )
+        step.changes.add(
+            kind=Change.KIND_PUT, space=SPACE_WRITE, timestamp=self.commit, value=self.value
+        )
+        return step
 
 
 def threads_read_write(

@@ -67,9 +67,7 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
             requests = []
             for cell in cells:
                 schema = await env.schema(cell.table_id, deadline)
-                request = write.commit_secondary(cell, schema, commit)
-                request.mutation.not_below = write.start
-                requests.append(request)
+                requests.append(write.commit_secondary(cell, schema, commit))
             answers = await env.cells.mutate(requests, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
@@ -103,8 +101,7 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
     the outcome with it.
     """
     backoff = env.backoff()
-    mark = write.roll_back(write.primary)
-    mark.mutation.not_below = write.start
+    mark = write.roll_back(write.primary, not_below=write.start)
     primaries = Primaries(env)
     while True:
         (answer,) = await primaries.mutate([mark], deadline)

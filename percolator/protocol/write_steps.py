@@ -21,6 +21,8 @@ from percolator.protocol import steps
 from percolator.protocol.read_locks import is_read_lock, mark
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation
+from percolator.routing.common_step import CommonStep
+from percolator.v1.tabletserver_pb2 import Mutation, StepList
 
 Write = tuple[int, bytes]
 """KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put."""
@@ -62,11 +64,14 @@ class WriteSteps:
         data = None
         if len(value) > self.inline_bytes_max:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
+        table_id, row, column = cell
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
-        step = steps.prewrite(cell[1], cell[2], self.start, lock, data)
+        if data is None and not (kind == KIND_LOCK_ONLY and is_read_lock(cell)):
+            return CellMutation(table_id, _Prewrite(row, column, lock, self.start))
+        step = steps.prewrite(row, column, self.start, lock, data)
         if kind == KIND_LOCK_ONLY and is_read_lock(cell):
             mark(step)
-        return CellMutation(cell[0], step)
+        return CellMutation(table_id, step)
 
     def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
         if not self._shared:  # what commits in one round needs no lock
@@ -86,18 +91,21 @@ class WriteSteps:
     def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> CellMutation:
         table_id, row, column = self.primary
         record, observers = self._record(self.primary, schema)
-        step = steps.commit_primary(row, column, self.start, min_commit, commit, record, observers)
+        step = _CommitPrimary(row, column, record, self.start, commit, min_commit, observers)
         return CellMutation(table_id, step, schema.version)
 
     def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> CellMutation:
+        """Refused below the safe point, unlike when others roll the cell forward."""
         table_id, row, column = cell
         record, observers = self._record(cell, schema)
-        step = steps.commit_secondary(row, column, self.start, commit, record, observers)
+        step = _CommitSecondary(row, column, record, self.start, commit, observers=observers)
         return CellMutation(table_id, step, schema.version)
 
-    def roll_back(self, cell: CellAddress) -> CellMutation:
+    def roll_back(self, cell: CellAddress, *, not_below: int = 0) -> CellMutation:
         table_id, row, column = cell
-        return CellMutation(table_id, steps.roll_back(row, column, self.start))
+        step = steps.roll_back(row, column, self.start)
+        step.not_below = not_below
+        return CellMutation(table_id, step)
 
     def _record(self, cell: CellAddress, schema: TableSchema) -> tuple[bytes, tuple[bytes, ...]]:
         """The commit record of a cell, and the observers that its commit notifies."""
@@ -107,3 +115,42 @@ class WriteSteps:
         # A lock-only write changes nothing that an observer could see.
         observers = () if kind == KIND_LOCK_ONLY else schema.observers.get(cell[2], ())
         return WRITE_HEADER.pack(self.start, kind) + value, observers
+
+
+class _Prewrite(CommonStep):
+    __slots__ = ()
+
+    kind = StepList.KIND_PREWRITE
+
+    def mutation(self) -> Mutation:
+        return steps.prewrite(self.row, self.column, self.start, self.value, None)
+
+
+class _CommitPrimary(CommonStep):
+    __slots__ = ()
+
+    kind = StepList.KIND_COMMIT_PRIMARY
+
+    def mutation(self) -> Mutation:
+        return steps.commit_primary(
+            self.row,
+            self.column,
+            self.start,
+            self.min_commit,
+            self.commit,
+            self.value,
+            self.observers,
+        )
+
+
+class _CommitSecondary(CommonStep):
+    __slots__ = ()
+
+    kind = StepList.KIND_COMMIT_SECONDARY
+
+    def mutation(self) -> Mutation:
+        step = steps.commit_secondary(
+            self.row, self.column, self.start, self.commit, self.value, self.observers
+        )
+        step.not_below = self.start
+        return step

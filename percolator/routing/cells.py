@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from percolator.errors import NotExecuted, PercolatorError, TabletLocation
+from percolator.routing.common_step import CommonStep
 from percolator.v1.cells_pb2 import Cell
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 
@@ -24,10 +25,15 @@ class CellMutation(NamedTuple):
     """One conditional mutation of one cell."""
 
     table_id: int
-    mutation: Mutation
+    mutation: Mutation | CommonStep
     schema_version: int = ANY_SCHEMA
     """The version that the mutation was built for (a commit notifies that version's observers). A
     tablet of another version answers `SchemaChanged`, and the mutation has to be rebuilt."""
+
+    def message(self) -> Mutation:
+        """The mutation as a message, whatever it travels as."""
+        mutation = self.mutation
+        return mutation.mutation() if isinstance(mutation, CommonStep) else mutation
 
 
 class Applied(Enum):

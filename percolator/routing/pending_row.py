@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 from percolator.errors import DeadlineExceeded, PercolatorError, Retry, TabletLocation
+from percolator.routing.common_step import CommonStep
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 
 NOWHERE = TabletLocation(table_id=0, tablet_id=0, epoch=0, start=b"", end=b"", address="")
@@ -38,7 +39,7 @@ class PendingRow:
         index: int,
         table_id: int,
         schema_version: int,
-        message: Mutation | RowRead,
+        message: Mutation | CommonStep | RowRead,
     ) -> None:
         self.pending = pending
         self.index = index
@@ -47,7 +48,9 @@ class PendingRow:
         """The schema version that the row requires; 0 for any."""
         self.message: Any = message
         self.row: bytes = message.row
-        self.size_bytes: int = message.ByteSize()
+        self.size_bytes: int = (
+            message.size_bytes if isinstance(message, CommonStep) else message.ByteSize()
+        )
         self.location = NOWHERE
         self.attempts = 0
         """How many attempts ended without execution, or for a read without an answer."""

@@ -38,7 +38,8 @@ class RowMutations:
         """Answers in the order of the mutations. One that fails raises nothing."""
         answers: list[Answer] = [_NO_ANSWER] * len(mutations)
         steps: list[tuple[int, int, Step]] = []
-        for place, (table_id, mutation, _) in enumerate(mutations):
+        for place, asked in enumerate(mutations):
+            table_id, mutation = asked.table_id, asked.message()
             try:
                 steps.append((place, table_id, mapped(mutation, self._times)))
             except PercolatorError as error:

@@ -32,12 +32,14 @@ from percolator.tablet.memory.state import (
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.tablet.ownership import Ownership
 from percolator.tablet.reading import change_scan, scans
+from percolator.tablet.reading.listed_reads import asked_reads
 from percolator.tablet.reading.notification_scan import LockVanished, NotificationLook
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.reading.scan_page import ScanPlan
 from percolator.tablet.upkeep import Upkeep
 from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.group_commit import GroupCommit
+from percolator.tablet.writing.listed_steps import StepChecker, answer_of_steps
 from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
 from percolator.tablet.writing.together import require_different_cells
 from percolator.tablet.writing.transactions import TransactionChecker, WholeTransaction
@@ -93,6 +95,7 @@ class Tablet:
         self._state.counters.notifications_written = notifications_written
         self._columns = ColumnEncoder()
         self._checker = MutationChecker(self._state, self._columns)
+        self._steps = StepChecker(self._state, self._columns)
         self._transactions = TransactionChecker(self._state, self._columns)
         self._commit = GroupCommit(self._state)
         self._upkeep = Upkeep(self._state, self._commit, self._columns, change_feed=change_feed)
@@ -176,20 +179,29 @@ class Tablet:
     ) -> pb.MutationBatchResult:
         """Applies a batch; `deadline_seconds` is on the clock's monotonic time.
 
-        The result has one entry per mutation: once queued, each has its own outcome (NOT_EXECUTED
-        and UNKNOWN with their `error`), and nothing is raised. Before that, the whole batch is
-        refused, nothing executed: `InvalidArgument` (field paths begin at the batch:
-        "mutations[3].row"), `Overloaded`, `NotReady` (the oracle has to be asked about a timestamp,
-        and does not answer), `StoreUnusable`, `TabletMoved`, `SchemaChanged`.
+        The result has one entry per mutation, or per step that was not applied: once queued, each
+        has its own outcome (NOT_EXECUTED and UNKNOWN with their `error`), and nothing is raised.
+        Before that, the whole batch is refused, nothing executed: `InvalidArgument` (field paths
+        begin at the batch: "mutations[3].row"), `Overloaded`, `NotReady` (the oracle has to be
+        asked about a timestamp, and does not answer), `StoreUnusable`, `TabletMoved`,
+        `SchemaChanged`.
         """
         mutations, weight = await self._state.guard.checked(lambda: self._checked(batch))
         work = CommitWork(mutations, weight, batch.target.schema_version, deadline_seconds)
-        return pb.MutationBatchResult(results=await self._commit.execute(work))
+        results = await self._commit.execute(work)
+        if batch.HasField("steps"):
+            return answer_of_steps(results)
+        return pb.MutationBatchResult(results=results)
 
     def _checked(self, batch: pb.MutationBatch) -> tuple[list[CheckedMutation], int]:
         self._state.require_target(batch.target)
         self._commit.require_room(0)
-        mutations, weight = self._checker.check(batch)
+        if not batch.HasField("steps"):
+            mutations, weight = self._checker.check(batch)
+        elif batch.mutations:
+            raise InvalidArgument("steps", "beside mutations; a batch has one or the other")
+        else:
+            mutations, weight = self._steps.check(batch.steps)
         if not mutations:
             raise InvalidArgument("mutations", "none")
         return mutations, weight
@@ -199,6 +211,8 @@ class Tablet:
     ) -> pb.MutateTogetherResponse:
         """Applies all mutations of the batch at one moment, or none. Raises what `mutate` does when
         nothing was executed, and `ExecutionUnknown` when it may have been."""
+        if batch.HasField("steps"):
+            raise InvalidArgument("batch.steps", "a group has mutations")
         mutations, _ = await self._state.guard.checked(lambda: self._checked(batch))
         require_different_cells(mutations)
         results = await self._upkeep.apply_together(
@@ -226,16 +240,19 @@ class Tablet:
         """Raises `InvalidArgument` ("reads[3].row"), `NotReady` (as `mutate` does), `TabletMoved`,
         `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered."""
         state = self._state
+        asked = asked_reads(batch)
         while True:
             state.require_target(batch.target)
             try:
-                result = await PointReads(state, batch.reads, self._columns).answer()
+                result = await PointReads(state, asked, self._columns).answer()
             except UnheardTimestamp as unheard:
                 await state.guard.settle(unheard)
             except state.storage.failures as error:
                 raise state.unreadable(error) from error
             else:
                 await state.require_ownership()
+                if batch.HasField("cells"):
+                    result.cells = len(asked)
                 return result
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:

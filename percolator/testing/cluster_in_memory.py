@@ -24,6 +24,9 @@ __all__ = ["ADDRESS", "ClusterInMemory"]
 class ClusterInMemory(TablesInMemory):
     """Answers the calls that a client makes to masters, oracles and tablet servers."""
 
+    takes_lists = True
+    """False as in an older release: then each mutation is a message, easy for a test to inspect."""
+
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self._last_timestamp = 0
@@ -58,7 +61,7 @@ class ClusterInMemory(TablesInMemory):
 
     async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
         deadline = self._clock.monotonic_seconds() + 60.0
-        response = wire.MutateResponse()
+        response = wire.MutateResponse(takes_steps=self.takes_lists)
         for batch in request.batches:
             try:
                 tablet = self._serving(batch.target)
@@ -90,7 +93,7 @@ class ClusterInMemory(TablesInMemory):
         return response
 
     async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
-        response = wire.ReadResponse()
+        response = wire.ReadResponse(takes_cells=self.takes_lists)
         for batch in request.batches:
             try:
                 result = await self._serving(batch.target).read(batch)

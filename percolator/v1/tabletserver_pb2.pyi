@@ -103,13 +103,47 @@ class Mutation(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[Change]
     def __init__(self, row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., not_below: _Optional[int] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ...) -> None: ...
 
+class StepList(_message.Message):
+    __slots__ = ("kinds", "rows", "columns", "values", "start_timestamps", "commit_timestamps", "min_commit_timestamps", "observed")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[StepList.Kind]
+        KIND_PREWRITE: _ClassVar[StepList.Kind]
+        KIND_COMMIT_PRIMARY: _ClassVar[StepList.Kind]
+        KIND_COMMIT_SECONDARY: _ClassVar[StepList.Kind]
+        KIND_WRITE: _ClassVar[StepList.Kind]
+    KIND_UNSPECIFIED: StepList.Kind
+    KIND_PREWRITE: StepList.Kind
+    KIND_COMMIT_PRIMARY: StepList.Kind
+    KIND_COMMIT_SECONDARY: StepList.Kind
+    KIND_WRITE: StepList.Kind
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    MIN_COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    start_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    min_commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
+    def __init__(self, kinds: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., min_commit_timestamps: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ...) -> None: ...
+
 class MutationBatch(_message.Message):
-    __slots__ = ("target", "mutations")
+    __slots__ = ("target", "mutations", "steps")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     MUTATIONS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     mutations: _containers.RepeatedCompositeFieldContainer[Mutation]
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ...) -> None: ...
+    steps: StepList
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., steps: _Optional[_Union[StepList, _Mapping]] = ...) -> None: ...
 
 class MutateRequest(_message.Message):
     __slots__ = ("batches",)
@@ -129,19 +163,33 @@ class MutationResult(_message.Message):
     error: _errors_pb2.ErrorDetail
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., failed_condition: _Optional[int] = ..., cell: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
+class UnappliedStep(_message.Message):
+    __slots__ = ("step", "result")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    result: MutationResult
+    def __init__(self, step: _Optional[int] = ..., result: _Optional[_Union[MutationResult, _Mapping]] = ...) -> None: ...
+
 class MutationBatchResult(_message.Message):
-    __slots__ = ("results", "error")
+    __slots__ = ("results", "error", "steps", "unapplied")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    UNAPPLIED_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[MutationResult]
     error: _errors_pb2.ErrorDetail
-    def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    steps: int
+    unapplied: _containers.RepeatedCompositeFieldContainer[UnappliedStep]
+    def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., steps: _Optional[int] = ..., unapplied: _Optional[_Iterable[_Union[UnappliedStep, _Mapping]]] = ...) -> None: ...
 
 class MutateResponse(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "takes_steps")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_STEPS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[MutationBatchResult]
-    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ...) -> None: ...
+    takes_steps: bool
+    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ..., takes_steps: bool = ...) -> None: ...
 
 class MutateTogetherRequest(_message.Message):
     __slots__ = ("batch",)
@@ -237,13 +285,25 @@ class RowRead(_message.Message):
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, row: _Optional[bytes] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
+class CellReads(_message.Message):
+    __slots__ = ("rows", "columns", "timestamps")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[bytes]
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    timestamps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., timestamps: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ReadBatch(_message.Message):
-    __slots__ = ("target", "reads")
+    __slots__ = ("target", "reads", "cells")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     READS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     reads: _containers.RepeatedCompositeFieldContainer[RowRead]
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., reads: _Optional[_Iterable[_Union[RowRead, _Mapping]]] = ...) -> None: ...
+    cells: CellReads
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., reads: _Optional[_Iterable[_Union[RowRead, _Mapping]]] = ..., cells: _Optional[_Union[CellReads, _Mapping]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("batches",)
@@ -284,22 +344,26 @@ class RefusedRead(_message.Message):
     def __init__(self, read: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ReadBatchResult(_message.Message):
-    __slots__ = ("found", "locks", "error", "refused")
+    __slots__ = ("found", "locks", "error", "refused", "cells")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
     found: FoundCells
     locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
     error: _errors_pb2.ErrorDetail
     refused: _containers.RepeatedCompositeFieldContainer[RefusedRead]
-    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedRead, _Mapping]]] = ...) -> None: ...
+    cells: int
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedRead, _Mapping]]] = ..., cells: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "takes_cells")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_CELLS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[ReadBatchResult]
-    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
+    takes_cells: bool
+    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ..., takes_cells: bool = ...) -> None: ...
 
 class ScanRequest(_message.Message):
     __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes")

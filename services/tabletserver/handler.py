@@ -100,7 +100,8 @@ class TabletServerHandler:
         seconds = self._limits.request_seconds_max if remaining is None else remaining
         deadline = started + seconds
         batches = request.batches
-        self._check_rows(len(batches), sum(len(batch.mutations) for batch in batches))
+        rows = sum(len(batch.mutations) + len(batch.steps.rows) for batch in batches)
+        self._check_rows(len(batches), rows)
         bytes_held = request.ByteSize()
         self.counts.queue_bytes += bytes_held
         try:
@@ -108,7 +109,7 @@ class TabletServerHandler:
         finally:
             self.counts.queue_bytes -= bytes_held
         self._note_slow("Mutate", started, batches)
-        return wire.MutateResponse(batches=results)
+        return wire.MutateResponse(batches=results, takes_steps=True)
 
     async def mutate_together(
         self, request: wire.MutateTogetherRequest
@@ -153,10 +154,11 @@ class TabletServerHandler:
     async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
         started = self._now()
         batches = request.batches
-        self._check_rows(len(batches), sum(len(batch.reads) for batch in batches))
+        rows = sum(len(batch.reads) + len(batch.cells.rows) for batch in batches)
+        self._check_rows(len(batches), rows)
         results = await _each(batches, self._read)
         self._note_slow("Read", started, batches)
-        return wire.ReadResponse(batches=results)
+        return wire.ReadResponse(batches=results, takes_cells=True)
 
     async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
         try:
@@ -312,7 +314,7 @@ class TabletServerHandler:
     async def _mutated_on_full_disk(
         self, full: StoreUnusable, batch: wire.MutationBatch, deadline: float
     ) -> wire.MutationBatchResult:
-        """Like `_mutate`, for those mutations that need no room; refuses the others."""
+        """Like `_mutate`, for those mutations that need no room; refuses the others, and steps."""
         fits = [not self._disk.refuses(mutation) for mutation in batch.mutations]
         if not any(fits):
             raise full.with_traceback(None)

@@ -6,7 +6,7 @@ The client reads the index of the condition that failed by its own list, so the 
 from __future__ import annotations
 
 from percolator.protocol import steps
-from percolator.tablet.writing import held_transactions
+from percolator.tablet.writing import held_transactions, listed_steps
 
 START = 7
 
@@ -25,7 +25,7 @@ def test_a_commit_in_one_round_is_judged_by_the_conditions_of_a_prewrite() -> No
         )
         for condition in prewrite.conditions
     ]
-    assert held_transactions.prewrite_conditions(START) == asked
+    assert listed_steps.prewrite_conditions(START) == asked
 
 
 def test_client_and_tablet_find_the_own_commit_by_the_same_condition() -> None:

@@ -42,6 +42,8 @@ Cells = dict[str, dict[str, dict[int, object]]]
 class SmallCluster(ClusterInMemory):
     """Bob and Joe are in different tablets, so that each step of Figure 4 is one of ours."""
 
+    takes_lists = False
+
     def __init__(self) -> None:
         super().__init__(VirtualClock(asyncio.get_running_loop()))
         self.clock = VirtualClock(asyncio.get_running_loop())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
 from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1 import cells_pb2
-from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation
+from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation, StepList
 from percolator.wire import methods
 from tests.simulation.expected import CLIENT_STEPS
 from tests.simulation.rows import row_step
@@ -72,14 +72,19 @@ _IN_ORDER = (
 )
 """Every step of a mutation."""
 
+_LISTED: dict[int, str] = {
+    StepList.KIND_PREWRITE: "prewrite",
+    StepList.KIND_COMMIT_PRIMARY: "commit of the primary",
+    StepList.KIND_COMMIT_SECONDARY: "commit of others",
+}
+"""Those that travel in lists."""
+
 
 def _mutation_step(payload: bytes) -> str:
     """The furthest step of the protocol among the mutations of a request."""
-    steps = [
-        _step(mutation)
-        for batch in MutateRequest.FromString(payload).batches
-        for mutation in batch.mutations
-    ]
+    batches = MutateRequest.FromString(payload).batches
+    steps = [_step(mutation) for batch in batches for mutation in batch.mutations]
+    steps += [_LISTED[kind] for batch in batches for kind in batch.steps.kinds]
     return max(steps, default="mutation", key=_IN_ORDER.index)
 
 

@@ -43,6 +43,7 @@ from tests.simulation import planted_read_lock_bugs as read_lock_bugs
 from tests.simulation import planted_recipe_bugs as recipe_bugs
 from tests.simulation import planted_row_bugs as row_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
+from tests.simulation import planted_step_bugs as step_bugs
 from tests.simulation import planted_store_bugs as store_bugs
 from tests.simulation import planted_table_bugs as table_bugs
 from tests.simulation.run import Verdict, simulate
@@ -263,6 +264,10 @@ BUGS = (
     Bug(protocol_bugs.commit_timestamp_before_the_prewrites),
     Bug(protocol_bugs.prewrite_ignores_newer_commits),
     Bug(protocol_bugs.primary_by_chance),
+    *(
+        Bug(plant, kinds, seconds_max=3.0, seeds_max=300, is_quickly_caught=quickly)
+        for plant, kinds, quickly in step_bugs.ALL
+    ),
     Bug(
         observer_bugs.notification_newer_than_the_snapshot_deleted,
         workload="chains",

@@ -23,6 +23,7 @@ from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
 from services.master.map.cluster_map import Table
 from services.master.tablets.tables import Tables
+from tests.simulation.planted_protocol_bugs import without_lists
 
 Patch = pytest.MonkeyPatch
 
@@ -39,6 +40,7 @@ def notification_newer_than_the_snapshot_deleted(patch: Patch) -> None:
 
 def notification_at_the_start_timestamp(patch: Patch) -> None:
     """A run whose snapshot is between start and commit takes the change for one that it covered."""
+    without_lists(patch)
     for name in ("commit_primary", "commit_secondary"):
         _at_the_start(patch, name)
 

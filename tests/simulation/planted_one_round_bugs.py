@@ -19,6 +19,7 @@ from percolator.tablet.writing import held_transactions as server
 from percolator.tablet.writing.commit_work import not_executed
 from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.lines import Lines
+from percolator.tablet.writing.listed_steps import prewrite_conditions
 from percolator.tablet.writing.mutation_queue import MutationQueue
 from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
 from percolator.tablet.writing.transactions import WholeTransaction
@@ -79,7 +80,7 @@ def own_commit_not_looked_for(patch: Patch) -> None:
 
 
 def _change_conditions(patch: Patch, index: int, condition: CheckedCondition) -> None:
-    correct = server.prewrite_conditions
+    correct = prewrite_conditions
 
     def wrong(start: int) -> list[CheckedCondition]:
         conditions = correct(start)

@@ -12,6 +12,7 @@ from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.prewriting import Prewrite
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation
+from percolator.routing.mutation_lane import MutationLane
 from percolator.v1.tabletserver_pb2 import Change, Mutation
 
 Patch = pytest.MonkeyPatch
@@ -100,8 +101,14 @@ def primary_by_chance(patch: Patch) -> None:
     patch.setattr(WriteSteps, "__init__", wrong)
 
 
+def without_lists(patch: Patch) -> None:
+    """Sends steps as mutations, as to an older server: in lists, only their kind is sent."""
+    patch.setattr(MutationLane, "_is_listed", lambda self, entry: False)
+
+
 def change_step(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:
     """Plants a bug into one of the steps of the protocol."""
+    without_lists(patch)
     correct: Callable[..., Mutation] = getattr(steps, name)
 
     def wrong(*arguments: Any) -> Mutation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from percolator.protocol import steps
 from percolator.testing.simulator.simulated_wire import Envelope
-from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation
+from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation, StepList
 from percolator.wire.methods import MUTATE
 from tests.simulation.ambush import Ambush
 
@@ -24,6 +24,14 @@ def _forgetting() -> Mutation:
 def test_it_recognises_a_worker_that_deletes_the_notifications_it_has_handled() -> None:
     ambush = Ambush(_WORKER, 1, is_reply=False)
     assert ambush.step(_sent(_forgetting())) == "notification deleted"
+
+
+def test_it_recognises_steps_in_lists() -> None:
+    request = MutateRequest()
+    request.batches.add().steps.kinds.extend([StepList.KIND_COMMIT_PRIMARY, StepList.KIND_PREWRITE])
+    sent = Envelope(_WORKER, _SERVER, MUTATE.path, False, request.SerializeToString())
+    ambush = Ambush(_WORKER, 1, is_reply=False, aim="commit of the primary")
+    assert ambush.step(sent) == "commit of the primary"
 
 
 def test_one_that_waits_for_another_step_lets_that_message_pass() -> None:

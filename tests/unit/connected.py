@@ -32,6 +32,7 @@ balance = accounts.column("balance", codecs.integer)
 class Cluster(ClusterInMemory):
     """Loses answers, or everything, while a test wants it to."""
 
+    takes_lists = False
     answers_lost = False
     silent = False
 

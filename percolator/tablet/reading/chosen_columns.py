@@ -7,6 +7,7 @@ from collections.abc import Container
 from percolator.errors import InvalidArgument
 from percolator.tablet.keys import RESERVED, ColumnEncoder, column_prefix
 from percolator.tablet.limits import TabletLimits
+from percolator.tablet.reading.listed_reads import AskedRead
 from percolator.v1 import tabletserver_pb2 as pb
 
 
@@ -25,7 +26,7 @@ class ChosenColumns(Container[bytes]):
 
 def chosen_columns(
     field: str,
-    read: pb.RowRead | pb.ScanRequest,
+    read: AskedRead | pb.ScanRequest,
     encoder: ColumnEncoder,
     limits: TabletLimits,
 ) -> Container[bytes] | None:

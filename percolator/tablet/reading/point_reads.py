@@ -36,6 +36,7 @@ from percolator.tablet.memory.held_cells import Holder
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.chosen_columns import chosen_columns
+from percolator.tablet.reading.listed_reads import AskedRead
 from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked, value_in_data
 from percolator.v1 import tabletserver_pb2 as pb
@@ -51,7 +52,7 @@ class PointReads:
     """One batch of reads, and its answer."""
 
     def __init__(
-        self, state: TabletState, reads: Sequence[pb.RowRead], columns: ColumnEncoder
+        self, state: TabletState, reads: Sequence[AskedRead], columns: ColumnEncoder
     ) -> None:
         self._state = state
         self._asked = reads
@@ -266,7 +267,7 @@ class PointReads:
             return False
         return True
 
-    async def _answer_row(self, index: int, read: pb.RowRead) -> None:
+    async def _answer_row(self, index: int, read: AskedRead) -> None:
         """Reads the chosen columns of a row, in slices."""
         await self._held_cells_let_go(index, index + 1)
         fence = self._state.load_fences.over(read.row)
@@ -315,7 +316,7 @@ class PointReads:
         self._skipped += cells.skipped
         self._bytes += cells.bytes
 
-    def _locks(self, read: pb.RowRead) -> LockReader:
+    def _locks(self, read: AskedRead) -> LockReader:
         passed = frozenset(read.passing)
         return LockReader(self._state.storage, self._state.mirror, read.timestamp, passed)
 

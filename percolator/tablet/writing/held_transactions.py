@@ -23,18 +23,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from percolator.errors import NotExecuted, PercolatorError
-from percolator.formats.records import timestamp_bytes
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import ANSWER_FULL, not_executed
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
-from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
+from percolator.tablet.writing.listed_steps import prewrite_conditions
+from percolator.tablet.writing.mutations import CheckedCondition
 from percolator.tablet.writing.transactions import WholeTransaction
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
-from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_ROLLBACK, SPACE_WRITE
 
 TIMESTAMPS_AT_ONCE_MAX = 1_024
 OWN_COMMIT = 0
@@ -305,14 +304,3 @@ class HeldTransactions:
     def _end(self, transaction: WholeTransaction, result: pb.MutationResult | None) -> None:
         if transaction.end(result):
             self._on_answered(transaction.work.weight)
-
-
-def prewrite_conditions(start: int) -> list[CheckedCondition]:
-    """The conditions of a prewrite, in its order (`percolator/protocol/steps.py`, which tablets do
-    not import). The client reads by that list which condition failed, so a test compares them."""
-    return [
-        (SPACE_WRITE, ABSENT, start, 0, timestamp_bytes(start), b"", b""),
-        (SPACE_ROLLBACK, ABSENT, start, start + 1, b"", b"", b""),
-        (SPACE_LOCK, ABSENT, 0, 0, b"", b"", b""),
-        (SPACE_WRITE, ABSENT, start, 0, b"", b"", b""),
-    ]

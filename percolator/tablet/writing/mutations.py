@@ -170,7 +170,9 @@ class MutationChecker:
             elif not 1 <= space <= NOTIFY:
                 _refuse(index, f"changes[{at}].space", f"{space} is not a space")
             if kind == PUT:
-                _check_record(index, at, space, timestamp, value)
+                fault = record_fault(space, timestamp, value)
+                if fault is not None:
+                    _refuse(index, f"changes[{at}].{fault[0]}", fault[1])
                 if space == LOCK:
                     start, min_commit, _, _ = LOCK_HEADER.unpack_from(value)
                     if start > admitted_to or min_commit > admitted_to:
@@ -194,19 +196,20 @@ def marked_below(bound: int, changes: Sequence[CheckedChange]) -> int:
     return 0
 
 
-def _check_record(index: int, at: int, space: int, timestamp: int, value: bytes) -> None:
-    """Checks that everything that is later read at fixed offsets exists: a tablet never stores a
-    record that it cannot read, because one such lock would break every scan over it."""
+def record_fault(space: int, timestamp: int, value: bytes) -> tuple[str, str] | None:
+    """What is wrong with a record that is to be put, as field and reason; None if nothing is.
+
+    Everything that is later read at fixed offsets has to exist: a tablet never stores a record that
+    it cannot read, because one such lock would break every scan over it."""
     if space == LOCK:
         if len(value) < LOCK_HEADER_BYTES or value[LOCK_KIND_OFFSET] not in KINDS:
-            _refuse(index, f"changes[{at}].value", "not a lock record")
+            return "value", "not a lock record"
     elif space == WRITE:
         if len(value) < WRITE_HEADER_BYTES or value[WRITE_KIND_OFFSET] not in KINDS:
-            _refuse(index, f"changes[{at}].value", "not a write record")
+            return "value", "not a write record"
         if int.from_bytes(value[:START_TIMESTAMP_BYTES], "big") >= timestamp:
-            _refuse(
-                index, f"changes[{at}].timestamp", "the commit is not above its transaction's start"
-            )
+            return "timestamp", "the commit is not above its transaction's start"
+    return None
 
 
 def _refuse(index: int, field: str, reason: str) -> NoReturn:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import NoReturn
 
 from percolator.errors import InvalidArgument
 from percolator.formats.hidden_cells import locked_column
@@ -21,9 +20,10 @@ from percolator.formats.records import (
     KINDS,
     WRITE_HEADER,
 )
-from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder, component
+from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
 from percolator.tablet.writing.mutations import (
     MUTATION_BYTES,
     PUT,
@@ -139,12 +139,10 @@ class TransactionChecker:
     """Checks the transactions of one tablet."""
 
     def __init__(self, state: TabletState, columns: ColumnEncoder) -> None:
-        self._start = state.identity.start
-        self._end = state.identity.end
         self._limits = state.limits
         self._guard = state.guard
         self._read_locks = state.read_locks
-        self._columns = columns
+        self._cells = ListedCells(state, columns)
 
     def check(self, batch: pb.TransactionBatch, deadline_seconds: float) -> list[WholeTransaction]:
         """Raises `InvalidArgument` and `UnheardTimestamp`."""
@@ -155,11 +153,9 @@ class TransactionChecker:
             raise InvalidArgument("cells", f"{len(counts)} entries for {len(starts)} transactions")
         for index, start in enumerate(starts):
             if not start:
-                _refuse("start_timestamps", index, "missing")
+                refuse_listed("start_timestamps", index, "missing")
             self._guard.admit(start, "start_timestamps[%d]", index)
-        observed = {one.column: tuple(one.observers) for one in batch.observed}
-        for names in observed.values():
-            self._check_observers("observed", names)
+        observed = self._cells.observed("observed", batch.observed)
         writes, weight = self._writes(batch, observed)
         weak, weak_weight = self._weak(batch, len(starts))
         weight += weak_weight
@@ -169,14 +165,14 @@ class TransactionChecker:
         for index, (start, stop) in enumerate(zip(starts, accumulate(counts), strict=True)):
             part = writes[first:stop]
             if not counts[index] or stop > len(writes):
-                _refuse("cells", index, f"{counts[index]}, {len(part)} of them in the lists")
+                refuse_listed("cells", index, f"{counts[index]}, {len(part)} of them in the lists")
             transaction = WholeTransaction(work, index, start, part, weak.get(index, ()))
             if len(part) > 1 and len(set(transaction.cells)) != len(part):
-                _refuse("cells", index, "two writes of one cell")
+                refuse_listed("cells", index, "two writes of one cell")
             if self._read_locks.used:
                 transaction.read_locked = cells_locked_by(transaction.cells)
                 if not set(transaction.cells).isdisjoint(transaction.read_locked):
-                    _refuse("cells", index, "a write of a cell, and a read lock of it")
+                    refuse_listed("cells", index, "a write of a cell, and a read lock of it")
             found.append(transaction)
             first = stop
         if first != len(writes):
@@ -194,17 +190,19 @@ class TransactionChecker:
         weight = 0
         cells = zip(rows, columns, kinds, values, strict=True)
         for at, (row, column, kind, value) in enumerate(cells):
-            cell = self._cell("", at, row, column)
+            cell = self._cells.cell("", at, row, column)
             if kind not in KINDS:
                 if kind != KIND_READ_LOCK:
-                    _refuse("kinds", at, f"{kind} is not a kind of record")
+                    refuse_listed("kinds", at, f"{kind} is not a kind of record")
                 if locked_column(column) is None:
-                    _refuse("columns", at, "not the column of a read lock")
+                    refuse_listed("columns", at, "not the column of a read lock")
                 kind, self._read_locks.used = KIND_LOCK_ONLY, True
             if len(value) > value_bytes_max:
-                _refuse("values", at, f"{len(value)} bytes, at most {value_bytes_max} allowed")
+                refuse_listed(
+                    "values", at, f"{len(value)} bytes, at most {value_bytes_max} allowed"
+                )
             if value and kind not in (KIND_PUT, KIND_PUT_IN_DATA):
-                _refuse("values", at, "only a put has a value")
+                refuse_listed("values", at, "only a put has a value")
             observers = observed.get(column, ()) if kind != KIND_LOCK_ONLY else ()
             found.append((row, column, cell, kind, value, observers))
             weight += len(row) + len(value) + MUTATION_BYTES
@@ -217,40 +215,11 @@ class TransactionChecker:
         weight = 0
         for at, one in enumerate(batch.notifications):
             if one.transaction >= count:
-                _refuse("notifications", at, f"there is no transaction {one.transaction}")
-            cell = self._cell(f"notifications[{at}].", 0, one.row, one.column)
+                refuse_listed("notifications", at, f"there is no transaction {one.transaction}")
+            cell = self._cells.cell(f"notifications[{at}].", 0, one.row, one.column)
             names = tuple(one.observers)
-            self._check_observers(f"notifications[{at}].observers", names)
+            self._cells.check_observers(f"notifications[{at}].observers", names)
             write = (one.row, one.column, cell, KIND_LOCK_ONLY, b"", names)
             found.setdefault(one.transaction, []).append(write)
             weight += len(one.row) + sum(map(len, names)) + MUTATION_BYTES
         return found, weight
-
-    def _cell(self, prefix: str, at: int, row: bytes, column: bytes) -> bytes:
-        limits = self._limits
-        if row < self._start or (self._end and row >= self._end):
-            _refuse(f"{prefix}rows", at, "not in this tablet")
-        if len(row) > limits.row_bytes_max:
-            _refuse(
-                f"{prefix}rows", at, f"{len(row)} bytes, at most {limits.row_bytes_max} allowed"
-            )
-        if len(column) > limits.column_bytes_max:
-            reason = f"{len(column)} bytes, at most {limits.column_bytes_max} allowed"
-            _refuse(f"{prefix}columns", at, reason)
-        return component(row) + self._columns[column]
-
-    def _check_observers(self, field: str, names: Sequence[bytes]) -> None:
-        limits = self._limits
-        if len(names) >= limits.changes_max:
-            raise InvalidArgument(field, f"{len(names)}, fewer than {limits.changes_max} allowed")
-        if len(set(names)) != len(names):
-            raise InvalidArgument(field, "an observer is named twice")
-        for name in names:
-            if not 0 < len(name) <= limits.qualifier_bytes_max:
-                raise InvalidArgument(
-                    field, f"expected 1 to {limits.qualifier_bytes_max} bytes, the observer's name"
-                )
-
-
-def _refuse(field: str, at: int, reason: str) -> NoReturn:
-    raise InvalidArgument(f"{field}[{at}]", reason)

@@ -51,6 +51,7 @@ def prewrites(mutation: wire.Mutation) -> bool:
 class Cluster(ClusterInMemory):
     """Registers an observer of `body` just before it accepts a certain mutation."""
 
+    takes_lists = False
     register_before: Matches | None = None
     lost: Matches | None = None
     """The first such mutation, and everything after it, is lost."""

@@ -37,6 +37,8 @@ TWO_PHASES = Limits(one_round_cells_max=0)
 class Cluster(ClusterInMemory):
     """Calls take a millisecond. A test can make some of them slow, and lose answers."""
 
+    takes_lists = False
+
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.loses_answer: Callable[[tablets.MutateRequest], bool] = lambda _: False

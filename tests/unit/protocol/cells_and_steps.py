@@ -25,12 +25,13 @@ def put(value: bytes) -> Write:
 
 def puts(step: CellMutation, space: int) -> bool:
     return any(
-        change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
+        change.kind == Change.KIND_PUT and change.space == space
+        for change in step.message().changes
     )
 
 
 def address(step: CellMutation) -> CellAddress:
-    return CellAddress(step.table_id, step.mutation.row, step.mutation.column)
+    return CellAddress(step.table_id, step.message().row, step.message().column)
 
 
 def world() -> World:

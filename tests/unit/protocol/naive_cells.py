@@ -57,7 +57,7 @@ class NaiveCells:
     # ------------------------------------------------------------------ mutations
 
     def apply(self, step: CellMutation) -> Answer:
-        mutation = step.mutation
+        mutation = step.message()
         if step.schema_version:
             current = self.schema_versions.get(step.table_id, step.schema_version)
             if current != step.schema_version:

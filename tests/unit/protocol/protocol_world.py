@@ -410,20 +410,21 @@ class Client:
 
 def _prewrites(step: CellMutation) -> bool:
     """Whether the step puts a lock where there must be none."""
-    return _puts(step, LOCK) and len(step.mutation.conditions) > 1
+    return _puts(step, LOCK) and len(step.message().conditions) > 1
 
 
 def _commits_primary(step: CellMutation) -> bool:
-    return _puts(step, WRITE) and len(step.mutation.conditions) > 2
+    return _puts(step, WRITE) and len(step.message().conditions) > 2
 
 
 def _buries(step: CellMutation) -> bool:
     """Whether the step rolls back a lock (not the absence of one) whose time to live has passed."""
-    expectations = [condition.expectation for condition in step.mutation.conditions]
+    expectations = [condition.expectation for condition in step.message().conditions]
     return Condition.EXPECTATION_BEGINS_IF_PRESENT in expectations
 
 
 def _puts(step: CellMutation, space: int) -> bool:
     return any(
-        change.kind == Change.KIND_PUT and change.space == space for change in step.mutation.changes
+        change.kind == Change.KIND_PUT and change.space == space
+        for change in step.message().changes
     )

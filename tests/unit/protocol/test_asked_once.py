@@ -27,7 +27,7 @@ async def _left_behind(here: World, *, committed: bool) -> int:
 
 
 def _asked(client: Client) -> list[CellMutation]:
-    return [step for step in client.network.steps if not step.mutation.changes]
+    return [step for step in client.network.steps if not step.message().changes]
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -39,7 +39,7 @@ async def test_a_crowd_of_readers_asks_once_and_settles_once(committed: bool) ->
     found = await asyncio.gather(*(client.read(B, timestamp) for _ in range(CROWD)))
     assert found == [b"2" if committed else None] * CROWD
     assert here.store.lock_of(B) is None
-    assert all(step.mutation == steps.status(A.row, A.column, start) for step in _asked(client))
+    assert all(step.message() == steps.status(A.row, A.column, start) for step in _asked(client))
     # If they were not shared, there would be as many of each as there are readers.
     assert len(_asked(client)) <= 5
     assert len([step for step in client.network.steps if address(step) == B]) <= 5

@@ -67,7 +67,7 @@ async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp() -> Non
     commit = await client.write({A: put(b"1")})
     attempts = [step for step in client.network.steps if puts(step, WRITE)]
     assert len(attempts) == 3
-    assert {change.timestamp for s in attempts for change in s.mutation.changes} == {0, commit}
+    assert {change.timestamp for s in attempts for change in s.message().changes} == {0, commit}
 
 
 async def test_an_unanswered_prewrite_that_was_applied_counts_as_done() -> None:

@@ -43,7 +43,7 @@ def markers_are_ignored(patch: Patch) -> None:
 
 def heartbeat_undoes_pushes(patch: Patch) -> None:
     def heartbeat(self: WriteSteps, min_commit: int, ttl_seen: int, ttl: int) -> CellMutation:
-        lock = self.prewrite(self.primary, self.start + 1, ttl).mutation.changes[0].value
+        lock = self.prewrite(self.primary, self.start + 1, ttl).message().changes[0].value
         table_id, row, column = self.primary
         return CellMutation(
             table_id, steps.replace_lock(row, column, timestamp_bytes(self.start), lock)

@@ -69,7 +69,7 @@ async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first()
     assert here.store.lock_of(A) is None
     assert here.store.lock_of(B) is None
     assert reader.env.verdicts.get(start) == ROLLED_BACK
-    marked = [address(step) for step in reader.network.steps if step.mutation.changes]
+    marked = [address(step) for step in reader.network.steps if step.message().changes]
     assert marked == [A, B]
 
 
@@ -87,7 +87,7 @@ async def test_locks_with_one_primary_are_settled_together() -> None:
     )
     assert len(answer.found) == 10
     assert statistics.round_trips == 2
-    asked = [step for step in reader.network.steps if not step.mutation.changes]
+    asked = [step for step in reader.network.steps if not step.message().changes]
     assert len(asked) == 1
 
 
@@ -256,7 +256,7 @@ async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> Non
     await asyncio.sleep(3.2)
 
     async def beat_first(step: CellMutation) -> None:
-        if step.mutation.changes:
+        if step.message().changes:
             reader.network.before_send = None
             beat, ttl = commit._point.heartbeat()
             commit._point.after_heartbeat(ttl, here.store.apply(beat))
@@ -282,7 +282,7 @@ async def test_own_commits_are_known_at_once() -> None:
     client.network.before_send = None
     sent = len(client.network.steps)
     assert await client.read(B, await client.start_timestamp()) == b"2"
-    assert all(step.mutation.changes for step in client.network.steps[sent:])
+    assert all(step.message().changes for step in client.network.steps[sent:])
     await settled(client)
 
 

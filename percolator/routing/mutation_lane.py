@@ -1,0 +1,131 @@
+"""The calls that carry conditional mutations: mutations become a request, its response answers.
+
+Those that most transactions send travel as parallel lists, to servers that say that they know them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from percolator.errors import InvalidArgument, PercolatorError
+from percolator.routing.cells import APPLIED, Refused
+from percolator.routing.common_step import CommonStep
+from percolator.routing.lanes import (
+    Problem,
+    Queued,
+    SchemaVersions,
+    by_target,
+    malformed,
+    overlooked,
+    parted,
+    require,
+)
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.methods import MUTATE
+from percolator.wire.status import from_detail
+from percolator.world import Network
+
+_APPLIED = wire.OUTCOME_APPLIED
+_REFUSED = wire.OUTCOME_REFUSED
+
+
+class MutationLane:
+    """The mutations for one server."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        self.queue: deque[Queued] = deque()
+        self.calls = 0
+        self.rows_in_flight = 0
+        self._address = address
+        self._mutate = network.unary(address, MUTATE)
+        self._versions = versions
+        self._takes_steps = False
+        """Whether the server has said that it knows lists of steps."""
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        request = wire.MutateRequest()
+        groups = parted(by_target(entries, self._versions), self._is_listed)
+        for (tablet_id, epoch, version), group, listed in groups:
+            batch = request.batches.add()
+            target = batch.target
+            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            if listed:
+                fill_list(batch.steps, [entry.message for entry in group])
+            else:
+                batch.mutations.extend([_mutation(entry) for entry in group])
+        response = await self._mutate(request, timeout_seconds)
+        self._takes_steps = response.takes_steps
+        require(len(response.batches) == len(groups), "batches")
+        problems: list[Problem] = []
+        for (_, group, listed), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, self._error(from_detail(result.error), listed=listed)))
+            elif listed:
+                problems += _answer_steps(group, result)
+            elif len(result.results) != len(group):
+                problems.append((group, malformed("it has the wrong number of results")))
+            else:
+                problems += _answer(group, result.results)
+        return problems
+
+    def _is_listed(self, entry: Queued) -> bool:
+        return self._takes_steps and isinstance(entry.message, CommonStep)
+
+    def _error(self, error: PercolatorError, *, listed: bool) -> PercolatorError:
+        """The error of a batch. A server that overlooks the steps of one finds no mutations in it.
+        It has executed nothing, and gets them one by one."""
+        if listed and isinstance(error, InvalidArgument) and error.field.endswith(".mutations"):
+            return overlooked(self._address)
+        return error
+
+
+def _mutation(entry: Queued) -> wire.Mutation:
+    message: CommonStep | wire.Mutation = entry.message
+    return message.mutation() if isinstance(message, CommonStep) else message
+
+
+def fill_list(batch: wire.StepList, steps: Sequence[CommonStep]) -> None:
+    batch.kinds.extend([step.kind for step in steps])
+    batch.rows.extend([step.row for step in steps])
+    batch.columns.extend([step.column for step in steps])
+    batch.values.extend([step.value for step in steps])
+    batch.start_timestamps.extend([step.start for step in steps])
+    batch.commit_timestamps.extend([step.commit for step in steps])
+    batch.min_commit_timestamps.extend([step.min_commit for step in steps])
+    observed = {step.column: step.observers for step in steps if step.observers}
+    for column, observers in observed.items():
+        batch.observed.add(column=column, observers=observers)
+
+
+def _answer(group: Sequence[Queued], results: Sequence[wire.MutationResult]) -> list[Problem]:
+    problems: list[Problem] = []
+    for entry, one in zip(group, results, strict=True):
+        if one.outcome == _APPLIED:
+            entry.pending.answer(entry.index, APPLIED)
+        else:
+            problems += _answer_unapplied(entry, one)
+    return problems
+
+
+def _answer_steps(group: Sequence[Queued], result: wire.MutationBatchResult) -> list[Problem]:
+    unapplied = {one.step: one.result for one in result.unapplied}
+    if result.steps != len(group) or any(at >= len(group) for at in unapplied):
+        return [(list(group), malformed("it has the wrong number of steps"))]
+    problems: list[Problem] = []
+    for at, entry in enumerate(group):
+        if at in unapplied:
+            problems += _answer_unapplied(entry, unapplied[at])
+        else:
+            entry.pending.answer(entry.index, APPLIED)
+    return problems
+
+
+def _answer_unapplied(entry: Queued, result: wire.MutationResult) -> list[Problem]:
+    if result.outcome == _REFUSED:
+        cell = result.cell if result.HasField("cell") else None
+        entry.pending.answer(entry.index, Refused(result.failed_condition, cell))
+        return []
+    if result.HasField("error"):
+        return [([entry], from_detail(result.error))]
+    return [([entry], malformed("it has a result without an outcome"))]

@@ -1,0 +1,118 @@
+"""The calls that read rows: reads become a request, its response answers.
+
+Reads of single cells travel as parallel lists, to servers that say that they know them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from percolator.routing.cells import FoundCell, RowResult
+from percolator.routing.lanes import (
+    Problem,
+    Queued,
+    SchemaVersions,
+    by_target,
+    malformed,
+    overlooked,
+    parted,
+    require,
+)
+from percolator.routing.pending_cell import PendingCell
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.methods import READ
+from percolator.wire.status import from_detail
+from percolator.world import Network
+
+
+class ReadLane:
+    """The reads for one server."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        self.queue: deque[Queued] = deque()
+        self.calls = 0
+        self.rows_in_flight = 0
+        self._address = address
+        self._read = network.unary(address, READ)
+        self._versions = versions
+        self._takes_cells = False
+        """Whether the server has said that it knows lists of cells."""
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        request = wire.ReadRequest()
+        groups = parted(by_target(entries, self._versions), self._is_listed)
+        for (tablet_id, epoch, version), group, listed in groups:
+            batch = request.batches.add()
+            target = batch.target
+            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            if listed:
+                _list_cells(batch.cells, group)
+            else:
+                _add_reads(batch, group)
+        response = await self._read(request, timeout_seconds)
+        self._takes_cells = response.takes_cells
+        require(len(response.batches) == len(groups), "batches")
+        problems: list[Problem] = []
+        for (_, group, listed), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+                continue
+            if listed and result.cells != len(group):
+                # Taken for an answer, this would say that no cell exists.
+                problems.append((group, overlooked(self._address)))
+                continue
+            try:
+                problems += _answer(group, result)
+            except (IndexError, ValueError) as error:
+                problems.append((group, malformed(str(error))))
+        return problems
+
+    def _is_listed(self, entry: Queued) -> bool:
+        return self._takes_cells and isinstance(entry, PendingCell)
+
+
+def _list_cells(cells: wire.CellReads, group: Sequence[Queued]) -> None:
+    asked = [entry for entry in group if isinstance(entry, PendingCell)]
+    cells.rows.extend([entry.row for entry in asked])
+    cells.columns.extend([entry.column for entry in asked])
+    cells.timestamps.extend([entry.timestamp for entry in asked])
+
+
+def _add_reads(batch: wire.ReadBatch, group: Sequence[Queued]) -> None:
+    reads = batch.reads
+    for entry in group:
+        if isinstance(entry, PendingCell):
+            reads.add(row=entry.row, columns=(entry.column,), timestamp=entry.timestamp)
+        else:
+            reads.append(entry.message)
+
+
+def _answer(group: Sequence[Queued], result: wire.ReadBatchResult) -> list[Problem]:
+    """Decodes the whole result before it answers any row."""
+    answers: list[Any] = [None if row.message is None else RowResult() for row in group]
+    refused_reads = set()
+    found = result.found
+    deletes = set(found.deletes)
+    cells = zip(found.reads, found.columns, found.commit_timestamps, found.values, strict=True)
+    for place, (read, column, commit, value) in enumerate(cells):
+        cell = FoundCell(commit, None if place in deletes else value)
+        answer = answers[read]
+        if answer is None:
+            answers[read] = cell
+        else:
+            answer.found[column] = cell
+    for blocking in result.locks:
+        if answers[blocking.read] is None:
+            answers[blocking.read] = RowResult()
+        answers[blocking.read].locks.append(blocking.lock)
+    problems: list[Problem] = []
+    for refused in result.refused:
+        row = group[refused.read]
+        problems.append(([row], from_detail(refused.error)))
+        refused_reads.add(refused.read)
+    for index, (row, answer) in enumerate(zip(group, answers, strict=True)):
+        if index not in refused_reads:
+            row.pending.answer(row.index, answer)
+    return problems
