@@ -82,11 +82,11 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging -
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
 test: $(READY) ## Run everything that needs neither Java, Rust nor Docker (about 3 minutes)
-	$(PYTEST) $(BY_FILE) -m "not chaos" $(ELSEWHERE) tests
+	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-fast
 test-fast: $(READY) ## Run only what runs inside one process (about a minute)
-	$(PYTEST) $(BY_FILE) -m "not integration and not chaos" $(ELSEWHERE) tests
+	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-spark
 test-spark: $(SPARK_READY) ## Test the library inside Spark executors (needs Java 17)
@@ -100,6 +100,14 @@ test-rust: $(READY) ## Test the example client in Rust (needs cargo; the first b
 	@tests/rust/ensure-cargo
 	cd examples/rust_client && CARGO_TARGET_DIR=$(RUST_TARGET) cargo test --locked --quiet
 	CARGO_TARGET_DIR=$(RUST_TARGET) $(PYTEST) -m rust tests/rust
+
+.PHONY: emulator
+emulator: ## Build Google's emulator of Bigtable from Debian's packages, installing none (about a minute)
+	@tests/bigtable/build-emulator var/bigtable
+
+.PHONY: test-bigtable
+test-bigtable: $(READY) emulator ## Test the cells in Bigtable's emulator (needs apt, once)
+	$(PYTEST) -m bigtable tests/contracts tests/bigtable
 
 # ------------------------------------------------------------------------------ simulation
 

@@ -23,7 +23,7 @@ settings.load_profile("deterministic")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-REAL_TIME_MARKS = ("integration", "chaos", "spark", "real_time")
+REAL_TIME_MARKS = ("integration", "chaos", "spark", "bigtable", "real_time")
 
 
 @pytest.fixture(autouse=True)

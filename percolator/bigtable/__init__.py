@@ -3,8 +3,9 @@
 Open `store.py` first. `methods.py` names Google's procedures; `filters.py` turns selections and
 changes into its messages; `chunks.py` puts rows together from what it streams. `tables.py` creates
 the tables. The messages are percolator/v1/bigtable_pb2.py: own stubs of the public definitions,
-sent through `percolator.world.Network`, so that all of this runs in a simulation, too.
+sent through `percolator.world.Network`, so that all of this runs in a simulation, too;
+`channel.py` is the real one.
 
 Nothing here knows transactions. It speaks to Google's emulator; the service itself also wants
-credentials and routing headers, which are not here yet (docs/bigtable.md).
+TLS and credentials, which are not here yet (docs/bigtable.md).
 """

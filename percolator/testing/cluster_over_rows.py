@@ -1,4 +1,4 @@
-"""A cluster in memory whose cells are in a row store: a model of Bigtable.
+"""A cluster in memory whose cells are in a row store: a model of Bigtable, or an emulator of it.
 
 Master and oracle are those of `ClusterInMemory`. Its tablets stay empty.
 """

@@ -1,4 +1,4 @@
-"""A database whose cells are in a row store: in a model of Bigtable.
+"""A database whose cells are in a row store: in a model of Bigtable, or in an emulator of it.
 
 All else of the cluster is in this process, as in `local_database.py`. This shows what works on a
 row store; a cluster that keeps everything there does not exist yet (docs/bigtable.md).
@@ -7,7 +7,7 @@ row store; a cluster that keeps everything there does not exist yet (docs/bigtab
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
+from collections.abc import Callable
 
 from percolator import aio
 from percolator.aio.connecting import connect_to
@@ -25,7 +25,7 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import MachineClock, Network, World
 
 MODEL = Place("bigtable:1", "model", "model")
-EPOCH_MILLISECONDS = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
+_DAY_MILLISECONDS = 86_400_000
 
 
 def connect_over_model(limits: Limits | None = None) -> Database:
@@ -38,10 +38,22 @@ def connect_over_model(limits: Limits | None = None) -> Database:
     return Database.over(start)
 
 
+def connect_over(
+    network: Callable[[], Network], place: Place, limits: Limits | None = None
+) -> Database:
+    """The same over an emulator at that place, where nothing may be yet: a new cluster counts its
+    tables from one. `network` is called in the database's event loop."""
+
+    async def start() -> aio.Database:
+        return await _connected(network(), place, limits)
+
+    return Database.over(start)
+
+
 async def _connected(network: Network, place: Place, limits: Limits | None) -> aio.Database:
     clock = MachineClock()
     cluster = ClusterOverRows(clock, network, place)
     here = InProcessNetwork({ADDRESS: cluster})
     world = World(clock=clock, network=here, random=random.Random())  # noqa: S311  # for a test
-    rows = Rows(BigtableStore(network, place), Times(EPOCH_MILLISECONDS))
+    rows = Rows(BigtableStore(network, place), Times(clock.wall_milliseconds() - _DAY_MILLISECONDS))
     return await connect_to(world, [ADDRESS], limits or Limits(), RetryPolicy(), rows=rows)

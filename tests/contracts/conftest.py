@@ -1,5 +1,5 @@
-"""A `Database` in this process, one over real servers, one through their gateway, and one whose
-cells are in a row store."""
+"""A `Database` in this process, one over real servers, one through their gateway, and two whose
+cells are in a row store: in the model of Bigtable, and in Google's emulator of it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 import percolator
 import percolator.testing
 from percolator import Database, Limits, Table, codecs
+from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.place import Place
 from percolator.schema import Column
-from percolator.testing.row_database import connect_over_model
+from percolator.testing.row_database import connect_over, connect_over_model
 from services.local.cluster import LocalCluster
+from tests.bigtable.emulator_process import emulator
 
 IN_PROCESS = "in this process"
 ROWS = "over a row store"
+EMULATOR = "over Bigtable's emulator"
 CLUSTER = "cluster"
 THROUGH = "through a gateway"
 
@@ -36,7 +40,22 @@ needs_tablets = pytest.mark.parametrize("db", ON_TABLETS, indirect=True, scope="
 """For what a row store does not have: tests/unit/rowstore/test_not_there_yet.py says so."""
 
 
-@pytest.fixture(scope="module", params=[*ON_TABLETS, ROWS])
+needs_backward_scans = pytest.mark.parametrize(
+    "db", [*ON_TABLETS, ROWS], indirect=True, scope="module"
+)
+"""For what the service has, and Debian's release of the emulator does not."""
+
+
+@pytest.fixture(scope="session")
+def emulator_address() -> Iterator[str]:
+    with emulator() as address:
+        yield address
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*ON_TABLETS, ROWS, pytest.param(EMULATOR, marks=pytest.mark.bigtable)],
+)
 def db(request: pytest.FixtureRequest) -> Iterator[Database]:
     if request.param == IN_PROCESS:
         # As patient as over servers: some of these tests leave locks of clients that died.
@@ -45,6 +64,12 @@ def db(request: pytest.FixtureRequest) -> Iterator[Database]:
         return
     if request.param == ROWS:
         with connect_over_model() as database:
+            yield database
+        return
+    if request.param == EMULATOR:
+        address = request.getfixturevalue("emulator_address")
+        place = Place(address, "contracts", f"i{uuid.uuid4().hex}", scans_backwards=False)
+        with connect_over(BigtableNetwork, place) as database:
             yield database
         return
     cluster: LocalCluster = request.getfixturevalue("cluster")

@@ -20,7 +20,7 @@ from percolator import (
     both_kinds,
     codecs,
 )
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_backward_scans
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def test_a_scan_of_a_family_finds_its_columns_and_no_others(
             ]
 
 
+@needs_backward_scans
 def test_columns_and_families_are_read_together(
     db: Database, accounts: Accounts, edges: Family[int]
 ) -> None:

@@ -19,7 +19,7 @@ from percolator import (
     UsageError,
     codecs,
 )
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_backward_scans
 
 
 def test_history_is_read_by_timestamp_and_by_time(db: Database, accounts: Accounts) -> None:
@@ -48,6 +48,7 @@ def test_the_future_cannot_be_read(db: Database, accounts: Accounts) -> None:
         snapshot.get("a", accounts.balance)
 
 
+@needs_backward_scans
 def test_scans_cross_tablets_in_both_directions(db: Database, accounts: Accounts) -> None:
     keys = [f"{letter}{number}" for letter in "afgoptz" for number in range(3)]
     assert db.set_many((key, {accounts.balance: i}) for i, key in enumerate(keys)) == len(keys)
