@@ -417,6 +417,30 @@ async def test_tables_that_did_not_exist_then_are_left_out_unless_they_are_named
         await db.drop_table(young)
 
 
+async def test_an_imported_table_knows_the_codecs_of_the_exported_one(
+    cluster: LocalCluster, target: LocalCluster, tmp_path: Path
+) -> None:
+    typed = Table("typed", key=codecs.ordered_integer)
+    stock = typed.column("stock", codecs.integer)
+    async with connect(cluster.address) as db:
+        await db.create_table(typed)
+        async with db.transaction() as tx:
+            await tx.set(-5, stock, 7)
+        await exporting.export(db, tmp_path / "typed", tables=[typed.name])
+        await db.drop_table(typed)
+    async with connect(target.address) as db:
+        await importing.import_tables(db, tmp_path / "typed")
+        assert await db.get(-5, stock) == 7
+        other = typed.column("stock", codecs.text)
+        with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
+            await db.get(-5, other)
+        await db.drop_table(typed)
+        await db.create_table(Table(typed.name))
+        with pytest.raises(SchemaError, match="declares the codec ordered_integer, but the table"):
+            await importing.import_tables(db, tmp_path / "typed")
+        await db.drop_table(typed)
+
+
 async def test_bad_requests_to_export_name_what_is_wrong(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
