@@ -20,6 +20,10 @@ PHYSICAL_MILLISECONDS_MAX = (1 << (64 - SEQUENCE_BITS)) - 1
 TIMESTAMPS_PER_REQUEST_MAX = 1_000_000
 """The most timestamps in one request, unless the oracle is configured for fewer."""
 
+NEWEST = (1 << 64) - 1
+"""Instead of a timestamp, in a read of rows: whatever is newest when the tablet looks. No timestamp
+is as large, so every commit is below it, and every lock is in the way."""
+
 _DIGITS_MAX = 20
 """The number of decimal digits of 2**64."""
 

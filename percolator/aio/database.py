@@ -266,12 +266,13 @@ class Database:
     ) -> Any:
         """The value of one cell now, or `default` if it has none.
 
-        Two calls may show different moments: to read several cells together, use a `snapshot`.
+        It shows everything that was committed before the call. Two calls may show different
+        moments: to read several cells together, use a `snapshot`, which costs a round trip more.
 
         >>> await db.get("bob", balance, default=0)
         """
         async with self.snapshot(timeout=timeout) as snapshot:
-            return await snapshot.get(row, column, default)
+            return await snapshot._get_now(row, column, default)
 
     def pin(
         self,

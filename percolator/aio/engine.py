@@ -15,6 +15,7 @@ from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners
 from percolator.protocol.heartbeats import Heartbeats
+from percolator.protocol.newest import NewestReads
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import Catalog, TableInfo
@@ -158,6 +159,7 @@ class Engine:
         )
         self.cleanup = Cleanup(self.env)
         self.heartbeats = Heartbeats(self.env)
+        self.newest_reads = NewestReads(self.router, self.now)
         self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
         self.closed = False

@@ -11,10 +11,11 @@ from typing import Any
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
 from percolator.arguments import as_timestamp
+from percolator.protocol.newest import NotNow
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import resolved_page
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
-from percolator.schema import Table
+from percolator.schema import Readable, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -98,6 +99,21 @@ class Snapshot(Reading):
                     page.commit_timestamps.append(cell.commit_timestamp)
                     page.values.append(cell.value)
         return page
+
+    async def _get_now(self, row: object, column: Readable[Any], default: Any) -> Any:  # noqa: ANN401 - the column's values
+        """As `get`, if nothing else is read: without a timestamp, if that is possible."""
+        deadline = self._deadline(None)
+        newest = self._engine.newest_reads
+        if newest.are_possible:
+            cell = self._known_address(row, column) or await self._address(row, column, deadline)
+            self.statistics.round_trips += 1
+            found = await newest.read(cell, deadline)
+            if not isinstance(found, NotNow):
+                if found is None or found.value is None:
+                    return default
+                return decoded_value(column, row, found.value)
+        left = max(deadline - self._engine.now(), 0.001)
+        return await self.get(row, column, default, timeout=left)
 
     async def close(self) -> None:
         """Ends the snapshot: from now on, the history that it needed may be collected."""

@@ -264,7 +264,8 @@ class Database:
     ) -> Any:
         """The value of one cell now, or `default` if it has none.
 
-        Two calls may show different moments: to read several cells together, use a `snapshot`.
+        It shows everything that was committed before the call. Two calls may show different
+        moments: to read several cells together, use a `snapshot`, which costs a round trip more.
 
         >>> db.get("bob", balance, default=0)
         """

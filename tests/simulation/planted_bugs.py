@@ -36,6 +36,7 @@ from tests.simulation import planted_durability_bugs as durability_bugs
 from tests.simulation import planted_feed_bugs as feed_bugs
 from tests.simulation import planted_load_bugs as load_bugs
 from tests.simulation import planted_lock_only_bugs as lock_only_bugs
+from tests.simulation import planted_newest_bugs as newest_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation import planted_one_round_bugs as one_round_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
@@ -373,6 +374,10 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, kinds, one_round_share, quickly in read_lock_bugs.ALL
+    ),
+    *(
+        Bug(plant, workload="sequential", one_round_share=share, is_quickly_caught=True)
+        for plant, share in newest_bugs.ALL
     ),
     *(Bug(plant, workload="recipes", is_quickly_caught=True) for plant in recipe_bugs.ALL),
     *(

@@ -39,6 +39,7 @@ from percolator.tablet.reading.chosen_columns import chosen_columns
 from percolator.tablet.reading.listed_reads import AskedRead
 from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked, value_in_data
+from percolator.timestamps import NEWEST
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import Cursor
@@ -146,7 +147,8 @@ class PointReads:
             if row < start or (end and row >= end):
                 raise InvalidArgument(f"reads[{index}].row", "not in this tablet")
             if timestamp != known or not timestamp:
-                guard.check_read(timestamp, "reads[%d].timestamp", index)
+                if timestamp != NEWEST:
+                    guard.check_read(timestamp, "reads[%d].timestamp", index)
                 known, known_inverted = timestamp, inverted(timestamp)
                 if timestamp < self._oldest:
                     self._oldest = timestamp

@@ -12,6 +12,7 @@ from percolator.formats.records import RecordKind
 from percolator.tablet.reading import visible_cells
 from percolator.tablet.tablet import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.timestamps import NEWEST
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -323,3 +324,21 @@ async def test_a_read_without_a_timestamp_is_refused(timestamps: tuple[int, ...]
     with pytest.raises(InvalidArgument) as caught:
         await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
     assert caught.value.field == f"reads[{timestamps.index(0)}].timestamp"
+
+
+async def test_a_read_of_now_shows_the_newest_commit_and_meets_every_lock() -> None:
+    """A lock that was pushed far above may still be committed before the next look."""
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6, b"old"), written(b"a", 7, 8, b"new"))
+    pushed = lock_record(10, min_commit_timestamp=1_000_000)
+    await rig.apply(mutation(b"b", put(LOCK, pushed)))
+    assert await rig.value(b"a", NEWEST) == b"new"
+    assert await rig.value(b"c", NEWEST) is None
+    assert [found.lock.value for found in (await rig.read(b"b", NEWEST)).locks] == [pushed]
+
+
+async def test_only_reads_of_rows_are_of_now() -> None:
+    """The pages of a scan would show different moments."""
+    rig = await Rig().open()
+    with pytest.raises(InvalidArgument, match=r"^timestamp: "):
+        await rig.scan(NEWEST)
