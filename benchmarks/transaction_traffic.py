@@ -168,6 +168,15 @@ class Traffic:
 
         return await self._measured(accounts, count, in_flight, read)
 
+    async def single_reads(self, accounts: Accounts, count: int, in_flight: int) -> Cost:
+        """Each read with `db.get`, which needs no timestamp."""
+        db, balance = self._db, accounts.balance
+
+        async def read(number: int) -> None:
+            _require(await db.get(row_key(number), balance) is not None, "no such row")
+
+        return await self._measured(accounts, count, in_flight, read)
+
     async def round_trips(self, accounts: Accounts) -> tuple[int, int]:
         """Round trips of a single transaction that only writes, and of one that reads first."""
         row, balance = row_key(0), accounts.balance

@@ -31,15 +31,13 @@ from benchmarks.postgresql import Postgresql, PostgresqlCost
 from benchmarks.report import Report
 from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Costs, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
-from percolator import Limits, aio
+from percolator import Limits, aio, tune_garbage_collector
 from services.local.cluster import LocalCluster
 
 RUNS = 7
 SERVERS = 3
 IN_FLIGHT = 1_000
 THREADS = 64
-COLLECTOR = (50_000, 20, 50)
-"""What docs/performance.md advises."""
 DEFAULT_COLLECTOR = gc.get_threshold()
 LONE = 100
 """Transactions one after another, per run."""
@@ -129,6 +127,7 @@ async def run_asyncio(address: str, meter: Meter, measured: Measurements) -> Non
         costs["raw read"].add(await traffic.raw_reads(ONE, RAW, IN_FLIGHT))
         costs["snapshot read"].add(await traffic.snapshot_reads(ONE, RAW, IN_FLIGHT))
         costs["lone read"].add(await traffic.lone_reads(ONE, RAW, IN_FLIGHT))
+        costs["single read"].add(await traffic.single_reads(ONE, RAW, IN_FLIGHT))
         costs["two tablets"].add(await traffic.write_two(THIRTY, TRANSACTIONS, IN_FLIGHT))
         costs["thirty raw"].add(await traffic.raw_writes(THIRTY, RAW, IN_FLIGHT))
         costs["thirty"].add(await traffic.read_write(THIRTY, TRANSACTIONS, IN_FLIGHT))
@@ -193,12 +192,7 @@ def _default_collector() -> Iterator[None]:
     gc.unfreeze()
     gc.set_threshold(*DEFAULT_COLLECTOR)
     yield
-    _as_advised()
-
-
-def _as_advised() -> None:
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR)
+    tune_garbage_collector()
 
 
 @contextmanager
@@ -256,6 +250,7 @@ _TITLES = {
     "raw read": f"raw read, {ONE_TABLET}",
     "snapshot read": f"snapshot read, {ONE_TABLET}",
     "lone read": f"read in its own snapshot, {ONE_TABLET}",
+    "single read": f"read with db.get, {ONE_TABLET}",
     "thirty raw": f"raw write, {THIRTY_TABLETS}",
     "thirty": f"read-write, {THIRTY_TABLETS}",
     "threads": f"read-write, {BLOCKING_THREADS}",
@@ -273,6 +268,7 @@ def _ratios(found: Report, costs: dict[str, Costs]) -> None:
         ("raw write", "two tablets", "raw write / write-only over two tablets", None),
         ("raw read", "snapshot read", "raw read / read in one snapshot", SNAPSHOT_READ_MUST),
         ("raw read", "lone read", "raw read / read in its own snapshot", LONE_READ_MUST),
+        ("raw read", "single read", "raw read / read with db.get", None),
     ):
         ratio = costs[raw].cpu_micros / costs[name].cpu_micros
         found.add(f"CPU: {title}", ratio, "×", must=must, at_least=True)
@@ -348,7 +344,7 @@ def main() -> int:
     options = parser.parse_args()
     report = Report("transactions")
     measured = Measurements()
-    _as_advised()
+    tune_garbage_collector()
     # On a busy machine all of a thousand concurrent transactions are slow and would be logged.
     logging.getLogger("percolator.transactions").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="bench-tx-", dir=options.directory) as directory:

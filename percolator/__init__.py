@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from percolator.blocking.snapshot import Snapshot
     from percolator.blocking.transaction import Transaction
     from percolator.changes import Change, ChangeKind, ChangePage
+    from percolator.collector import tune_garbage_collector
     from percolator.decorators import observes, transactional
     from percolator.either import both_kinds
     from percolator.errors import (
@@ -101,6 +102,7 @@ _HOMES = {
     "connect": "blocking.database",
     "observes": "decorators",
     "transactional": "decorators",
+    "tune_garbage_collector": "collector",
 }
 _MODULES = ("aio", "codecs", "errors", "recipes")
 
@@ -150,6 +152,7 @@ __all__ = [
     "observes",
     "recipes",
     "transactional",
+    "tune_garbage_collector",
 ]
 
 

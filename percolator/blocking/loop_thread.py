@@ -119,7 +119,7 @@ class LoopCalls:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int | None) -> None:
         """`ident` is the ident of the thread in which the loop runs."""
-        self._process = os.getpid()
+        self._forks = _forks
         self._loop = loop
         self._ident = ident
         self._calls: deque[Pending[Any]] = deque()
@@ -191,7 +191,7 @@ class LoopCalls:
 
     def start_and_forget(self, function: Callable[[], Awaitable[None]]) -> None:
         """Starts a call for cleaning up, from anywhere. Does nothing if the loop has ended."""
-        if os.getpid() == self._process and self._is_alive():
+        if self._forks == _forks and self._is_alive():
             self.start(function)
 
     def _look(self) -> None:
@@ -220,7 +220,7 @@ class LoopCalls:
             pending.wake()
 
     def require_usable(self) -> None:
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             raise UsageError(FORKED)
         if threading.get_ident() == self._ident:
             raise UsageError(
@@ -266,7 +266,7 @@ class LoopThread(LoopCalls):
 
     def _at_exit(self) -> None:
         """Finishes what was committed, so that others do not meet its locks."""
-        if os.getpid() != self._process:
+        if self._forks != _forks:
             return
         while self._closing:
             _, close = self._closing.popitem()
@@ -291,6 +291,9 @@ FORKED = (
 
 _shared: LoopThread | None = None
 _forked = False
+_forks = 0
+"""How many forks lead to this process. Every call looks whether there was one since its loop was
+made, several times; `os.getpid` would be a system call each time."""
 _guard = threading.Lock()
 
 
@@ -306,7 +309,8 @@ def shared() -> LoopThread:
 
 
 def _after_fork_in_child() -> None:
-    global _forked, _guard  # noqa: PLW0603
+    global _forked, _forks, _guard  # noqa: PLW0603
+    _forks += 1
     _forked = _forked or _shared is not None
     _guard = threading.Lock()  # the old one may have been held by a thread that does not exist here
 

@@ -7,7 +7,7 @@ default, cost a tablet server 5 to 10 % of its whole CPU time.
 
 from __future__ import annotations
 
-import gc
+from percolator.collector import tune_garbage_collector
 
 NEW_OBJECTS = 20_000
 """Between two collections of new objects: about five batches of a hundred mutations."""
@@ -17,5 +17,4 @@ YOUNG_COLLECTIONS = 50
 
 def collect_seldom() -> None:
     """Excludes all present objects from collection; call it when everything is built."""
-    gc.freeze()
-    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
+    tune_garbage_collector(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
