@@ -159,7 +159,8 @@ class Engine:
         )
         self.cleanup = Cleanup(self.env)
         self.heartbeats = Heartbeats(self.env)
-        self.newest_reads = NewestReads(self.router, self.now)
+        # A row store knows nothing but timestamps.
+        self.newest_reads = NewestReads(self._router, self.now) if rows is None else None
         self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
         self.closed = False

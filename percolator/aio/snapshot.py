@@ -104,7 +104,7 @@ class Snapshot(Reading):
         """As `get`, if nothing else is read: without a timestamp, if that is possible."""
         deadline = self._deadline(None)
         newest = self._engine.newest_reads
-        if newest.are_possible:
+        if newest is not None and newest.are_possible:
             cell = self._known_address(row, column) or await self._address(row, column, deadline)
             self.statistics.round_trips += 1
             found = await newest.read(cell, deadline)

@@ -12,6 +12,7 @@ from percolator.routing.pending_cell import CellAnswer
 from percolator.schema import Table
 from percolator.testing import connect_async
 from percolator.timestamps import NEWEST
+from percolator.wire.timestamp_source import TimestampSource
 
 _CELL = CellAddress(7, b"bob", b"balance")
 _accounts = Table("accounts")
@@ -76,10 +77,12 @@ async def test_a_single_read_asks_for_no_timestamp_unless_it_meets_a_lock() -> N
         engine = db._engine
         async with db.transaction() as tx:
             await tx.set("bob", _balance, 1)
-        before = engine.timestamps.requests_answered
+        timestamps = engine.timestamps
+        assert isinstance(timestamps, TimestampSource)
+        before = timestamps.requests_answered
         assert await db.get("bob", _balance) == 1
         assert await db.get("joe", _balance, default=5) == 5
-        assert engine.timestamps.requests_answered == before
+        assert timestamps.requests_answered == before
         two = db.transaction()
         two._two_phases = True
         await two.set("amy", _balance, 2)
