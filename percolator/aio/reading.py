@@ -22,6 +22,7 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
+from percolator.protocol.known_row import KnownRow, known_rows
 from percolator.protocol.read import read_past_locks, read_rows
 from percolator.protocol.scan import FoundRow, own_value, scan_pages
 from percolator.protocol.write_set import WriteSet
@@ -46,6 +47,7 @@ D = TypeVar("D")
 K = TypeVar("K")
 
 Columns = Sequence[Column[Any] | Family[Any]]
+_NOTHING = FoundCell(0, None)
 
 
 class Reading(Moment):
@@ -53,7 +55,7 @@ class Reading(Moment):
 
     _own: WriteSet | None = None
     """The transaction's own writes, overlaid on what it reads."""
-    _remembered: dict[CellAddress, FoundCell | None] | None = None
+    _known: KnownRow | None = None
     """Cells that are known as of its timestamp, and so need not be read."""
 
     @property
@@ -88,10 +90,11 @@ class Reading(Moment):
         start = self._start or await self._begin_at(address, deadline)
         table_id, row_bytes, name = address
         found: CellAnswer
-        if self._remembered is not None and address in self._remembered:
-            found = self._remembered[address]
+        if self._known is not None and self._known.has(address):
+            found = self._known[name]
         else:
             self.statistics.round_trips += 1
+            self.statistics.rows_read += 1
             found = await self._engine.cells.read_cell(table_id, row_bytes, name, start, deadline)
         if isinstance(found, RowResult):
             found = await self._past_locks(address, found, start, deadline)
@@ -102,12 +105,6 @@ class Reading(Moment):
     def _begin_at(self, address: CellAddress, deadline: float) -> Awaitable[int]:
         """Fetches the timestamp, in order to read this cell."""
         return self._begin(deadline)
-
-    def _remember(self, address: CellAddress, found: FoundCell | None) -> None:
-        """Keeps a cell that was read at this timestamp by other means."""
-        if self._remembered is None:
-            self._remembered = {}
-        self._remembered[address] = found
 
     async def _past_locks(
         self, address: CellAddress, answer: RowResult, start: int, deadline: float
@@ -179,6 +176,8 @@ class Reading(Moment):
             address = self._known_address(row, column) or await self._address(row, column, deadline)
             addresses.append(address)
             written = None if self._own is None else own_value(self._own, address)
+            if written is None and self._known is not None and self._known.has(address):
+                written = self._known[address.column] or _NOTHING
             if written is None:
                 wanted.setdefault(address[:2], {})[address.column] = None
             else:
@@ -220,6 +219,7 @@ class Reading(Moment):
         if not (names is None or names or prefixes):
             return [Row(table, key, {}, columns, info.codecs) for key in keys]
         start = self._start or await self._begin(deadline)
+        known = known_rows(self._known, info.table_id, encoded, None if prefixes else names)
         requests = [
             RowRequest(
                 info.table_id,
@@ -232,17 +232,19 @@ class Reading(Moment):
                 ),
             )
             for row in encoded
+            if row not in known
         ]
         engine = self._engine
         answers = await read_rows(
             engine.env, engine.cleanup, requests, start, deadline, self.statistics
         )
-        found = []
-        for key, row, answer in zip(keys, encoded, answers, strict=True):
+        read, found = iter(answers), list[Row[K]]()
+        for key, row in zip(keys, encoded, strict=True):
+            stored = known[row] if row in known else next(read).found
             cells = {
                 column: cell.value
-                for column, cell in answer.found.items()
-                if cell.value is not None
+                for column, cell in stored.items()
+                if cell is not None and cell.value is not None
             }
             if self._own is not None and self._own.cells:
                 self._lay_over(info.table_id, row, names, prefixes, cells)

@@ -20,6 +20,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol.commit import Commit
+from percolator.protocol.known_row import KnownRow
 from percolator.protocol.read_locks import explained
 from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
@@ -341,9 +342,9 @@ class TransactionInternals:
             known = TableInfo(table_id, table, NO_OBSERVERS)
         transaction._bind(known)
 
-    def remember(self, address: CellAddress, found: FoundCell | None) -> None:
-        """Keeps a cell as it is at the transaction's timestamp, so that it need not be read."""
-        self._transaction._remember(address, found)
+    def know(self, row: KnownRow) -> None:
+        """Cells as they are at the transaction's timestamp, so that they need not be read."""
+        self._transaction._known = row
 
     async def versions(
         self, cells: Iterable[CellAddress], deadline: float

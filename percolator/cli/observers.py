@@ -12,7 +12,7 @@ from rich.table import Table as Screen
 
 from percolator import aio
 from percolator.aio.observing import worker_context
-from percolator.cli import observer_stats
+from percolator.cli import observer_stats, observer_trace
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.masters import ask_master
 from percolator.errors import InvalidArgument, PercolatorError
@@ -26,6 +26,7 @@ app = typer.Typer(
     no_args_is_help=True, help="List, measure, backfill, pause, resume and remove observers."
 )
 app.command("stats")(observer_stats.stats)
+app.command("trace")(observer_trace.trace)
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", show_default=False)]
 ObserverName = Annotated[str, typer.Argument(metavar="OBSERVER", show_default=False)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from percolator.aio.connecting import this_process
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
 from percolator.observers.registry.loading import load
+from percolator.observers.running.trace import trace_to
 from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
 
 
@@ -32,6 +34,10 @@ def worker(
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds for runs to finish when it is stopped.", min=0.001)
     ] = DRAIN_SECONDS,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Append a line for each run to this file, for `observers trace`."),
+    ] = None,
 ) -> None:
     """Run observers until Ctrl-C or SIGTERM.
 
@@ -41,8 +47,12 @@ def worker(
     here = connection(context)
     try:
         chosen = [one for reference in observers for one in load(reference)]
+        if trace is not None:
+            trace_to(trace)
     except InvalidArgument as error:
         fail(error)
+    except OSError as error:
+        fail(InvalidArgument("--trace", str(error)))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -6,14 +6,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from percolator.errors import CellAddress
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.run_time import ClusterWaits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.known_row import KnownRow
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
-from percolator.routing.cells import FoundCell
 from percolator.routing.tablet_map import TabletMap
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
@@ -32,8 +31,8 @@ class RunInternals(Protocol):
         """Fixes which table the name means in this transaction, before it is used."""
         ...
 
-    def remember(self, address: CellAddress, found: FoundCell | None) -> None:
-        """Keeps a cell as it is at the transaction's timestamp: no need to read it again."""
+    def know(self, row: KnownRow) -> None:
+        """Cells as they are at the transaction's timestamp: no need to read them again."""
         ...
 
 

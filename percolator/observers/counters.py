@@ -19,6 +19,7 @@ class Counters:
         "abandoned",
         "acknowledged",
         "cells",
+        "cells_written",
         "commits",
         "conflicts",
         "dead_letters",
@@ -27,6 +28,8 @@ class Counters:
         "latencies",
         "latency_seconds",
         "postponed",
+        "round_trips",
+        "rows_read",
         "runs",
     )
 
@@ -52,6 +55,12 @@ class Counters:
         self.acknowledged = 0
         """Notifications with nothing left to do: a run had committed already, or the cell was
         deleted and deletes do not wake the observer."""
+        self.rows_read = 0
+        """Rows that its runs have asked for or scanned, including those that did not commit."""
+        self.round_trips = 0
+        """How often they have waited for answers; parallel requests count once."""
+        self.cells_written = 0
+        """Cells that they have put, deleted or locked, with their acknowledgements."""
         self.latencies = [0] * (len(LATENCY_BOUNDS_SECONDS) + 1)
         """Runs by the time from the change to their commit; the last bucket has no upper bound."""
         self.latency_seconds = 0.0

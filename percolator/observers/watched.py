@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import acknowledgement_column
@@ -10,12 +11,16 @@ from percolator.observers.counters import Counters
 from percolator.observers.definition import Observer
 from percolator.schema import Column
 
+_COLUMNS_READ_MAX = 16
+"""An observer that reads more of a row reads the others when it needs them."""
+
 
 class Watched:
     """One observer of one worker."""
 
     __slots__ = (
         "_acknowledgements",
+        "columns_read",
         "counters",
         "hot_cell",
         "id",
@@ -32,6 +37,8 @@ class Watched:
         self.is_active = True
         """False while it is paused, and once it has been removed from the table."""
         self.counters = Counters()
+        self.columns_read: Sequence[bytes] = ()
+        """The columns of the row of its change that the last run has read."""
         self.hot_cell: CellAddress | None = None
         """Where a run has lost, if all runs that committed since have written it, too."""
         self._acknowledgements = {
@@ -41,6 +48,10 @@ class Watched:
     @property
     def columns(self) -> Sequence[bytes]:
         return list(self._acknowledgements)
+
+    def note_read(self, columns: Iterable[bytes]) -> None:
+        """Takes note of what a run has read of its row: the next one will probably do the same."""
+        self.columns_read = tuple(islice(columns, _COLUMNS_READ_MAX))
 
     def watches(self, column: bytes) -> bool:
         return column in self._acknowledgements

@@ -79,11 +79,13 @@ class LockWait:
 class Statistics:
     """What one transaction has cost so far."""
 
-    __slots__ = ("_lock_waits", "retries", "round_trips")
+    __slots__ = ("_lock_waits", "retries", "round_trips", "rows_read")
 
     def __init__(self) -> None:
         self.round_trips = 0
         """How often the transaction waited for responses; parallel requests count once."""
+        self.rows_read = 0
+        """How many rows were asked for or scanned."""
         self.retries = 0
         """How many of the round trips repeated a request: it had failed, or met a lock."""
         self._lock_waits: list[LockWait] | None = None

@@ -44,6 +44,7 @@ async def scan_pages(
         async for page in pages:
             statistics.round_trips += 1
             rows = page.rows
+            statistics.rows_read += len(rows)
             if page.locks:
                 deadline = env.clock.monotonic_seconds() + timeout_seconds
                 rows = await _without_locks(env, cleanup, request, page, deadline, statistics)

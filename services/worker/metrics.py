@@ -27,6 +27,9 @@ _COUNTERS = {
     "abandoned": "Failures that were runs that took too long.",
     "dead_letters": "Changes put aside as dead letters.",
     "acknowledged": "Notifications with nothing left to do: answered already, or unwanted deletes.",
+    "rows_read": "Rows that runs have asked for or scanned.",
+    "round_trips": "How often runs have waited for answers; parallel requests count once.",
+    "cells_written": "Cells that runs have put, deleted or locked.",
 }
 _BOUNDS = [*map(str, LATENCY_BOUNDS_SECONDS), "+Inf"]
 

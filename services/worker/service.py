@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError
 from percolator.observers.registry.loading import load
+from percolator.observers.running.trace import trace_to
 from percolator.observers.worker import Worker
 from services.chassis.cluster_client import connected
 from services.chassis.host import Host
@@ -24,6 +25,8 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
     """Runs the observers that its settings name. Only the chassis answers calls."""
     settings = host.settings
     observers = [one for reference in settings.observers for one in load(reference)]
+    if settings.trace_file is not None:
+        trace_to(settings.trace_file)
     database = await connected(host)
     drain_seconds = settings.drain_seconds * _DRAIN_SHARE
     try:

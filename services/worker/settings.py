@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
@@ -37,6 +38,9 @@ class WorkerSettings(ServiceSettings):
 
     scan_pause_seconds_max: Seconds = _DEFAULTS.scan_pause_seconds_max
     """The pause between two passes over all tablets when the last passes found nothing."""
+
+    trace_file: Path | None = None
+    """Where to append a line for each run, for `percolator observers trace`."""
 
     @field_validator("masters")
     @classmethod

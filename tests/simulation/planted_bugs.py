@@ -280,6 +280,7 @@ BUGS = (
     ),
     Bug(observer_bugs.deletes_wake_every_observer, workload="chains", is_quickly_caught=True),
     Bug(observer_bugs.write_after_a_delete_handled_with_it, workload="chains"),
+    Bug(observer_bugs.columns_read_last_time_kept_from_then, workload="chains"),
     Bug(observer_bugs.weak_notification_not_written_again, (Kind.SLOW_LINKS,), workload="chains"),
     Bug(
         observer_bugs.roll_forward_without_the_notification,

@@ -12,11 +12,14 @@ from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.run_pool import RunPool
 from percolator.observers.running.watched_cell import WatchedCell
+from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.protocol import steps
 from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.known_row import KnownRow
 from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import FoundCell
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import CommitWork
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
@@ -102,6 +105,20 @@ def write_after_a_delete_handled_with_it(patch: Patch) -> None:
         return is_wanted
 
     patch.setattr(ObserverRun, "begin", wrong)
+
+
+def columns_read_last_time_kept_from_then(patch: Patch) -> None:
+    """The next run does not read them again, and takes what its snapshot does not show."""
+    correct = WatchedCell.known_row
+    kept: dict[tuple[Watched, bytes, bytes], FoundCell | None] = {}
+
+    def wrong(self: WatchedCell, work: Work) -> KnownRow:
+        for column, found in self.others.items():
+            kept.setdefault((work.watched, work.row, column), found)
+        others = {column: kept[work.watched, work.row, column] for column in self.others}
+        return correct(self._replace(others=others), work)
+
+    patch.setattr(WatchedCell, "known_row", wrong)
 
 
 def weak_notification_not_written_again(patch: Patch) -> None:

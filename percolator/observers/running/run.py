@@ -22,24 +22,26 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
-from percolator.errors import CellAddress, UsageError
+from percolator.errors import UsageError
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.running.acknowledgement import NOTHING_SEEN, Acknowledgement
 from percolator.observers.running.dead_letter import DeadLetters
 from percolator.observers.running.watched_cell import WatchedCell, look
 from percolator.observers.work import Work
+from percolator.protocol.known_row import KnownRow
 from percolator.timestamps import SEQUENCE_BITS
 
 
 class ObserverRun:
     """One attempt to run an observer for a cell."""
 
-    __slots__ = ("_context", "_dead_letters", "_work", "cell", "start", "transaction")
+    __slots__ = ("_context", "_dead_letters", "_row", "_work", "cell", "start", "transaction")
 
     def __init__(self, context: WorkerContext, dead_letters: DeadLetters, work: Work) -> None:
         self._context = context
         self._dead_letters = dead_letters
         self._work = work
+        self._row: KnownRow | None = None
         self.transaction: RunTransaction = context.begin(work)
         self.start = 0
         """The snapshot's timestamp; 0 until it has one."""
@@ -55,8 +57,8 @@ class ObserverRun:
         # If the table was dropped and created again, the function must not write into the new one.
         watched = work.watched
         transaction.internal.bind(watched.observer.table.name, watched.table_id)
-        address = CellAddress(watched.table_id, work.row, work.column)
-        transaction.internal.remember(address, cell.newest)
+        self._row = cell.known_row(work)
+        transaction.internal.know(self._row)
         is_weak = watched.observer.weak
         is_unwanted = not (watched.observer.deletes or cell.has_value)
         has_dead_letter = cell.acknowledged.has_dead_letter
@@ -82,6 +84,8 @@ class ObserverRun:
         Raises the error that prevented it; only `OutcomeUnknown` leaves open whether it committed.
         """
         transaction = self.transaction
+        if self._row is not None:
+            self._work.watched.note_read(self._row.read)
         if not transaction.ended:
             await transaction.commit()
         elif transaction.commit_timestamp is None and transaction.internal.writes.cells:

@@ -21,6 +21,7 @@ from typing import Any
 from percolator.errors import ConflictError, OutcomeUnknown, PercolatorError, Retry, SnapshotTooOld
 from percolator.observers.context import WorkerContext
 from percolator.observers.run_time import RunTime
+from percolator.observers.running import trace
 from percolator.observers.running.dead_letter import DeadLetters
 from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run import ObserverRun
@@ -100,8 +101,10 @@ class RunPool:
             return
         counters = work.watched.counters
         run = ObserverRun(self._context, self._results.dead_letters, work)
+        ended, began = trace.Ended.COMMITTED, self._context.now()
         try:
             if not await run.begin():
+                ended = trace.Ended.HANDLED
                 counters.acknowledged += 1
             else:
                 counters.runs += 1
@@ -112,6 +115,7 @@ class RunPool:
             self._results.queue.drop(work)
             raise
         except ConflictError as error:
+            self._note(run, work, trace.Ended.CONFLICTED, began)
             counters.conflicts += 1
             if error.cell is not None:
                 counters.cells.lost_at(error.cell)
@@ -121,17 +125,28 @@ class RunPool:
                 self._results.queue.again(work, 0.0)
         except Exception as error:  # noqa: BLE001 - whatever an observer may raise
             if _will_pass(error):
+                self._note(run, work, trace.Ended.POSTPONED, began)
                 counters.postponed += 1
                 _log.debug("%r is postponed: %s", work, error)
                 work.leave()
                 self._repeat(work, _POSTPONED_SECONDS)
             else:
+                self._note(run, work, trace.Ended.FAILED, began)
                 await self._failed(work, run, error)
         else:
+            self._note(run, work, ended, began)
             self._handled(work, run.start)
         finally:
             if not run.transaction.ended:
                 run.transaction.rollback()
+
+    def _note(self, run: ObserverRun, work: Work, ended: trace.Ended, began: float) -> None:
+        """Counts what an attempt has cost, before its changes are forgotten."""
+        counters, transaction = work.watched.counters, run.transaction
+        counters.rows_read += transaction.statistics.rows_read
+        counters.round_trips += transaction.statistics.round_trips
+        counters.cells_written += len(transaction.internal.writes.cells)
+        trace.note(run, work, ended, self._context.now() - began)
 
     async def _call(self, run: ObserverRun, work: Work) -> None:
         """Calls the function, and turns whatever ends it into a failure of the observer.

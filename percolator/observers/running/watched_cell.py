@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.running.acknowledgement import NOTHING_SEEN, Acknowledgement
 from percolator.observers.work import Work
+from percolator.protocol.known_row import KnownRow
 from percolator.protocol.read import read_rows
 from percolator.routing.cells import FoundCell, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -18,6 +20,8 @@ class WatchedCell(NamedTuple):
     newest: FoundCell | None
     """The newest version. None if the cell was never written, or its versions were collected."""
     acknowledged: Acknowledgement
+    others: Mapping[bytes, FoundCell | None] = {}
+    """Cells of the same row that the last run has read, as the same snapshot shows them."""
 
     @property
     def commit(self) -> int:
@@ -35,14 +39,24 @@ class WatchedCell(NamedTuple):
             return False  # a deletion was put aside, and has since been collected
         return self.commit <= self.acknowledged.start
 
+    def known_row(self, work: Work) -> KnownRow:
+        """What a run's transaction need not read again."""
+        cells = {**self.others, work.column: self.newest}
+        return KnownRow(work.watched.table_id, work.row, cells)
+
 
 async def look(
     context: WorkerContext, work: Work, transaction: RunTransaction, start: int
 ) -> WatchedCell:
-    """Reads the cell and its acknowledgement in one request. Deletions count as changes."""
+    """Reads the cell and its acknowledgement in one request, and what the last run has read of such
+    a row. Deletions count as changes."""
+    others = work.watched.columns_read
     hidden = work.watched.acknowledgement(work.row, work.column).column
     read = RowRead(
-        row=work.row, columns=(hidden, work.column), timestamp=start, report_deletes=True
+        row=work.row,
+        columns=list(dict.fromkeys((hidden, work.column, *others))),
+        timestamp=start,
+        report_deletes=True,
     )
     (answer,) = await read_rows(
         context.env,
@@ -58,4 +72,8 @@ async def look(
         if stored is None or stored.value is None
         else Acknowledgement.decode(stored.value)
     )
-    return WatchedCell(answer.found.get(work.column), acknowledged)
+    return WatchedCell(
+        answer.found.get(work.column),
+        acknowledged,
+        {column: answer.found.get(column) for column in others},
+    )
