@@ -73,10 +73,10 @@ async def test_observers_go_on_from_there() -> None:
     async with percolator.testing.connect_async() as db:
         await tables.create_tables_async(db)
         for table, cells in initial.Repository(crawl, crawled=17).tables():
-            raw = Table(table.name, key=codecs.raw)
+            stored = Table(table.name, key=codecs.stored)
             async with db.transaction() as tx:
                 for row, column, value in cells:
-                    await tx.set(row, raw.column(column, codecs.raw), value)
+                    await tx.set(row, stored.column(column, codecs.stored), value)
         await db.register_observers(observers)
         assert await percolator.testing.run_observers_async(db, observers) == 0
         for number in range(20):
