@@ -96,9 +96,12 @@ class HeldCells:
         return holder if holder is not None and _is_in_the_way(holder, timestamp) else None
 
     def in_the_way_in_rows(self, start: bytes, end: bytes, timestamp: int) -> list[Holder]:
-        """The same for the rows in [start, end), each once; an empty end means to the last row."""
+        """The same for the rows in [start, end), each once; an empty end means to the last row.
+        Read locks change nothing that could be read."""
         found = dict.fromkeys(
-            self.holders[cell] for cell in self._ordered.between(*keys.cell_bounds(start, end))
+            self.holders[cell]
+            for cell in self._ordered.between(*keys.cell_bounds(start, end))
+            if keys.locked_cell(cell) is None
         )
         return [holder for holder in found if _is_in_the_way(holder, timestamp)]
 

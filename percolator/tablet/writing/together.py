@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted
 from percolator.tablet.memory.load_fences import closed
+from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import APPLIED, not_executed
 from percolator.tablet.writing.judge import Judge
@@ -97,6 +98,10 @@ async def _write(state: TabletState, batch: JudgedBatch) -> None:
 
 
 def require_different_cells(mutations: Sequence[CheckedMutation]) -> None:
-    """Raises `InvalidArgument` if two mutations are of one cell."""
-    if len({mutation[2] for mutation in mutations}) != len(mutations):
+    """Raises `InvalidArgument` if two mutations are of one cell, or if one is of a read lock of
+    another's: both would be judged before either is durable."""
+    cells = {mutation[2] for mutation in mutations}
+    if len(cells) != len(mutations):
         raise InvalidArgument("batch.mutations", "two mutations of one cell")
+    if not cells.isdisjoint(cells_locked_by(cells)):
+        raise InvalidArgument("batch.mutations", "a cell is written and read-locked")

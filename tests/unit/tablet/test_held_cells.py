@@ -13,6 +13,7 @@ from percolator.tablet.keys import cell_prefix
 from percolator.tablet.memory.held_cells import HeldCells, Holder
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import Change, changes, look
+from tests.unit.tablet.read_lock_steps import whole_read_lock
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
@@ -64,12 +65,13 @@ async def test_reads_at_or_above_the_start_wait_and_see_the_commit() -> None:
     assert list((await scanning)[0].found.values) == [b"1"]
 
 
-async def test_a_read_of_all_columns_waits_too() -> None:
+@pytest.mark.parametrize("row", [b"a", b"named like \0read\0\0\1"])
+async def test_a_read_of_all_columns_waits_too(row: bytes) -> None:
     rig = OneRoundRig()
     await rig.open()
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+    committing = rig.committing(whole(10, {row: b"1"}))
     await asyncio.sleep(0.5)
-    read = pb.RowRead(row=b"a", all_columns=True, timestamp=150)
+    read = pb.RowRead(row=row, all_columns=True, timestamp=150)
     request = pb.ReadBatch(target=together([]).target, reads=[read])
     reading = asyncio.ensure_future(rig.tablet.read(request))
     await asyncio.sleep(0.1)
@@ -268,3 +270,23 @@ async def test_a_scan_of_changes_goes_on_once_the_commit_is_known_to_be_above_it
     assert (await reading).reached == 50
     await committing
     assert (await changes(rig, 50, 150)).changes == [Change(100, b"a", COLUMN, b"1")]
+
+
+async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock() -> None:
+    """It changes nothing that they could see."""
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(written(b"a", 2, 3, b"v"))
+    committing = rig.committing(whole_read_lock(10, b"a"))
+    await asyncio.sleep(0.5)
+    read = pb.RowRead(row=b"a", all_columns=True, timestamp=150)
+    request = pb.ReadBatch(target=together([]).target, reads=[read])
+    reading = asyncio.ensure_future(rig.tablet.read(request))
+    scanning = asyncio.ensure_future(rig.scan(150))
+    await asyncio.sleep(0.1)
+    assert reading.done()
+    assert scanning.done()
+    assert not committing.done()
+    assert list((await reading).found.values) == [b"v"]
+    assert list((await scanning)[0].found.values) == [b"v"]
+    await committing

@@ -10,6 +10,7 @@ from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted, Sc
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_HEADER
 from percolator.protocol import steps
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.read_lock_steps import read_lock
 from tests.unit.tablet.tablets import (
     APPLIED,
     LOCK,
@@ -135,3 +136,16 @@ async def test_a_cancelled_caller_does_not_tear_the_group() -> None:
     await asyncio.sleep(2.0)
     assert len(await rig.cells(WRITE)) == 2
     assert not await rig.cells(LOCK)
+
+
+@pytest.mark.parametrize("reader_first", [False, True])
+async def test_a_cell_is_not_written_and_read_locked_in_one_group(reader_first: bool) -> None:
+    """Each would be judged before the other is durable, and both would pass."""
+    rig = Rig()
+    await rig.open()
+    steps_ = [prewrite(b"a", 10), read_lock(b"a", 12)]
+    with pytest.raises(InvalidArgument, match="a cell is written and read-locked"):
+        await _together(rig, *(reversed(steps_) if reader_first else steps_))
+    assert not await rig.cells(LOCK)
+    readers = [read_lock(b"a", 12), read_lock(b"a", 14), prewrite(b"b", 10)]
+    assert await _together(rig, *readers) == [APPLIED] * 3
