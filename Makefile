@@ -91,7 +91,7 @@ test-fast: $(READY) ## Run only what runs inside one process (about a minute)
 .PHONY: test-spark
 test-spark: $(SPARK_READY) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
-	$(PYTEST) -m spark tests/spark
+	$(PYTEST) $(BY_FILE) -m spark tests/spark
 
 RUST_TARGET ?= $(CURDIR)/var/rust
 

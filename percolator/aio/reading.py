@@ -343,7 +343,7 @@ class Reading(Moment):
         )
         async with aclosing(pages):
             async for page in pages:
-                info = self._bound_tables[table.name]
+                info = await self._info(table, self._deadline(timeout))  # known: a page came
                 yield [_row(table, key, cells, columns, info) for key, cells in page]
 
     async def _found_pages(
