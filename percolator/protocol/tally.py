@@ -1,7 +1,7 @@
 """What the transactions of one client came to: how many committed, how many lost, and where.
 
-Only numbers, so that counting costs a transaction next to nothing. People ask for them when
-throughput falls, which it usually does because many transactions write one cell.
+Only numbers are kept: every transaction counts. People ask for them when throughput falls, which it
+usually does because many transactions write one cell.
 """
 
 from __future__ import annotations
