@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.limits import Limits
 from percolator.protocol.write_steps import Write
 from percolator.spark.connections import BATCH_ROWS_MAX
-from percolator.spark.fields import Cell
+
+if TYPE_CHECKING:  # it needs pyspark, and what a task is cut into does not
+    from percolator.spark.fields import Cell
 
 CELLS_MAX = BATCH_ROWS_MAX
 BYTES_MAX = Limits().batch_bytes_max // 2

@@ -35,11 +35,15 @@ pytestmark = pytest.mark.integration
 SECONDS = 10.0
 
 
+TYPED_KEYS = "tuple_of(text, ordered_integer)"
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
         run(started, "tables", "create", "shop", "--split", "m")
         run(started, "tables", "create", "attic")
+        run(started, "tables", "create", "typed", "--key", TYPED_KEYS, "--column", "stock=integer")
         yield started
 
 
@@ -98,8 +102,6 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
 
 
 def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: LocalCluster) -> None:
-    keys = "tuple_of(text, ordered_integer)"
-    run(cluster, "tables", "create", "typed", "--key", keys, "--column", "stock=integer")
     row = '["trap", -7]'
     run(cluster, "set", "typed", row, "stock=12345678", "note=as text")
     assert asked(cluster, "get", "typed", row) == {"note": "as text", "stock": 12345678}
@@ -115,7 +117,7 @@ def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: Local
     assert "column 'stock': the program declares the codec text" in other
     altered = asked(cluster, "tables", "alter", "typed", "--column", "note=json", "--yes")
     assert altered["columns"] == {"note": "json", "stock": "integer"}
-    assert altered["key_codec"] == keys
+    assert altered["key_codec"] == TYPED_KEYS
     unknown = refused(cluster, "tables", "alter", "typed", "--column", "note=jason", code=2)
     assert "'jason' is not a codec for columns" in unknown
     assert asked(cluster, "delete", "typed", row) == {"deleted": 2}
@@ -280,9 +282,9 @@ async def lock(
 
 def test_status_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:
     status = asked(cluster, "status", "--check")
-    assert (status["tables"], status["tablets"], status["tablets_served"]) == (2, 3, 3)
+    assert (status["tables"], status["tablets"], status["tablets_served"]) == (3, 4, 4)
     assert status["problems"] == []
-    assert "2 tables, 3 of 3 tablets served" in run(cluster, "status")
+    assert "3 tables, 4 of 4 tablets served" in run(cluster, "status")
     cluster.processes["oracle"].ask_to_stop()
     cluster.processes["oracle"].wait_stopped()
     try:
