@@ -256,7 +256,7 @@ BUGS = (
             plant,
             store_bugs.KINDS,
             # What is rarely caught needs the transactions that show most.
-            workload=None if quickly else "mixed",
+            workload=None if quickly else "long fork",
             seeds_max=300,
             is_quickly_caught=quickly,
         )
