@@ -50,6 +50,7 @@ _log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS_MIN = 0.02
 _PAUSE_SECONDS_MAX = 1.0
+_CALL_SECONDS_MIN = 0.001
 _WORKERS_SECONDS = 3.0
 """How often it is asked which observers run."""
 
@@ -128,22 +129,25 @@ async def _wait(
     last_found = Remaining()
     while True:
         now = _Pass(context, deadline)
+        letters: Mapping[Name, int] | None = None
         try:
             await now.run()
+            if not now.remaining() and now.confirms(before):
+                letters = await count_dead_letters(context, deadline)
             problem: PercolatorError | None = None
         except (NotExecuted, ExecutionUnknown, SchemaError) as error:
-            # A tablet is not served yet, a table was dropped meanwhile, or masters do not answer.
+            # A tablet is not served yet, be it that of the dead letters; a table was dropped
+            # meanwhile; or masters do not answer.
             problem = error
         passes += 1
         remaining = now.remaining()
         on_pass(remaining)
+        if letters is not None:
+            return Quiet(passes, context.now() - started, now.paused(), letters)
         if problem is None or not last_found:
             # A pass that the deadline interrupted says less than the one before it.
             last_found = remaining
         found_nothing = problem is None and not remaining
-        if found_nothing and now.confirms(before):
-            letters = await count_dead_letters(context)
-            return Quiet(passes, context.now() - started, now.paused(), letters)
         if context.now() >= deadline:
             raise _late(last_found, problem, timeout_seconds)
         if found_nothing and before is None:
@@ -153,13 +157,14 @@ async def _wait(
         before = now if found_nothing else None
 
 
-async def count_dead_letters(context: WorkerContext) -> dict[Name, int]:
+async def count_dead_letters(context: WorkerContext, deadline: float = inf) -> dict[Name, int]:
     """The number of dead letters by observer; empty if no worker has ever run."""
+    deadline = min(context.deadline(), deadline)
     try:
-        info = await context.catalog.table(DEAD_LETTERS.name, context.deadline())
+        info = await context.catalog.table(DEAD_LETTERS.name, deadline)
     except SchemaError:
         return {}
-    env, seconds = context.env, context.env.limits.call_seconds
+    env, seconds = context.env, max(deadline - context.now(), _CALL_SECONDS_MIN)
     now = await env.timestamps.get(timeout_seconds=seconds)
     request = RangeRequest(info.table_id, b"", b"", (LETTER.name,), now)
     found: Counter[Name] = Counter()

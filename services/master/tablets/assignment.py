@@ -17,6 +17,7 @@ from collections.abc import Collection
 import structlog
 
 from percolator.errors import (
+    DeadlineExceeded,
     NotReady,
     PercolatorError,
     StoreUnusable,
@@ -35,7 +36,10 @@ from services.master.tablets.server_watch import ServerWatch, WatchedServer
 
 _ROUND_SECONDS = 0.5
 """The longest pause between two comparisons. `wake` ends it early."""
-_ORDER_SECONDS = 10.0
+_ANSWER_SECONDS = (1.0, 2.0, 7.0)
+"""How long the first order, the second and the third wait for an answer. An order that was lost
+costs a second. One whose tablet takes longer to open is there already, and repeating it does no
+harm; the third waits long enough that those to a slow server do not pile up there."""
 _ORDERS_PER_SERVER = 8
 _RETRY_SECONDS_MIN = 0.1
 _RETRY_SECONDS_MAX = 10.0
@@ -280,8 +284,7 @@ class Assignment:
             origin_tablet_id=tablet.origin_tablet_id,
             origin_epoch=tablet.origin_epoch,
         )
-        call = self._world.network.unary(tablet.address, methods.OPEN_TABLET)
-        opened = (await call(order, _ORDER_SECONDS)).tablet
+        opened = (await self._answer(tablet, order)).tablet
         server = self._watch.servers.get(tablet.server_id)
         if server is not None:
             server.reported[tablet.tablet_id] = wire.ReportedTablet(
@@ -289,6 +292,21 @@ class Assignment:
                 epoch=opened.epoch,
                 schema_version=opened.schema_version,
             )
+
+    async def _answer(
+        self, tablet: Tablet, order: wire.OpenTabletRequest
+    ) -> wire.OpenTabletResponse:
+        """Repeats an order that is not answered: if it was lost, nobody serves the tablet."""
+        call = self._world.network.unary(tablet.address, methods.OPEN_TABLET)
+        *first, last = _ANSWER_SECONDS
+        for seconds in first:
+            try:
+                return await call(order, seconds)
+            except DeadlineExceeded:
+                if not self._is_current(tablet):
+                    raise
+                await self._store.leadership.check()
+        return await call(order, last)
 
     def _refused(self, tablet: Tablet, error: PercolatorError) -> None:
         if isinstance(error, TabletMoved):

@@ -7,6 +7,7 @@ The duty of the masters is checked at every step: no epoch of a tablet is ever g
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class ModelNetwork:
         self.silent: set[str] = set()
         self.dial_out: set[str] = set()
         """Silent addresses whose processes still register."""
+        self.losses: Counter[str] = Counter()
+        """How many of the next requests are lost, by method."""
         self.pauses: Callable[[], float] = lambda: 0.001
 
     def unary(
@@ -75,7 +78,7 @@ class ModelNetwork:
             try:
                 async with asyncio.timeout(timeout):
                     await asyncio.sleep(self.pauses())
-                    if address in self.silent:
+                    if address in self.silent or self._loses(name):
                         await asyncio.get_running_loop().create_future()
                     handlers = self.handlers.get(address)
                     if handlers is None:
@@ -91,6 +94,12 @@ class ModelNetwork:
                 raise DeadlineExceeded(f"{address} does not answer") from None
 
         return call
+
+    def _loses(self, method: str) -> bool:
+        if not self.losses[method]:
+            return False
+        self.losses[method] -= 1
+        return True
 
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]

@@ -170,6 +170,18 @@ async def test_a_server_that_falls_silent_while_it_takes_over_is_replaced_in_tim
         assert set(await addresses(world, table)) == {"c:1"}
 
 
+@pytest.mark.parametrize(("lost", "seconds"), [(1, 2.0), (2, 4.0)])
+async def test_an_order_to_open_that_is_lost_is_repeated_soon(lost: int, seconds: float) -> None:
+    """Its server lives, so nobody else is given the tablet: clients wait for the next order."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        await fill(world, table)
+        world.network.losses["open_tablet"] = lost
+        world.kill_server("b:1")
+        assert await world.until(lambda: is_complete(world, table)) < seconds
+        assert not world.network.losses["open_tablet"]
+
+
 async def test_a_new_server_gets_its_share_and_then_nothing_more_moves() -> None:
     async with cluster("a:1", "b:1") as world:
         table = await create(world, splits=[b"%02d" % n for n in range(1, 12)])

@@ -14,7 +14,8 @@ from percolator import DeadlineExceeded, InvalidArgument, Limits, RetryPolicy, T
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
-from percolator.errors import NotReady
+from percolator.errors import NotReady, TabletMoved
+from percolator.observers.running.dead_letter import dead_letters_table
 from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
@@ -38,6 +39,9 @@ class Restless(ClusterInMemory):
         self.moves_left = 0
         self.answers = 0
         self.refusing = False
+        self.scans_refused = 0
+        """Only dead letters are scanned."""
+        self.serves_scans = True
         self._at = AT
 
     async def scan_notifications(
@@ -61,6 +65,13 @@ class Restless(ClusterInMemory):
                 await self.change(ROWS[not here], self._at, put=False)
                 self._at += 1
         return response
+
+    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+        if not self.serves_scans:
+            self.scans_refused += 1
+            raise TabletMoved("not here", tablet_id=request.target.tablet_id, epoch=1)
+        async for response in super().scan(request):
+            yield response
 
     async def settle(self) -> None:
         """Removes the notification: the work is done."""
@@ -155,6 +166,29 @@ async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
         cluster.refusing = True
         started = db.internal.engine.now()
         with pytest.raises(DeadlineExceeded):
+            await wait(db, 1)
+        assert db.internal.engine.now() - started < 1.5
+
+
+async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for() -> None:
+    async with observed() as (cluster, db):
+        await dead_letters_table(worker_context(db.internal.engine))
+        cluster.serves_scans = False
+        waiting = asyncio.create_task(wait(db))
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        assert cluster.scans_refused
+        cluster.serves_scans = True
+        quiet, _ = await waiting
+        assert not quiet.dead_letters
+
+
+async def test_a_deadline_is_kept_even_if_dead_letters_cannot_be_counted() -> None:
+    async with observed() as (cluster, db):
+        await dead_letters_table(worker_context(db.internal.engine))
+        cluster.serves_scans = False
+        started = db.internal.engine.now()
+        with pytest.raises(DeadlineExceeded, match=r"timed out after 1 s.*not here"):
             await wait(db, 1)
         assert db.internal.engine.now() - started < 1.5
 
