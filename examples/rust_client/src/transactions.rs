@@ -120,6 +120,7 @@ impl Transaction<'_> {
                 table: table.into(),
                 row: row.clone().into_bytes(),
                 columns: vec![column.into()],
+                ..Default::default()
             })
             .collect();
         let request = GetRequest {
