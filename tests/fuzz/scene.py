@@ -150,20 +150,22 @@ class Scene:
                 await self.call(self._master, methods.DRAIN_SERVER, undo)
         former = [getattr(self, one, None) for one in ("table", "shaken", "loading")]
         number = next(self._numbers)
-        self.table = await self._create(f"fuzzed-{number}", [SPLIT], change_feed=True)
-        self.shaken = await self._create(f"shaken-{number}", [SPLIT])
-        self.loading = await self._create(f"loaded-{number}", [])
+        table = await self._create(f"fuzzed-{number}", [SPLIT], change_feed=True)
         observer = master_pb2.Observer(name=OBSERVER, columns=[OBSERVED])
         await self.call(
             self._master,
             methods.CHANGE_OBSERVERS,
-            master_pb2.ChangeObserversRequest(table=self.table.name, add=[observer]),
+            master_pb2.ChangeObserversRequest(table=table.name, add=[observer]),
         )
+        # Only now do inputs use it: one could add another observer of this name first.
+        self.table = table
+        self.shaken = await self._create(f"shaken-{number}", [SPLIT])
+        self.loading = await self._create(f"loaded-{number}", [])
         await self._take_timestamps()
         await self._fenced()
-        for table in former:
-            if table is not None:
-                gone = master_pb2.DeleteTableRequest(name=table.name, missing_ok=True)
+        for old in former:
+            if old is not None:
+                gone = master_pb2.DeleteTableRequest(name=old.name, missing_ok=True)
                 await self.call(self._master, methods.DELETE_TABLE, gone)
         await self.learn()
 
