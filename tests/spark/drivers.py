@@ -56,6 +56,7 @@ class Driver:
         assert killed(started[0]), "Java had ended before"
         for process in [*started[1:], program]:
             killed(process)  # some have ended by themselves since Java has
+        self._process.wait()  # otherwise, the exit could still see it run, and strike again
         return {process.pid for process in started}
 
     def ended(self) -> dict[str, str]:
@@ -78,7 +79,9 @@ class Driver:
 
     def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
-            self.kill()
+            program = psutil.Process(self._process.pid)
+            for process in [*program.children(recursive=True), program]:
+                killed(process)
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
