@@ -309,7 +309,7 @@ def shared() -> LoopThread:
 
 
 def _after_fork_in_child() -> None:
-    global _forked, _forks, _guard  # noqa: PLW0603
+    global _forked, _forks, _guard  # noqa: PLW0603 - the module is what a fork copies
     _forks += 1
     _forked = _forked or _shared is not None
     _guard = threading.Lock()  # the old one may have been held by a thread that does not exist here

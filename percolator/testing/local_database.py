@@ -55,7 +55,7 @@ def _starting(
         clock = MachineClock()
         cluster = ClusterInMemory(clock)
         network = InProcessNetwork({ADDRESS: cluster})
-        world = World(clock=clock, network=network, random=random.Random())  # noqa: S311
+        world = World(clock=clock, network=network, random=random.Random())  # noqa: S311 - for a test
         return await connect_to(
             world,
             [ADDRESS],

@@ -54,6 +54,6 @@ async def _connected(network: Network, place: Place, limits: Limits | None) -> a
     clock = MachineClock()
     cluster = ClusterOverRows(clock, network, place)
     here = InProcessNetwork({ADDRESS: cluster})
-    world = World(clock=clock, network=here, random=random.Random())  # noqa: S311  # for a test
+    world = World(clock=clock, network=here, random=random.Random())  # noqa: S311 - for a test
     rows = Rows(BigtableStore(network, place), Times(clock.wall_milliseconds() - _DAY_MILLISECONDS))
     return await connect_to(world, [ADDRESS], limits or Limits(), RetryPolicy(), rows=rows)
