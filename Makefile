@@ -81,11 +81,11 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging -
 .PHONY: test
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
-test: $(READY) ## Run everything that needs neither Java, Rust nor Docker (about 3 minutes)
+test: $(READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
 	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-fast
-test-fast: $(READY) ## Run only what runs inside one process (about a minute)
+test-fast: $(READY) ## Run only what runs inside one process (a few minutes)
 	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-spark
@@ -119,9 +119,11 @@ JOBS ?= 2
 simulate: $(READY) ## Simulate whole clusters in virtual time, with faults (SEEDS=100, SEED=any, JOBS=2)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation --seeds $(SEEDS) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 
+BUGS ?=
+
 .PHONY: planted-bugs
-planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation must find
-	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planting
+planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation must find (BUGS=--slow: those that make test leaves out)
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planting $(BUGS)
 
 .PHONY: chaos
 chaos: $(READY) ## Strike a cluster of processes in many ways at once, for CHAOS_SECONDS (90), and check it
@@ -146,13 +148,13 @@ recovery: $(READY) ## Record how soon everything worked again in chaos runs, in 
 
 .PHONY: compose-test
 compose-test: $(READY) ## Disturb a cluster of containers from outside, and check it (needs Docker)
-	$(MAKE) --no-print-directory image BASE_IMAGE=$$(tests/containers/base-image)
+	$(MAKE) --no-print-directory image image-emulator BASE_IMAGE=$$(tests/containers/base-image)
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/containers
 
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions bench-contention bench-observers bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
+bench: bench-oracle bench-tablet bench-transactions bench-small bench-contention bench-observers bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Measure timestamps per second
@@ -182,6 +184,14 @@ bench-gc: $(READY) ## Measure reads and store size while cells are overwritten f
 bench-gateway: $(READY) ## Measure the cost of forwarding calls, and of transactions from other languages
 	$(BIN)/python -m benchmarks.gateway
 
+.PHONY: bench-bigtable
+bench-bigtable: $(READY) ## Measure what transactions on a row store cost their client, next to tablet servers (about 2 minutes)
+	$(BIN)/python -m benchmarks.bigtable
+
+.PHONY: bench-moving
+bench-moving: $(READY) emulator ## Move a million cells from tablet servers into Bigtable's emulator, and compare (about 2 minutes)
+	$(BIN)/python -m benchmarks.moving
+
 .PHONY: bench-observers
 bench-observers: $(READY) ## Measure observers: runs per second, delay, an idle worker; then hot cells in each way (about 4 minutes)
 	$(BIN)/python -m benchmarks.observers
@@ -191,14 +201,30 @@ bench-observers: $(READY) ## Measure observers: runs per second, delay, an idle 
 bench-recipes: $(READY) ## Measure only hot cells: counters and a trie in each way, a storm, edges at one node (about 2 minutes)
 	$(BIN)/python -m benchmarks.recipes
 
+.PHONY: bench-small
+bench-small: $(READY) ## Measure a small program: 8 threads, on many rows and all on one (about 1 minute)
+	$(BIN)/python -m benchmarks.small_programs
+
+.PHONY: bench-revisions
+bench-revisions: $(READY) ## Compare with an earlier revision in one run: a storm of increments, a chain of observers (REVISION=27d3539; about 2 minutes)
+	$(BIN)/python -m benchmarks.revisions $(if $(REVISION),--revision $(REVISION))
+
+.PHONY: bench-messages
+bench-messages: $(READY) ## Measure what a message and its answer cost, over gRPC and in frames (about a minute)
+	$(BIN)/python -m benchmarks.message_kinds
+
 .PHONY: bench-contention
 bench-contention: $(READY) ## Measure transactions that fight over few cells: what they cost, and how long they wait (about 3 minutes)
 	$(BIN)/python -m benchmarks.contention
 
 .PHONY: bench-spark
-bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a cluster, next to Parquet and PostgreSQL (needs Java 17; about 6 minutes)
+bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a cluster, next to Parquet and PostgreSQL (needs Java 17; PARTS="append scan" runs parts; all take about 6 minutes)
 	@tests/spark/ensure-java
-	$(BIN)/python -m benchmarks.spark
+	$(BIN)/python -m benchmarks.spark $(PARTS)
+
+.PHONY: bench-job-readers
+bench-job-readers: $(READY) ## Measure readers while an atomic job locks what they read (about a minute)
+	$(BIN)/python -m benchmarks.job_readers
 
 .PHONY: bench-incremental
 bench-incremental: $(SPARK_READY) ## Compare observers with a Spark batch job: how soon is a change served? (needs Java 17; about 20 minutes)
@@ -265,8 +291,15 @@ example-rust: $(READY) ## The bank in Rust, through a gateway (needs cargo; the 
 # ------------------------------------------------------------------------------ clusters
 
 .PHONY: demo
-demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running)
+ifeq ($(STORE),bigtable)
+demo: $(READY) emulator
+	$(if $(KEEP),$(error KEEP: the emulator, and all that is in it, ends with the demo))
+	$(BIN)/python -m tests.bigtable.emulator_process $(BIN)/python -m examples.demo --store bigtable://percolator/percolator
+else
+demo: $(READY) ## The paper's index of web pages, with a killed server and a check of the result (KEEP=1 keeps it running, STORE=bigtable: on its emulator)
+	$(if $(STORE),$(error STORE=$(STORE): expected bigtable, or nothing))
 	$(BIN)/python -m examples.demo
+endif
 
 DATA ?= .percolator
 GATEWAYS ?= 1
@@ -288,6 +321,10 @@ certs: $(READY) ## Create an authority and certificates for development (CERTIFI
 .PHONY: image
 image: ## Build the image of all services (BASE_IMAGE= replaces the default base image)
 	docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) -f deploy/Dockerfile -t percolator:local .
+
+.PHONY: image-emulator
+image-emulator: emulator ## Build the image of Bigtable's emulator, for compose.bigtable.yaml
+	docker build -f deploy/emulator.Dockerfile -t percolator-emulator:local var/bigtable
 
 .PHONY: clean
 clean: ## Remove everything that can be made again, except cluster data

@@ -38,7 +38,6 @@ from services.local.cluster import LocalCluster
 STORM_THREADS = 20
 STORM_INCREMENTS = 1_000
 STORM_CELLS = 5
-STORM_CPU_MUST = 0.25
 CLIENTS = 50
 CLIENT_CELLS = 2
 CLIENT_SECONDS = 20.0
@@ -69,9 +68,8 @@ def storm(report: Report) -> None:
             )
             report.add("    attempts for each commit", waits.attempts / len(waits.seconds), "times")
             report.add("    CPU of all processes", cost.cpu_micros, "µs")
-    report.add(
-        "CPU: increment with db.run / by itself", cpu[True] / cpu[False], "×", must=STORM_CPU_MUST
-    )
+    # The bound is on the ratio with code that took no turns: benchmarks/revisions.py.
+    report.add("CPU: increment with db.run / by itself", cpu[True] / cpu[False], "×")
 
 
 async def _create(address: str) -> None:

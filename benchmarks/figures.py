@@ -93,6 +93,20 @@ FIGURES = [
         "make bench-transactions",
     ),
     Figure(
+        "a small program: 8 threads, each increments rows of its own choice",
+        "small_programs",
+        "8 threads, spread over 10,000 rows",
+        "/s",
+        "make bench-small",
+    ),
+    Figure(
+        "... all 8 on one row, which takes them one after another",
+        "small_programs",
+        "8 threads, all on one row",
+        "/s",
+        "make bench-small",
+    ),
+    Figure(
         "reads, each in its own snapshot",
         "transactions",
         "read in its own snapshot, asyncio, 1,000 in flight, 1 tablet",

@@ -190,17 +190,16 @@ async def _create_weak_trie(db: aio.Database) -> None:
 trie_combined = unique_numbers.observers
 
 
-async def _create_queues(db: aio.Database) -> None:
-    await unique_numbers.numbers.create(db)
-    await unique_numbers.nodes.create(db)
+async def _create_tree(db: aio.Database) -> None:
+    await unique_numbers.tree.create(db)
 
 
 async def _add_number(tx: aio.Transaction, number: int) -> None:
-    await unique_numbers.numbers.add(tx, number, True)
+    await unique_numbers.tree.add(tx, (LEVELS, number), 1)
 
 
 async def _combined_root(snapshot: aio.Snapshot) -> int:
-    return await unique_numbers.nodes.get(snapshot, (0, 0)) or 0
+    return await unique_numbers.tree.get(snapshot, (0, 0)) or 0
 
 
 def _different(numbers: list[int]) -> int:
@@ -210,5 +209,5 @@ def _different(numbers: list[int]) -> int:
 TRIE = (
     Way("strong", "trie_strong", _create_trie, _see, _root, _different),
     Way("weak", "trie_weak", _create_weak_trie, _see_weakly, _root, _different),
-    Way("CombineQueue", "trie_combined", _create_queues, _add_number, _combined_root, _different),
+    Way("CombineQueue", "trie_combined", _create_tree, _add_number, _combined_root, _different),
 )

@@ -30,9 +30,8 @@ from services.local.cluster import LocalCluster
 DOCUMENTS = 1_000
 NUMBERS = 2_000
 RATIO_MUST = 0.2
-"""Missed so far. For the trie, half of this is the commit of each addition. The rest is what each
-number writes: it is added, taken and kept, and so are the nodes above it, and the transactions that
-do this write to two tables, so they take two phases."""
+"""Missed so far: an entry is added, taken and counted, for each number and for the nodes above it.
+See docs/decisions/0047-one-row-for-each-entry.md."""
 ADDERS = 200
 RUNS_WITH_READ_LOCKS_MUST = 1.0
 _IN_FLIGHT = 16

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -82,12 +83,18 @@ class Report:
             )
         self._results.append(Result(name, value, unit, must, at_least))
 
-    def finish(self, *, runs: Path = RUNS) -> int:
-        """Prints the table and writes the file. Returns the benchmark's exit code."""
+    def finish(self, *, runs: Path = RUNS, merge: bool = False) -> int:
+        """Prints the table and writes the file. Returns the benchmark's exit code.
+
+        `merge`: keeps what the file has of other parts of this benchmark, with their environment.
+        """
         code = self.show()
         runs.mkdir(parents=True, exist_ok=True)
         path = runs / f"{self._name}.json"
-        path.write_text(json.dumps(self._as_json(), indent=2, ensure_ascii=False) + "\n")
+        found = self._as_json()
+        if merge and path.exists():
+            found = _merged(json.loads(path.read_text()), found)
+        path.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
         print(f"written to {path}")
         return code
 
@@ -117,7 +124,7 @@ class Report:
             )
         return table
 
-    def _as_json(self) -> dict[str, object]:
+    def _as_json(self) -> dict[str, Any]:
         return {
             "environment": self._environment,
             "results": [
@@ -131,6 +138,18 @@ class Report:
                 for result in self._results
             ],
         }
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new run, and what only the old one has: figures with the indented ones below them."""
+    measured = {one["name"] for one in new["results"] if not one["name"].startswith(" ")}
+    kept, keeping = [], False
+    for one in old["results"]:
+        if not one["name"].startswith(" "):
+            keeping = one["name"] not in measured
+        if keeping:
+            kept.append({"environment": old["environment"]} | one)
+    return {"environment": new["environment"], "results": new["results"] + kept}
 
 
 def environment() -> dict[str, object]:

@@ -8,48 +8,37 @@ were free" is the number of cores divided by the CPU time per row.
 
 The other sides of its ratios are measured in the same runs: local Parquet files, and PostgreSQL,
 into which Spark's executors upsert the same rows, if it is installed (spark_others.py).
+
+It can be run in parts, each of which measures both sides of its ratios: `make bench-spark
+PARTS="append scan"`. A part replaces its own figures in var/benchmarks/spark.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as spark_sql
 
 import percolator
 from benchmarks import postgresql
-from benchmarks.postgresql import Postgresql
 from benchmarks.report import Report
-from benchmarks.spark_others import upsert
+from benchmarks.spark_steps import PARTS, ROWS, TABLETS, TRANSACTION_ROWS, Cost, Steps
 from benchmarks.spark_stream import stream_latencies
-from percolator import Table
-from percolator.spark.bulk_loading import bulk_load
 from services.local.cluster import LocalCluster
 
-ROWS = 200_000
 RUNS = 3
-TABLETS = 4
-SPLITS = ["2500000000", "5000000000", "7500000000"]
 KEYS = 9_999_999_967
 """A prime: multiples of another prime, modulo this one, are distinct and in no order."""
 VALUE_BYTES = 100
-TRANSACTION_ROWS = 1_000
-CATALOG = json.dumps(
-    {"key": {"name": "key", "type": "text"}, "columns": {"value": {"type": "text"}}}
-)
 TITLES = {
     "write": f"write, transactions of {TRANSACTION_ROWS:,} rows",
     "atomic": "write of all rows in one atomic job",
@@ -70,45 +59,6 @@ CPU_MUSTS = {
 """CPU per row of all processes, as a share of the other's at most."""
 RATE_MUSTS = {("atomic", "write"): 0.6, ("write", "postgresql"): 0.9}
 """Rows per second, as a share of the other's at least."""
-
-
-class Cost:
-    """The cost of one slice: wall time, and CPU by kind of process."""
-
-    def __init__(self, seconds: float, cpu_seconds: dict[str, float]) -> None:
-        self.rate = ROWS / seconds
-        self.micros = {kind: cpu / ROWS * 1e6 for kind, cpu in cpu_seconds.items()}
-
-
-def measured(work: Callable[[], None]) -> Cost:
-    """The cost to this process and to all processes that it has started."""
-    before, began = _cpu(), time.perf_counter()
-    work()
-    seconds = time.perf_counter() - began
-    after = _cpu()
-    return Cost(seconds, {kind: after[kind] - before.get(kind, 0.0) for kind in after})
-
-
-def _cpu() -> dict[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            times, command = process.cpu_times(), " ".join(process.cmdline())
-        except psutil.Error:
-            continue  # it has ended
-        found[_kind(command)] += times.user + times.system
-        if "pyspark.daemon" in command:
-            # Worker processes that have ended.
-            found[_kind(command)] += times.children_user + times.children_system
-    return dict(found)
-
-
-def _kind(command: str) -> str:
-    if "services.tabletserver" in command:
-        return "tablet server"
-    if "services." in command and "org.apache.spark" not in command:
-        return "other services"
-    return "Spark, Python" if "pyspark.daemon" in command else "Spark, Java and driver"
 
 
 def session(directory: Path, memory: str = "1g") -> SparkSession:
@@ -143,82 +93,34 @@ def rows(spark: SparkSession) -> DataFrame:
     return frame
 
 
-def run(directory: Path, costs: defaultdict[str, list[Cost]]) -> list[float]:
-    """Fills in the costs, and returns the latencies of a stream in seconds."""
-    spark = session(directory / "warehouse")
-    frame = rows(spark)
+def run(
+    directory: Path, parts: Iterable[str], runs: int, costs: defaultdict[str, list[Cost]]
+) -> list[float]:
+    """Fills in the costs, and returns the latencies of a stream in seconds, if it is a part."""
+    wanted = {step for part in parts for step in PARTS[part]}
     with ExitStack() as stack:
+        spark = session(directory / "warehouse")
+        stack.callback(spark.stop)
+        other = None
+        if "postgresql" in wanted:
+            binaries = postgresql.found()
+            if binaries is None:
+                raise SystemExit("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+            other = stack.enter_context(postgresql.running(binaries))
         cluster = stack.enter_context(LocalCluster(directory / "cluster", tablet_servers=1))
         db = stack.enter_context(percolator.connect(cluster.address))
-        binaries = postgresql.found()
-        if binaries is None:
-            print("PostgreSQL is not installed (Debian: apt-get install postgresql); skipping it")
-        other = None if binaries is None else stack.enter_context(postgresql.running(binaries))
-        for number in range(RUNS + 1):
-            print(f"run {number} of {RUNS}" if number else "warming up", flush=True)
-            found = one_run(db, cluster.address, frame, number)
-            found |= others(frame, directory / f"parquet-{number}", other)
-            for name, cost in found.items():
+        frame = rows(spark) if wanted else None
+        for number in range(runs + 1 if frame is not None else 0):
+            print(f"run {number} of {runs}" if number else "warming up", flush=True)
+            assert frame is not None
+            steps = Steps(db, cluster.address, frame, directory / f"parquet-{number}", other)
+            for name, cost in steps.run(wanted, number).items():
                 if number:
                     costs[name].append(cost)
+        if "stream" not in parts:
+            return []
         print("streaming", flush=True)
-        latencies = stream_latencies(spark, db, cluster.address, directory / "checkpoint")
-        spark.stop()
-        return latencies
-
-
-def one_run(
-    db: percolator.Database, address: str, frame: DataFrame, number: int
-) -> dict[str, Cost]:
-    spark = frame.sparkSession
-    written, locked, loaded = (f"{name}-{number}" for name in ("written", "locked", "loaded"))
-    for name in (written, locked, loaded):
-        db.create_table(Table(name), SPLITS)
-
-    def options(table: str) -> dict[str, Any]:
-        return {"address": address, "table": table, "catalog": CATALOG}
-
-    def write(table: str, mode: str = "append", **more: object) -> None:
-        writer = frame.write.format("percolator").options(**options(table) | more)
-        writer.mode(mode).save()
-
-    def scan(table: str) -> None:
-        read = spark.read.format("percolator").options(**options(table)).load()
-        read.write.format("noop").mode("overwrite").save()
-
-    costs = {
-        "write": measured(lambda: write(written, transaction_rows=TRANSACTION_ROWS)),
-        "full scan": measured(lambda: scan(written)),
-        "atomic": measured(lambda: write(locked, atomic="true")),
-        "scan after atomic": measured(lambda: scan(locked)),
-        "overwrite": measured(lambda: write(written, mode="overwrite")),
-        "bulk load": measured(lambda: bulk_load(frame, **options(loaded))),
-    }
-    for name in (written, locked, loaded):
-        found = spark.read.format("percolator").options(**options(name)).load().count()
-        if found != ROWS:
-            raise SystemExit(f"table {name} has {found} rows, not {ROWS}")
-        db.drop_table(Table(name))
-    return costs
-
-
-def others(frame: DataFrame, files: Path, server: Postgresql | None) -> dict[str, Cost]:
-    """What the same rows cost elsewhere."""
-    spark = frame.sparkSession
-    costs = {
-        "parquet write": measured(lambda: frame.write.parquet(str(files))),
-        "parquet scan": measured(
-            lambda: spark.read.parquet(str(files)).write.format("noop").mode("overwrite").save()
-        ),
-    }
-    if server is not None:
-        server.create_pairs()
-        before = server.server_seconds()
-        cost = measured(lambda: upsert(frame, server.socket_directory, TRANSACTION_ROWS))
-        # It is no child of this process.
-        cost.micros["PostgreSQL"] = (server.server_seconds() - before) / ROWS * 1e6
-        costs["postgresql"] = cost
-    return costs
+        return stream_latencies(spark, db, cluster.address, directory / "checkpoint")
 
 
 def fill_in(report: Report, costs: dict[str, list[Cost]]) -> None:
@@ -226,11 +128,12 @@ def fill_in(report: Report, costs: dict[str, list[Cost]]) -> None:
     totals = {name: median(sum(cost.micros.values()) for cost in costs[name]) for name in titles}
     rates = {name: median(cost.rate for cost in costs[name]) for name in titles}
     for (name, other), must in RATE_MUSTS.items():
-        if other in rates:
+        if name in rates and other in rates:
             ratio = rates[name] / rates[other]
             report.add(f"rows/s: {name} / {other}", ratio, "×", must=must, at_least=True)
     for (name, other), must in CPU_MUSTS.items():
-        report.add(f"CPU: {name} / {other}", totals[name] / totals[other], "×", must=must)
+        if name in totals and other in totals:
+            report.add(f"CPU: {name} / {other}", totals[name] / totals[other], "×", must=must)
     for name, title in titles.items():
         report.add(title, rates[name], "rows/s")
         free = 1e6 * _cores() / totals[name]
@@ -247,16 +150,23 @@ def _cores() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"after a warm-up ({RUNS})")
     parser.add_argument("--directory", type=Path, help="where the stores are (default: temporary)")
     given = parser.parse_args()
+    parts = given.parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
     report = Report("spark")
     costs: defaultdict[str, list[Cost]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="bench-spark-", dir=given.directory) as directory:
-        latencies = sorted(run(Path(directory), costs))
+        latencies = sorted(run(Path(directory), parts, given.runs, costs))
     fill_in(report, costs)
-    report.add("stream: commit to foreachBatch, median", median(latencies) * 1000, "ms")
-    report.add("    of 20, the slowest", latencies[len(latencies) * 19 // 20] * 1000, "ms")
-    return report.finish()
+    if latencies:
+        report.add("stream: commit to foreachBatch, median", median(latencies) * 1000, "ms")
+        slow = latencies[len(latencies) * 19 // 20] * 1000
+        report.add("    of 20, the slowest", slow, "ms")
+    return report.finish(merge=True)
 
 
 if __name__ == "__main__":

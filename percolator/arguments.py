@@ -7,14 +7,15 @@ for something else nor cause an error deep inside the library.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
 
-from percolator.errors import InvalidArgument, UsageError
+from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.schema import INTERNAL_PREFIX, Column, Family, Table
 from percolator.timestamps import Timestamp
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -188,8 +189,54 @@ def require_no_internal_name(name: str) -> None:
 
 
 def retention_milliseconds(retention: object) -> int:
-    if not isinstance(retention, timedelta):
-        raise InvalidArgument("retention", f"expected a timedelta, got {type(retention).__name__}")
-    if retention < _MILLISECOND:
-        raise InvalidArgument("retention", f"expected at least a millisecond, got {retention}")
-    return retention // _MILLISECOND
+    return _milliseconds("retention", retention)
+
+
+def _milliseconds(field: str, given: object) -> int:
+    if not isinstance(given, timedelta):
+        raise InvalidArgument(field, f"expected a timedelta, got {type(given).__name__}")
+    if given < _MILLISECOND:
+        raise InvalidArgument(field, f"expected at least a millisecond, got {given}")
+    return given // _MILLISECOND
+
+
+def as_option(error: InvalidArgument, table: Table[Any]) -> InvalidArgument:
+    """What a master says about the options of a table, by the names of `create_table`."""
+    reason, option = error.reason, error.field.partition("[")[0]
+    if option == "options.change_feed":
+        reason = f"table {table.name!r} exists without one: switch it on with set_change_feed"
+    names = {
+        "options.change_feed": "change_feed",
+        "options.retention_milliseconds": "retention",
+        "options.ttls": "ttl",
+    }
+    return InvalidArgument(names.get(option, error.field), reason, where=error.where)
+
+
+def column_ttl(column: object, ttl: object) -> ColumnTtl:
+    """The time to live of a column; None: its values never expire."""
+    if isinstance(column, Family):
+        raise InvalidArgument("ttl", f"{column!r} is a family; only single columns have a ttl")
+    if not isinstance(column, Column):
+        raise InvalidArgument("ttl", f"expected a column, got {type(column).__name__}")
+    milliseconds = 0 if ttl is None else _milliseconds("ttl", ttl)
+    return ColumnTtl(column=column.name, ttl_milliseconds=milliseconds)
+
+
+def column_ttls(table: Table[Any], ttl: object) -> list[ColumnTtl]:
+    """The times to live of a new table's columns."""
+    if ttl is None:
+        return []
+    if not isinstance(ttl, Mapping):
+        raise InvalidArgument(
+            "ttl", f"expected a timedelta for each of some columns, got {type(ttl).__name__}"
+        )
+    found = []
+    for column, one in ttl.items():
+        message = column_ttl(column, one)
+        if column.table != table:
+            raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
+        if one is None:
+            raise InvalidArgument("ttl", f"expected a timedelta for {column!r}, got None")
+        found.append(message)
+    return sorted(found, key=lambda one: one.column)

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from percolator.errors import SchemaError, UsageError
-from percolator.schema import Column, Readable, Table, decoded_value
+from percolator.schema import Column, KnownCodecs, Readable, Table, decoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -38,6 +38,7 @@ class Change(Generic[K]):
 
     __slots__ = (
         "_before_is_known",
+        "_codecs",
         "column",
         "commit_timestamp",
         "ends_commit",
@@ -60,7 +61,10 @@ class Change(Generic[K]):
         *,
         before_is_known: bool,
         ends_commit: bool,
+        codecs: KnownCodecs | None = None,
     ) -> None:
+        """`codecs` are those of the table, if they are known."""
+        self._codecs = codecs
         self._before_is_known = before_is_known
         self.table = table
         self.key = key
@@ -97,6 +101,9 @@ class Change(Generic[K]):
     def _decoded(self, column: Readable[T], stored: bytes | None) -> T | None:
         if not self.is_of(column):
             raise SchemaError(f"the change is to column {self.column!r}, not to {column!r}")
+        codecs = self._codecs
+        if codecs is not None and codecs.readable.get(column.name) is not column:
+            codecs.require_readable(column)
         if stored is None:
             return None
         return decoded_value(column, self.key, stored)

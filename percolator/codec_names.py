@@ -125,4 +125,6 @@ def _check_codec(field: str, name: str) -> None:
     if len(name.encode()) > CODEC_BYTES_MAX:
         raise InvalidArgument(field, f"expected at most {CODEC_BYTES_MAX} bytes")
     if not name.isprintable() or name != name.strip():
-        raise InvalidArgument(field, f"{name!r} has unprintable characters, or spaces at an end")
+        raise InvalidArgument(
+            field, f"{name!r} has unprintable characters, or a space at either end"
+        )

@@ -253,7 +253,8 @@ def decimal(digits: int, places: int) -> Codec[_decimal.Decimal]:
             found = value.quantize(step, context=_EXACT)
         except (_decimal.InvalidOperation, _decimal.Inexact):
             raise SchemaError(f"{value} does not fit {name}") from None
-        if not found.is_finite() or abs(found) >= above:
+        # abs() would round to the digits of the program's own context.
+        if not found.is_finite() or found.copy_abs() >= above:
             raise SchemaError(f"{value} does not fit {name}")
         return found
 
@@ -261,7 +262,7 @@ def decimal(digits: int, places: int) -> Codec[_decimal.Decimal]:
         if not isinstance(value, _decimal.Decimal):
             raise wrong("Decimal", value)
         found = fitting(value)
-        return format(found or abs(found), "f").encode()  # 0, and never -0
+        return format(found or found.copy_abs(), "f").encode()  # 0, and never -0
 
     def decode(data: bytes) -> _decimal.Decimal:
         if not _PLAIN_NUMBER.fullmatch(data):

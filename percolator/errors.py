@@ -35,6 +35,7 @@ Every error says what happened, where, and (in `retry`) whether the same call ma
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -77,6 +78,7 @@ def _rebuild(
 
 
 _NAME_BYTES_SHOWN = 64
+_KEY_CHARACTERS_SHOWN = 100
 
 
 class CellAddress(NamedTuple):
@@ -89,17 +91,33 @@ class CellAddress(NamedTuple):
     def __str__(self) -> str:
         return self.described()
 
-    def described(self, table: str = "") -> str:
-        """The cell for people, with the name of its table if that is known."""
+    def described(self, table: str = "", key: object = None) -> str:
+        """The cell for people, with its table's name and the key of its row if they are known."""
         of = repr(table) if table else str(self.table_id)
-        return f"{_shortened(self.row)}, {_shortened(self.column)} of table {of}"
+        row = _shortened(self.row) if key is None else _shortened_key(key, self.row)
+        return f"row {row}, column {_shortened(self.column)} of table {of}"
 
 
 def _shortened(name: bytes) -> str:
-    """A row key or the name of a column, which may have thousands of bytes, for an error."""
-    if len(name) <= _NAME_BYTES_SHOWN:
-        return repr(name)
-    return f"{name[:_NAME_BYTES_SHOWN]!r}... ({len(name)} bytes)"
+    """A row or the name of a column, which may have thousands of bytes, for an error."""
+    shown = repr(_text(name[:_NAME_BYTES_SHOWN]))
+    return shown if len(name) <= _NAME_BYTES_SHOWN else f"{shown}... ({len(name)} bytes)"
+
+
+def _text(name: bytes) -> str | bytes:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return name
+    return text if text.isprintable() else name
+
+
+def _shortened_key(key: object, row: bytes) -> str:
+    """A key as the command line takes it: text in quotes, a tuple as a list."""
+    shown = repr(key) if isinstance(key, str) else json.dumps(key, ensure_ascii=False)
+    if len(shown) <= _KEY_CHARACTERS_SHOWN:
+        return shown
+    return f"{shown[:_KEY_CHARACTERS_SHOWN]}... ({len(row)} bytes)"
 
 
 class TransactionError(PercolatorError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
 import re
 import uuid
 from typing import Any
@@ -135,6 +136,37 @@ def value_bytes(field: str, codec: Codec[Any] | None, text: str) -> bytes:
         raise InvalidArgument(field, reason) from error
 
 
+def value_from_data(field: str, codec: Codec[Any] | None, written: object) -> bytes:
+    """The stored bytes of a value as JSON holds it. Raises `InvalidArgument` unless it is of the
+    codec's own type."""
+    if codec is None or codec in (codecs.raw, codecs.text):
+        if not isinstance(written, str):
+            raise InvalidArgument(field, f"expected text, found {_excerpt(written)}")
+        return row_bytes(field, written)
+    try:
+        return codec.encode(_of_data(codec, written))
+    except (ValueError, ArithmeticError, SchemaError) as error:
+        reason = f"expected {codec.name}, found {_excerpt(written)}"
+        raise InvalidArgument(field, reason) from error
+
+
+def _of_data(codec: Codec[Any], written: Any) -> Any:  # noqa: ANN401 - a value of any type
+    if codec in (codecs.integer, codecs.boolean, codecs.json):
+        return written  # which their encoders judge
+    if codec is codecs.float:
+        is_number = type(written) in (int, float) and math.isfinite(written)
+        if not is_number and written not in ("NaN", "Infinity", "-Infinity"):
+            raise SchemaError("expected a number")
+        return float(written)
+    if not isinstance(written, str):
+        raise SchemaError("expected text")
+    return _parsed(codec, written)
+
+
+def _excerpt(written: object) -> str:
+    return json.dumps(written)[:80]
+
+
 def _parsed(codec: Any, text: str) -> Any:  # noqa: ANN401 - a value of any type
     if codec is codecs.integer or codec is codecs.ordered_integer:
         return int(text)
@@ -187,6 +219,27 @@ def key_text(codec: KeyCodec[Any] | None, row: bytes) -> str:
 def key_bytes(field: str, codec: KeyCodec[Any] | None, text: str) -> bytes:
     """The row of a key as people write it: as `key_text` shows it, or as its bytes in hex."""
     return _encoded(field, codec, text, prefix=False)
+
+
+def key_from_data(field: str, codec: KeyCodec[Any] | None, written: object) -> bytes:
+    """The row of a key as JSON holds it. Raises `InvalidArgument` unless it is as `key_data` shows
+    it."""
+    try:
+        if codec is None or codec in (codecs.raw, codecs.text):
+            if isinstance(written, str):
+                return row_bytes(field, written)
+        else:
+            row = codec.encode(_key_of(codec, written))
+            if json.dumps(key_data(codec, row)) == json.dumps(written):
+                return row
+    except (ValueError, ArithmeticError, SchemaError) as error:
+        raise _no_key(field, codec, written) from error
+    raise _no_key(field, codec, written)
+
+
+def _no_key(field: str, codec: object, written: object) -> InvalidArgument:
+    name = getattr(codec, "name", "text")
+    return InvalidArgument(field, f"expected {name}, found {_excerpt(written)}")
 
 
 def prefix_bytes(field: str, codec: KeyCodec[Any] | None, text: str) -> bytes:

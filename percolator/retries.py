@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from percolator.arguments import require_seconds, require_whole
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
+from percolator.protocol.baton import Baton
 from percolator.protocol.environment import Environment
 from percolator.protocol.hot_cells import Contender, Loss
 from percolator.protocol.nested_calls import Inside, outer_calls, warn_of_inner_call
@@ -121,31 +122,41 @@ class Attempts:
         self._env.rivals.note_loss(cell, self._caller, longest_seconds, self._env.now())
         return longest_seconds
 
-    async def take_turn(self, cell: CellAddress, deadline: float) -> None:
-        """Before the first read of an attempt: waits if it would probably lose at the cell.
+    async def take_turn(self, cell: CellAddress, deadline: float) -> Baton | None:
+        """With the first read of an attempt: waits if it would probably lose at the cell.
 
-        Returns at the deadline at the latest, with a turn or without.
+        Returns at the deadline at the latest, with a turn or without; perhaps with a baton.
         """
         env, caller = self._env, self._caller
         longest_seconds = env.rivals.longest_seconds(cell, caller, env.now())
         if self.in_line or self._must_not_wait:
-            return
+            return None
         if not (longest_seconds or env.hot_cells.has_lost(caller, cell)):
-            return
-        if not await self._granted(self._lost_at(cell).stand_in_line(), deadline):
+            return None
+        turn = self._lost_at(cell).stand_in_line(is_reading=True)
+        if not await self._granted(turn, deadline):
             self.end()
-        elif longest_seconds:
+            return None
+        if longest_seconds:
             await self._pause(longest_seconds, deadline)
+            return None  # others may have committed meanwhile
+        return turn.result()
 
     async def _pause(self, longest_seconds: float, deadline: float) -> None:
         now = self._env.now()
         seconds = conflict_pause_seconds(self._env.random, longest_seconds, now - self._began)
         await self._env.clock.sleep(max(min(seconds, deadline - now), 0.0))
 
-    def end(self) -> None:
+    @property
+    def is_followed(self) -> bool:
+        """Whether another one could begin directly above this one's commit, which is about to be
+        sent."""
+        return self._contender is not None and self._contender.is_followed
+
+    def end(self, baton: Baton | None = None) -> None:
         """Lets the next in line go: this transaction has committed, or was given up."""
         if self._contender is not None:
-            self._contender.leave()
+            self._contender.leave(baton)
 
     async def ended(self) -> None:
         """As `end`, to be called from other threads."""
@@ -167,7 +178,7 @@ class Attempts:
         self._contender.lost_at(cell)
         return self._contender
 
-    async def _granted(self, turn: asyncio.Future[None], deadline: float) -> bool:
+    async def _granted(self, turn: asyncio.Future[Baton | None], deadline: float) -> bool:
         """Waits for a turn, but not beyond the deadline. Whether it came in time."""
         if not turn.done():
             left = deadline - self._env.now()

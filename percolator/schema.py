@@ -10,7 +10,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
@@ -143,8 +143,10 @@ class Column(Readable[T, R], Generic[T, R]):
 
 
 class Family(Generic[T]):
-    """The columns of a table whose names begin alike, with values of one type. Reads take it in
-    place of a column, for rows whose columns are not known before: a column for each edge, say.
+    """The columns of a table whose names begin with one prefix, with values of one type.
+
+    Reads take it in place of a column, for rows whose columns are not known in advance: a column
+    for each edge, say.
 
     >>> edges = graph.family("edge:", codecs.integer)
     >>> tx.set("hub", edges.column("bob"), 3)             # the column "edge:bob"
@@ -259,6 +261,10 @@ class KnownCodecs(Protocol):
         """Raises `SchemaError` if another codec has written the column."""
         ...
 
+    def require_family(self, family: Family[Any], names: Iterable[bytes]) -> None:
+        """Raises `SchemaError` if another codec has written one of the family's columns."""
+        ...
+
 
 class Row(Generic[K]):
     """One row of a snapshot: a value for each column that has one.
@@ -358,6 +364,8 @@ class Row(Generic[K]):
     def _of_family(self, family: Family[T]) -> list[Column[T]]:
         """The family's columns that have a value, in order."""
         names = sorted(name for name in self._cells if name.startswith(family.prefix))
+        if self._codecs is not None:
+            self._codecs.require_family(family, names)
         return [Column(family.table, name, family.codec) for name in names]
 
     def raw(self) -> dict[bytes, bytes]:

@@ -124,3 +124,16 @@ def _parsed(text: str) -> int | datetime:
 def seconds_between(earlier: int, later: int) -> float:
     """The seconds between two timestamps, by the oracle's time."""
     return ((later >> SEQUENCE_BITS) - (earlier >> SEQUENCE_BITS)) / 1000
+
+
+def is_expired(commit: int, snapshot: int, ttl_milliseconds: int) -> bool:
+    """Whether a value that was committed at `commit` is invisible at `snapshot`.
+
+    Only these numbers decide, and once it is, it is so at all later snapshots.
+    """
+    return (snapshot >> SEQUENCE_BITS) - (commit >> SEQUENCE_BITS) >= ttl_milliseconds
+
+
+def expires_at(commit: int, ttl_milliseconds: int) -> int:
+    """The first timestamp at which such a value is invisible."""
+    return ((commit >> SEQUENCE_BITS) + ttl_milliseconds) << SEQUENCE_BITS

@@ -7,9 +7,15 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_OF_GRPC = "Exception in callback PollerCompletionQueue._handle_events("
+_OF_GRPC = "PollerCompletionQueue._handle_events"
 """One poller of gRPC serves all event loops of a process, and may wake one that was closed just
-now. That loop no longer has callers; the callback is gRPC's own."""
+now. That loop no longer has callers; the callback is gRPC's own. asyncio and uvloop name it
+differently in the first line of a report."""
+
+
+def _is_of_grpc(text: str) -> bool:
+    first_line = text.partition("\n")[0]
+    return first_line.startswith("Exception in callback") and _OF_GRPC in first_line
 
 
 class _Reports(logging.Handler):
@@ -19,7 +25,7 @@ class _Reports(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
-        if not text.startswith(_OF_GRPC):
+        if not _is_of_grpc(text):
             self.texts.append(text)
 
 

@@ -24,6 +24,8 @@ from services.local.directory import delete, running
 from services.local.process import LocalClusterError
 
 TABLET_SERVERS = 3
+ORACLES_ON_ROWS = 2
+"""One of them is killed."""
 WORKERS = 2
 
 NEXT = """\
@@ -43,6 +45,14 @@ def main(
     data: Annotated[
         Path, typer.Option(help="Directory of the cluster; an earlier demo there is deleted.")
     ] = Path("var/demo"),
+    store: Annotated[
+        str,
+        typer.Option(
+            help="An empty row store in place of tablet servers: bigtable://PROJECT/INSTANCE. "
+            "BIGTABLE_EMULATOR_HOST may name an emulator. An oracle and a worker are killed.",
+            show_default=False,
+        ),
+    ] = "",
     port: Annotated[
         int, typer.Option(help="Port of the master; 0 takes a free one.", min=0, max=65_500)
     ] = 0,
@@ -58,7 +68,7 @@ def main(
         bool, typer.Option("--plain", help="Print lines instead of a view, as without a terminal.")
     ] = False,
 ) -> None:
-    """Crawl documents into a local cluster, kill a server, and check everything that is served.
+    """Crawl documents into a local cluster, kill servers, and check everything that is served.
 
     The exit code is 1 if anything is wrong.
     """
@@ -68,9 +78,9 @@ def main(
     plan = Plan(documents, rate, updates, deletions)
     try:
         _make_room(data, screen)
-        _run(data, port, plan, screen)
+        _run(data, store, port, plan, screen)
         if keep:
-            _keep(data, port, documents, screen)
+            _keep(data, store, port, documents, screen)
         else:
             delete(data)
     except KeyboardInterrupt:
@@ -101,11 +111,13 @@ def _make_room(data: Path, screen: Screen) -> None:
         screen.say(f"what an earlier demonstration left in {data} is deleted")
 
 
-def _run(data: Path, port: int, plan: Plan, screen: Screen) -> None:
+def _run(data: Path, store: str, port: int, plan: Plan, screen: Screen) -> None:
     screen.chapter("a cluster of processes")
     cluster = LocalCluster(
         data,
-        tablet_servers=TABLET_SERVERS,
+        store=store,
+        tablet_servers=0 if store else TABLET_SERVERS,
+        oracles=ORACLES_ON_ROWS if store else 1,
         workers=WORKERS,
         observers=[OBSERVERS],
         port=port,
@@ -129,10 +141,10 @@ def _run(data: Path, port: int, plan: Plan, screen: Screen) -> None:
         raise WentWrong(f"processes that did not stop cleanly, and their exit codes: {codes}")
 
 
-def _keep(data: Path, port: int, documents: int, screen: Screen) -> None:
+def _keep(data: Path, store: str, port: int, documents: int, screen: Screen) -> None:
     """Starts the same cluster on the same data with a launcher that outlives this process."""
     arguments = ["--data", str(data), "--port", str(port), "--detach"]
-    arguments += ["--tablet-servers", str(TABLET_SERVERS)]
+    arguments += ["--store", store] if store else ["--tablet-servers", str(TABLET_SERVERS)]
     arguments += ["--workers", str(WORKERS), "--observers", OBSERVERS]
     started = subprocess.run(  # noqa: S603 - our own module, and no shell
         [sys.executable, "-m", "services.local", *arguments],

@@ -1,6 +1,7 @@
 """Keeps asking the cluster for its state, and fills in a `State`.
 
     master           where each tablet is, and whether it is served
+    oracles          which one leads                           (instead, if there are no tablets)
     workers          how often each observer has run           (their metrics, over HTTP)
     tablet servers   how many notifications are pending        (their metrics, over HTTP)
     serving table    how many pages there are, and how long it took to serve them
@@ -20,20 +21,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from examples.demo.checking import WentWrong
-from examples.demo.state import Latency, Runs, Server, State, Tablet
+from examples.demo.state import Latency, Runs, State
+from examples.demo.strikes import ANSWER_SECONDS, Strike
 from examples.webindex import tables
 from examples.webindex.load import Crawling
 from percolator import aio
 from percolator.errors import ExecutionUnknown, NotExecuted
 from percolator.timestamps import seconds_between
-from percolator.v1.master_pb2 import ListTabletsRequest
-from percolator.wire import methods
 from services.local.cluster import LocalCluster
 from services.local.process import ServiceProcess
 
 OFTEN_SECONDS = 0.25
 SELDOM_SECONDS = 1.0
-ANSWER_SECONDS = 5.0
 
 RUNS = "percolator_observer_"
 NOTIFICATIONS = "percolator_tabletserver_tablet_notifications"
@@ -42,14 +41,17 @@ NOTIFICATIONS = "percolator_tabletserver_tablet_notifications"
 class Gauges:
     """The gauges of one cluster."""
 
-    def __init__(self, db: aio.Database, cluster: LocalCluster, state: State) -> None:
+    def __init__(
+        self, db: aio.Database, cluster: LocalCluster, state: State, strike: Strike
+    ) -> None:
         self._db = db
         self._cluster = cluster
         self._state = state
+        self._strike = strike
         self._latencies: dict[tuple[bytes, int], float] = {}
         """Seconds, by row of the serving table and its commit timestamp."""
-        self._samples: dict[str, list[Sample]] = {}
-        """By process: the samples of its last answer."""
+        self._samples: dict[tuple[str, int], list[Sample]] = {}
+        """By name and process id: the samples of its last answer."""
         self._since = 0
         """Older versions of the serving table belong to an earlier chapter."""
         self._looked = asyncio.Event()
@@ -61,7 +63,7 @@ class Gauges:
     async def watch(self) -> None:
         """Runs until it is cancelled. Raises `WentWrong` if a process has died."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat("master", self._placement, OFTEN_SECONDS))
+            group.create_task(self._repeat(self._strike.asked, self._processes, OFTEN_SECONDS))
             group.create_task(self._repeat("metrics", self._metrics, SELDOM_SECONDS))
             group.create_task(self._repeat("serving table", self._served, SELDOM_SECONDS))
 
@@ -87,29 +89,19 @@ class Gauges:
             self._looked.set()
             await asyncio.sleep(seconds)
 
-    # ------------------------------------------------------------------ processes and tablets
+    # ------------------------------------------------------------------ processes
 
-    async def _placement(self) -> None:
+    async def _processes(self) -> None:
         self._look_at_processes()
         if self.crawling is not None:
             self._state.written = self.crawling.written
-        network = self._db.internal.engine.world.network
-        list_tablets = network.unary(self._cluster.address, methods.LIST_TABLETS)
-        answer = await list_tablets(ListTabletsRequest(), ANSWER_SECONDS)
-        self._state.tablets = [
-            Tablet(one.location.tablet_id, one.table, one.location.address, one.serving)
-            for one in answer.tablets
-        ]
+        await self._strike.look()
 
     def _look_at_processes(self) -> None:
         for process in self._cluster.processes.values():
             code = process.exit_code
             if code is not None and process.name not in self.killed:
                 raise WentWrong(f"{process.name} has ended with {code}: {process.last_words()}")
-        self._state.servers = [
-            Server(one.name, one.pid, one.address, one.exit_code is None)
-            for one in self._named("tabletserver")
-        ]
 
     def _named(self, kind: str) -> list[ServiceProcess]:
         processes = self._cluster.processes.items()
@@ -121,22 +113,28 @@ class Gauges:
         workers, servers = self._named("worker"), self._named("tabletserver")
         alive = [one for one in (*workers, *servers) if one.ready and one.exit_code is None]
         self._state.silent -= {
-            one.name for one in servers if one not in alive
-        }  # dead servers are expected to be silent
+            one.name for one in (*workers, *servers) if one not in alive
+        }  # dead processes are expected to be silent
         await asyncio.gather(*(self._scrape(one) for one in alive))
-        samples = [sample for one in workers for sample in self._samples.get(one.name, ())]
+        samples = [
+            sample
+            for (name, _), found in self._samples.items()
+            if name.startswith("worker")
+            for sample in found
+        ]
         self._state.observers = runs_by_observer(samples)
         self._state.notifications = sum(
             int(sample.value)
             for one in servers
             if one in alive
-            for sample in self._samples.get(one.name, ())
+            for sample in self._samples.get((one.name, one.pid), ())
         )
 
     async def _scrape(self, process: ServiceProcess) -> None:
         """A process that does not answer, being too busy or just killed, keeps its last samples."""
         if process.ready is None:
             return
+        life = process.name, process.pid
         host, _, port = process.ready.metrics_address.rpartition(":")
         try:
             text = await asyncio.to_thread(_get, host, int(port))
@@ -144,7 +142,7 @@ class Gauges:
             self._state.silent.add(process.name)
         else:
             self._state.silent.discard(process.name)
-            self._samples[process.name] = list(parsed(text, (RUNS, NOTIFICATIONS)))
+            self._samples[life] = list(parsed(text, (RUNS, NOTIFICATIONS)))
 
     # ------------------------------------------------------------------ what is served
 
@@ -170,7 +168,7 @@ class Gauges:
 
 
 def runs_by_observer(samples: list[Sample]) -> dict[str, Runs]:
-    """Sums over all workers."""
+    """Sums over all workers, and all of their lives."""
     counts = Counter[tuple[str, str]]()
     for sample in samples:
         if "observer" in sample.labels:

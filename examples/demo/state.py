@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
+LEADS = "leads"
+"""The role of the oracle that gives out timestamps."""
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -41,12 +44,14 @@ class Latency:
 
 @dataclass(frozen=True)
 class Server:
-    """A tablet server, as the launcher knows its process."""
+    """A process that may be killed, as the launcher knows it."""
 
     name: str
     pid: int
     address: str
     alive: bool = True
+    role: str = ""
+    """What it does, if it is no tablet server."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class State:
     """Changes whose commits the loader saw acknowledged."""
     observers: Mapping[str, Runs] = field(default_factory=dict)
     notifications: int = 0
-    """Live notifications, counted in memory by the tablet servers that answer."""
+    """Live notifications, counted in memory by the tablet servers that answer. Nobody counts those
+    in a row store."""
     pages: int = 0
     """Rows of the serving table, in a snapshot."""
     documents_served: int = 0

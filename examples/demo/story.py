@@ -1,8 +1,9 @@
 """What the demo does, one chapter after another; each chapter waits until its condition holds.
 
 A crawl arrives at a steady rate while observers keep the index up to date. In the middle of it, a
-tablet server is killed. When no work is left, everything that is served is compared with the
-correct result, and again after documents were updated and deleted.
+tablet server is killed; in a row store, which has none, the leading oracle and a worker. When no
+work is left, everything that is served is compared with the correct result, and again after
+documents were updated and deleted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from examples.demo.checking import Checked, WentWrong, check
 from examples.demo.gauges import Gauges
 from examples.demo.queries import show_queries
 from examples.demo.screen import Screen
-from examples.demo.state import State, Tablet
+from examples.demo.state import State
+from examples.demo.strikes import OracleAndWorkerKilled, TabletServerKilled
 from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.load import Change, Crawling, changes
@@ -93,10 +95,18 @@ class _Story:
         self._crawl = Crawl(plan.documents, plan.seed)
         self._written: dict[str, str] = {}
         """What must be in the store once all changes are written: URL and text."""
-        self.gauges = Gauges(db, cluster, state)
+        has_tablets = any(name.startswith("tabletserver") for name in cluster.processes)
+        strike = TabletServerKilled if has_tablets else OracleAndWorkerKilled
+        self._strike = strike(cluster, db.internal.engine.world.network, state)
+        self.gauges = Gauges(db, cluster, state, self._strike)
 
     async def make_tables(self) -> None:
-        """Creates the tables; those keyed by URL are split into equal parts."""
+        """Creates the tables; those keyed by URL are split into equal parts, where there are
+        tablets."""
+        if found := await self._db.tables():
+            raise WentWrong(
+                f"the store has tables: {', '.join(found)}; the demo needs an empty one"
+            )
         await tables.create_tables_async(self._db, self._crawl.splits(self._plan.tablets))
 
     async def happens(self, group: asyncio.TaskGroup) -> Checked:
@@ -112,9 +122,10 @@ class _Story:
         await loading
         self._screen.say(f"{plan.documents:,} documents are written; observers finish")
         await self._require_right()
-        await asyncio.to_thread(self._cluster.restart, killed)
-        self.gauges.killed.discard(killed)
-        self._screen.say(f"{killed} is restarted; the master gives it tablets as needed")
+        for name in killed:
+            await asyncio.to_thread(self._cluster.restart, name)
+        self.gauges.killed.difference_update(killed)
+        self._screen.say(f"started again: {', '.join(killed)}; {self._strike.comeback()}")
 
         self._chapter(f"{plan.updates:,} documents are updated, {plan.deletions:,} deleted")
         await self._load(
@@ -129,11 +140,10 @@ class _Story:
 
     async def _prepare(self) -> None:
         await asyncio.to_thread(self._cluster.wait_workers)
-        await self._until(self._all_served)
-        state = self._state
+        await self._until(self._strike.is_whole)
         self._screen.say(
-            f"{len(tables.ALL)} tables, {len(state.tablets)} tablets on {len(state.servers)} "
-            f"tablet servers; {self._workers} workers run {OBSERVERS}"
+            f"{len(tables.ALL)} tables, {self._strike.parts()}; {self._workers} workers run "
+            f"{OBSERVERS}"
         )
 
     @property
@@ -162,43 +172,23 @@ class _Story:
 
     # ------------------------------------------------------------------ the kill
 
-    async def _kill(self) -> str:
-        """Kills the tablet server that the observers need most. Returns its name."""
-        state = self._state
-        (groups, *_) = [one for one in state.tablets if one.table == tables.groups.name]
-        name = state.server_of(groups.address)
-        victim = self._cluster.processes[name]
-        state.lost = frozenset(
-            one.tablet_id for one in state.tablets if one.address == victim.address
-        )
-        self.gauges.killed.add(name)
-        at = state.written
-        victim.kill()
+    async def _kill(self) -> list[str]:
+        """Kills what the crawl needs most. Returns the names once everything works again."""
+        names = self._strike.victims()
+        self.gauges.killed.update(names)
+        at = self._state.written
+        victims = [self._cluster.processes[name] for name in names]
+        for victim in victims:
+            victim.kill()
         began = time.monotonic()
+        killed = " and ".join(f"{one.name}, process {one.pid}" for one in victims)
         self._screen.say(
-            f"kill -9 of {name}, process {victim.pid}, after {at:,} documents: "
-            f"{len(state.lost)} tablets have no server",
+            f"kill -9 of {killed}, after {at:,} documents: {self._strike.damage()}",
             style="bold red",
         )
-        await self._until(lambda: self._all_served(not_at=victim.address))
-        seconds = time.monotonic() - began
-        self._screen.say(f"all of them are served again after {seconds:.1f} s: {self._moved()}")
-        return name
-
-    def _all_served(self, not_at: str = "") -> bool:
-        found = self._state.tablets
-        return bool(found) and all(one.serving and one.address != not_at for one in found)
-
-    def _moved(self) -> str:
-        state, names = self._state, self._state.names()
-        by_server: dict[str, list[Tablet]] = {}
-        for tablet in state.tablets:
-            if tablet.tablet_id in state.lost:
-                by_server.setdefault(state.server_of(tablet.address), []).append(tablet)
-        return "; ".join(
-            f"{', '.join(names[one.tablet_id] for one in here)} by {server}"
-            for server, here in sorted(by_server.items())
-        )
+        await self._until(lambda: self._strike.is_whole(without=names))
+        self._screen.say(self._strike.recovery(time.monotonic() - began))
+        return names
 
     # ------------------------------------------------------------------ the check
 

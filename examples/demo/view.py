@@ -7,7 +7,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from examples.demo.state import Latency, Runs, Server, State, Tablet
+from examples.demo.state import LEADS, Latency, Runs, Server, State, Tablet
 
 BAR_WIDTH = 30
 LABEL_WIDTH = 16
@@ -22,7 +22,7 @@ def view(state: State, seconds: float) -> RenderableType:
         _observers(state),
         Text(),
         _servers(state),
-        Text("+ taken over from the killed server   ? not served at this moment", style="dim"),
+        *_legend(state),
     )
 
 
@@ -35,8 +35,7 @@ def line(state: State, seconds: float) -> str:
         f"runs {runs or 0}, {repeated:,} repeated",
         f"{state.pages:,} pages for {state.documents_served:,} documents",
         _latency(state.latency),
-        f"{state.notifications:,} notifications wait",
-        f"{state.served_tablets} of {len(state.tablets)} tablets served",
+        *_who_serves(state),
     ]
     return f"{seconds:5.1f} s  {'; '.join(parts)}{_silent(state)}"
 
@@ -50,8 +49,11 @@ def _figures(state: State) -> Table:
     served = f"{state.pages:,} pages, for {state.documents_served:,} documents"
     figures.add_row("served", served)
     figures.add_row("written → served", _latency(state.latency))
-    waiting = f"{state.notifications:,} notifications wait for observers"
-    figures.add_row("backlog", Text(waiting + _silent(state)))
+    if state.tablets:
+        waiting = f"{state.notifications:,} notifications wait for observers"
+        figures.add_row("backlog", Text(waiting + _silent(state)))
+    else:
+        figures.add_row("", Text(_silent(state)))
     return figures
 
 
@@ -66,7 +68,8 @@ def _observers(state: State) -> Table:
 
 
 def _servers(state: State) -> Table:
-    screen = Table("server", "process", "tablets", box=None, padding=(0, 2, 0, 0))
+    does = "tablets" if state.tablets else "role"
+    screen = Table("server", "process", does, box=None, padding=(0, 2, 0, 0))
     screen.header_style = "dim"
     for server in state.servers:
         process = str(server.pid) if server.alive else Text("killed", style="red")
@@ -75,6 +78,8 @@ def _servers(state: State) -> Table:
 
 
 def _tablets(state: State, server: Server) -> Text:
+    if server.role:
+        return Text(server.role if server.alive else "", style="green")
     here = [one for one in state.tablets if one.address == server.address]
     names = state.names()
     parts = [_tablet(state, one, names[one.tablet_id], server) for one in here]
@@ -87,6 +92,22 @@ def _tablet(state: State, tablet: Tablet, name: str, server: Server) -> Text:
     if tablet.tablet_id in state.lost:
         return Text(f"+{name}", style="yellow")
     return Text(name, style="green")
+
+
+def _legend(state: State) -> list[Text]:
+    if not state.tablets:
+        return []
+    return [Text("+ taken over from the killed server   ? not served at this moment", style="dim")]
+
+
+def _who_serves(state: State) -> list[str]:
+    if not state.tablets:
+        leading = [one.name for one in state.servers if one.role == LEADS]
+        return [f"{leading[0] if leading else 'no oracle'} leads"]
+    return [
+        f"{state.notifications:,} notifications wait",
+        f"{state.served_tablets} of {len(state.tablets)} tablets served",
+    ]
 
 
 def _runs(state: State) -> list[tuple[str, Runs]]:

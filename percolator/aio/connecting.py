@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
-from percolator.aio.engine import Engine, OpenStarts, Rows
+from percolator.aio.engine import Closes, Engine, OpenStarts, Rows
+from percolator.aio.row_store import ClusterRows
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
@@ -154,9 +155,18 @@ async def connect_to(
 ) -> Database:
     """As `connect`, but in any world, such as a simulated one. The database closes the network.
 
-    With `rows`, its cells are in a row store.
+    With `rows`, its cells are there, whatever the cluster says.
     """
     cluster = await _described(world, addresses, timeout_seconds)
+    closing: list[Closes] = []
+    if rows is None and cluster.HasField("row_store"):
+        found = ClusterRows(cluster)
+        closing, rows = [found], found.rows
+        try:
+            await found.require(timeout_seconds)
+        except BaseException:
+            await found.close()
+            raise
     world = routed_world(world, addresses, cluster)
     parts = ClusterParts(world, addresses, cluster)
     timestamps = TimestampSource(
@@ -188,7 +198,7 @@ async def connect_to(
         limits,
         open_starts,
         activity,
-        [_Cancelled(watch), sessions, timestamps, world.network],
+        [*closing, _Cancelled(watch), sessions, timestamps, world.network],
         rows,
     )
     return Database(engine, retry)

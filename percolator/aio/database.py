@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from percolator.aio.changes import Changes
 from percolator.aio.engine import Engine
 from percolator.aio.internals import DatabaseInternals
+from percolator.aio.moment import fresh_timestamp
 from percolator.aio.observing import new_worker, worker_context
 from percolator.aio.outcomes import settled
 from percolator.aio.pin import Pin
@@ -30,7 +31,10 @@ from percolator.aio.snapshot import Snapshot
 from percolator.aio.tickets import Ticket
 from percolator.aio.transaction import Outcome, Transaction
 from percolator.arguments import (
+    as_option,
     awaited,
+    column_ttl,
+    column_ttls,
     listed,
     listed_tables,
     require_bool,
@@ -53,7 +57,7 @@ from percolator.observers.registry.registration import register
 from percolator.observers.waiting import Quiet, wait_until_quiet
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.retries import RetryPolicy
-from percolator.schema import Readable, Table, encoded_key
+from percolator.schema import Column, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import Codecs, TableOptions
 
@@ -95,14 +99,16 @@ class Database:
         exist_ok: bool = False,
         retention: timedelta | None = None,
         change_feed: bool = False,
+        ttl: Mapping[Column[Any], timedelta] | None = None,
         timeout: float | None = None,
     ) -> None:
         """Creates a table, split into tablets at the row keys in `splits`.
 
         `retention` is how long old versions are kept; by default, as long as the cluster says. With
-        a `change_feed`, `changes` can follow the table. With `exist_ok`, a table that exists stays
-        as it is. It is refused if it lacks the `change_feed`, since what was committed so far would
-        be missing, or if a `retention` is given and it has another one.
+        a `change_feed`, `changes` can follow the table. `ttl` says how long after its commit a
+        value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
+        refused if it lacks the `change_feed`, since what was committed so far would be missing, or
+        if a `retention` or `ttl` is given and it has another one.
         """
         deadline = self.internal.deadline(timeout)
         require_table(table)
@@ -119,7 +125,9 @@ class Database:
             first >= second for first, second in itertools.pairwise(rows)
         ):
             raise InvalidArgument("splits", "expected ascending row keys, none of them empty")
-        options = TableOptions(change_feed=change_feed)
+        options = TableOptions(change_feed=change_feed, ttls=column_ttls(table, ttl))
+        if options.ttls:
+            self._engine.require_ttls_possible()
         if retention is not None:
             options.retention_milliseconds = retention_milliseconds(retention)
         try:
@@ -132,14 +140,7 @@ class Database:
                 codecs=Codecs(key=name_of(table.key)),
             )
         except InvalidArgument as error:
-            if error.field == "options.change_feed":
-                reason = (
-                    f"table {table.name!r} exists without one: switch it on with set_change_feed"
-                )
-                raise InvalidArgument("change_feed", reason, where=error.where) from error
-            if error.field == "options.retention_milliseconds":
-                raise InvalidArgument("retention", error.reason, where=error.where) from error
-            raise
+            raise as_option(error, table) from error
 
     async def create_tables(
         self,
@@ -189,6 +190,20 @@ class Database:
         require_bool(on, "on")
         await self._engine.catalog.set_change_feed(table.name, on=on, deadline=deadline)
 
+    async def set_ttl(
+        self, column: Column[Any], ttl: timedelta | None, *, timeout: float | None = None
+    ) -> None:
+        """Makes the values of a column expire this long after their commits; None: never.
+
+        Once this returns, it applies to all reads, including those of existing values. What has
+        been deleted because it had expired does not come back.
+        """
+        deadline = self.internal.deadline(timeout)
+        change = column_ttl(column, ttl)
+        require_no_internal_name(column.table.name)
+        self._engine.require_ttls_possible()
+        await self._engine.catalog.set_ttls(column.table.name, [change], deadline)
+
     def changes(
         self,
         table: Table[K],
@@ -228,8 +243,8 @@ class Database:
     # ------------------------------------------------------------------ transactions
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """One attempt at a transaction. Its first read fixes the moment that it shows, not entering
-        its block. Leaving the block commits.
+        """One attempt at a transaction. It shows the moment of its first read, not of entering its
+        block. Leaving the block commits.
 
         The time-out applies to each call in it, and to its commit.
 
@@ -334,12 +349,12 @@ class Database:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> SharedTransaction:
-        """A transaction that many processes write, and this one decides.
+        """A transaction in which many processes write, and which this one commits.
 
         With `unchanged_since`, the timestamp of the snapshot that the writes were computed from, it
         conflicts with every commit since then to the cells that it writes; without it, only with
-        those while a cell is being locked. `ttl` is how many seconds what was written outlives a
-        driver that has died; readers wait for none of it. The time-out applies to each call.
+        those while a cell is being locked. `ttl` is how many seconds its locks outlive a driver
+        that has died; readers do not wait for that. The time-out applies to each call.
 
         >>> async with db.shared_transaction() as whole:
         ...     await whole.commit([await write(whole.ticket, n) for n in range(10)])
@@ -382,7 +397,7 @@ class Database:
         return await BulkWriter(self, in_flight_max, progress).write(rows)
 
     async def resolve(self, error: OutcomeUnknown, *, timeout: float | None = None) -> Outcome:
-        """Finds out whether a transaction committed whose commit was not answered.
+        """Finds out whether a transaction whose commit was not answered has committed.
 
         Any process may ask, even one that only received the error. If the transaction has not
         committed by now, this makes sure that it never will. Once it is older than the history of
@@ -401,7 +416,7 @@ class Database:
         """A fresh timestamp, above everything committed so far."""
         deadline = self.internal.deadline(timeout)
         left = deadline - self._engine.now()
-        return Timestamp(await self._engine.env.timestamps.get(timeout_seconds=left))
+        return Timestamp(await fresh_timestamp(self._engine, left))
 
     # ------------------------------------------------------------------ observers
 

@@ -18,14 +18,21 @@ from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.newest import NewestReads
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.catalog import Catalog, TableInfo
+from percolator.routing.catalog import Catalog, TableInfo, with_remedy
 from percolator.routing.cells import CellPage, Cells, RangeRequest
+from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
 from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
 from percolator.routing.tablet_map import TabletMap
 from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.contents import RowContents
+from percolator.rowstore.dropped import DroppedTables
+from percolator.rowstore.intents import Intents
+from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowStore
+from percolator.rowstore.ranges import SampledRanges
 from percolator.rowstore.times import SpacedTimestamps, Times
 from percolator.schema import INTERNAL_TABLES, Table
 from percolator.tasks import Tasks
@@ -138,9 +145,17 @@ class Engine:
         self.locks = locks
         self._rows = rows
         self.cells: StoredCells = self._router
+        self.ranges: Ranges = TabletRanges(world, self.catalog, self._tablets)
+        """How to divide tables among those who work in parallel."""
+        self.contents: Contents = TabletContents(world, self.catalog)
         self.timestamps: TimestampSource | SpacedTimestamps = timestamps
+        self.intents: Intents | None = None
+        """What waits for observers, if it is in a row store."""
         if rows is not None:
-            self.cells = RowStoreCells(rows.store, rows.times, world, limits)
+            self.ranges = SampledRanges(rows.store, world, limits)
+            self.contents = RowContents(rows.store, rows.times)
+            self.intents = Intents(rows.store, rows.times, world, limits)
+            self.cells = RowStoreCells(rows.store, self.intents, rows.times, world, limits)
             self.timestamps = SpacedTimestamps(timestamps)
         self.open_starts = open_starts
         self.activity = activity
@@ -149,12 +164,16 @@ class Engine:
             timestamps=self.timestamps,
             owners=owners,
             schemas=self.catalog,
+            announcing=self.intents,
+            catalogue_epoch=lambda: self.timestamps.catalogue_epoch,
             table_names=self.catalog.name_of,
             clock=world.clock,
             random=world.random,
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
-            deleted_tables=self._deleted_tables if rows is None else None,
+            deleted_tables=(
+                self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
+            ),
             tally=activity.tally,
         )
         self.cleanup = Cleanup(self.env)
@@ -182,8 +201,27 @@ class Engine:
     def _require_tablets(self) -> None:
         if self._rows is not None:
             raise UsageError(
-                "the cells of this database are in a row store, which has no observers, change "
-                "feeds, shared transactions and bulk loads yet (docs/bigtable.md)"
+                "the cells of this database are in a row store, which has no change feeds, shared "
+                "transactions or bulk loads into existing tables yet (docs/bigtable.md)"
+            )
+
+    @property
+    def is_on_rows(self) -> bool:
+        """Whether a row store has the cells. Only for what is done in another way there."""
+        return self._rows is not None
+
+    def row_loader(self) -> RowLoader:
+        """What loads cells in bulk into a row store."""
+        if self._rows is None:
+            raise UsageError("the cells of this database are in tablets")
+        return RowLoader(self._rows.store, self._rows.times, self.world, self.limits)
+
+    def require_ttls_possible(self) -> None:
+        """Raises `UsageError` where no tablet judges what has expired."""
+        if self._rows is not None:
+            raise UsageError(
+                "the cells of this database are in a row store, in which no value expires yet "
+                "(docs/bigtable.md): create the table without ttl"
             )
 
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
@@ -221,12 +259,7 @@ class Engine:
         except SchemaError as error:
             if table.name in INTERNAL_TABLES:  # a program can do nothing about it
                 raise
-            raise SchemaError(
-                f"{error.message}: create it with db.create_table, or with "
-                f"`percolator tables create {table.name}`",
-                table=table.name,
-                where=error.where,
-            ) from None
+            raise with_remedy(error, table.name) from None
 
     async def close(self, drain_seconds: float) -> None:
         """Waits up to `drain_seconds` for background work to end, and then stops everything.

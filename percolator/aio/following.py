@@ -186,6 +186,8 @@ class Following(Generic[K]):
         if not page:
             return []
         table, before = self._table, self._before
+        info = self._engine.catalog.known(table.name)
+        codecs = None if info is None else info.codecs
         following = [change.commit_timestamp for change in page[1:]]
         following.append(page[-1].commit_timestamp + (page[-1].commit_timestamp <= whole_to))
         return [
@@ -199,6 +201,7 @@ class Following(Generic[K]):
                 change.before,
                 before_is_known=before,
                 ends_commit=change.commit_timestamp != then,
+                codecs=codecs,
             )
             for change, then in zip(page, following, strict=True)
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import get_running_loop
 from copy import copy
+from typing import NoReturn
 
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
@@ -12,6 +13,24 @@ from percolator.errors import InvalidArgument, PercolatorError, Retry, UsageErro
 from percolator.protocol.environment import Statistics
 from percolator.routing.catalog import TableInfo
 from percolator.timestamps import Timestamp
+
+
+async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
+    """A timestamp from the oracle, for a call that has done nothing yet."""
+    try:
+        return await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
+    except PercolatorError as error:
+        raise_harmless(error)
+
+
+def raise_harmless(error: PercolatorError) -> NoReturn:
+    """Raises an error of a call that has asked for a timestamp and nothing else: it can safely be
+    repeated."""
+    if error.retry is not Retry.UNKNOWN:
+        raise error
+    harmless = copy(error)  # others may wait for the same timestamp
+    harmless.retry = Retry.SAFE
+    raise harmless from error
 
 
 class Moment:
@@ -65,12 +84,7 @@ class Moment:
                 continue  # another reader of this transaction was cancelled, not this one
             except PercolatorError as error:
                 self._starting = None
-                if error.retry is not Retry.UNKNOWN:
-                    raise
-                # Only a timestamp was asked for. A copy, since others may wait for the same one.
-                harmless = copy(error)
-                harmless.retry = Retry.SAFE
-                raise harmless from error
+                raise_harmless(error)
             if not self._start:
                 self._set_start(start)
             self._require_older_tables()
@@ -79,7 +93,7 @@ class Moment:
     async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
         self.statistics.round_trips += 1
         left = max(deadline - self._engine.now(), 0.001)
-        now = await self._env.timestamps.get(timeout_seconds=left)
+        now = await fresh_timestamp(self._engine, left)
         if at > now:
             # Later commits below it would appear in a snapshot that was already read.
             raise InvalidArgument(

@@ -4,7 +4,7 @@ which of its calls the observer has not awaited.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -76,6 +76,14 @@ class ObserverTransaction(Transaction):
 
     def notify(self, row: object, column: Column[Any]) -> Call[None]:
         return self._made("notify", super().notify, row, column)
+
+    async def _write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> None:
+        with self.waits.call():
+            await super()._write_together(puts, deletes)
 
     async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
         if self._not_awaited:

@@ -9,6 +9,10 @@ from percolator.aio.observer_transaction import ObserverTransaction
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
+from percolator.observers.finding.intents import IntentNotifications
+from percolator.observers.finding.tablet_pass import TabletContext
+from percolator.observers.finding.tablets import TabletNotifications
+from percolator.observers.port import Notifications
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits
 
@@ -33,9 +37,18 @@ def worker_context(
         env=engine.env,
         cleanup=engine.cleanup,
         catalog=engine.catalog,
-        tablets=engine.tablets,
+        notifications=_notifications(engine),
         locks=engine.locks,
         begin=begin or new_transaction,
         blocking=BlockingCalls(engine.loop, engine.thread_ident),
         running_observers=engine.activity.running_observers,
+    )
+
+
+def _notifications(engine: Engine) -> Notifications:
+    """How work is found in the engine's store."""
+    if engine.intents is not None:
+        return IntentNotifications(engine.world, engine.env, engine.cleanup, engine.intents)
+    return TabletNotifications(
+        TabletContext(engine.world, engine.env, engine.cleanup, engine.catalog, engine.tablets)
     )

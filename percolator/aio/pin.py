@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from percolator.aio.engine import Engine
+from percolator.aio.moment import fresh_timestamp
 from percolator.arguments import as_timestamp, require_seconds, require_table
 from percolator.errors import (
     InvalidArgument,
@@ -112,7 +113,7 @@ class Pin:
         if self._session is not None:
             raise UsageError("the pin is already set")
         deadline = engine.now() + self._timeout_seconds
-        now = Timestamp(await engine.env.timestamps.get(timeout_seconds=self._timeout_seconds))
+        now = Timestamp(await fresh_timestamp(engine, self._timeout_seconds))
         at = now if self._wanted is None else self._wanted
         if at > now:
             raise InvalidArgument(

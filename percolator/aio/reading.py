@@ -1,60 +1,32 @@
-"""The reads of snapshots and transactions: cells, rows and ranges, all at their timestamp."""
+"""The reads of snapshots and transactions by key: cells and rows, all at their timestamp."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar, overload
 
-from percolator import codecs
-from percolator.aio.moment import Moment
-from percolator.arguments import (
-    listed,
-    listed_cells,
-    listed_columns,
-    require_bool,
-    require_table,
-    require_whole,
-)
-from percolator.errors import (
-    CellAddress,
-    InvalidArgument,
-    SchemaError,
-    UsageError,
-)
+from percolator.aio.named_cells import Columns
+from percolator.aio.scanning import Scanning
+from percolator.arguments import listed, listed_cells, listed_columns, require_table
+from percolator.errors import CellAddress, InvalidArgument
 from percolator.protocol.known_row import KnownRow, known_rows
 from percolator.protocol.read import read_past_locks, read_rows
-from percolator.protocol.scan import FoundRow, own_value, scan_pages
-from percolator.protocol.write_set import WriteSet
-from percolator.routing.catalog import TableInfo
-from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
+from percolator.protocol.scan import own_value
+from percolator.routing.cells import FoundCell, RowRequest, RowResult, wants
 from percolator.routing.pending_cell import CellAnswer
-from percolator.schema import (
-    Column,
-    Family,
-    Readable,
-    Row,
-    Table,
-    decoded_key,
-    decoded_value,
-    encoded_key,
-    encoded_prefix,
-)
+from percolator.schema import Readable, Row, Table, decoded_value
 from percolator.v1.tabletserver_pb2 import RowRead
 
 T = TypeVar("T")
 D = TypeVar("D")
 K = TypeVar("K")
 
-Columns = Sequence[Column[Any] | Family[Any]]
 _NOTHING = FoundCell(0, None)
 
 
-class Reading(Moment):
+class Reading(Scanning):
     """Reads at one timestamp, which is fetched with the first read."""
 
-    _own: WriteSet | None = None
-    """The transaction's own writes, overlaid on what it reads."""
     _known: KnownRow | None = None
     """Cells that are known as of its timestamp, and so need not be read."""
 
@@ -274,186 +246,6 @@ class Reading(Moment):
             for column, cell in answer.found.items()
         }
 
-    def scan(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncIterator[Row[K]]:
-        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
-
-        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out.
-
-        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
-        ...     print(row.key, row[balance])
-        """
-        return self._scan(table, start, end, prefix, columns, reverse, limit, timeout)
-
-    async def _scan(
-        self,
-        table: Table[K],
-        start: K | None,
-        end: K | None,
-        prefix: K | None,
-        columns: Columns | None,
-        reverse: bool,
-        limit: int | None,
-        timeout: float | None,
-    ) -> AsyncGenerator[Row[K], None]:
-        pages = self.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                for row in page:
-                    # Rows that arrived with this page must not be used after the end.
-                    self.require_not_ended()
-                    yield row
-
-    async def scan_pages(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[Row[K]], None]:
-        """As `scan`, but yields the pages in which the rows arrive."""
-        columns = None if columns is None else listed_columns(columns)
-        pages = self._found_pages(
-            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                info = await self._info(table, self._deadline(timeout))  # known: a page came
-                yield [_row(table, key, cells, columns, info) for key, cells in page]
-
-    async def _found_pages(
-        self,
-        table: Table[K],
-        start: K | None,
-        end: K | None,
-        prefix: K | None,
-        columns: Columns | None,
-        *,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[FoundRow], None]:
-        """As `scan_pages`, but yields stored rows and cells."""
-        deadline = self._deadline(timeout)
-        if limit is not None:
-            require_whole(limit, "limit", least=0)
-        require_bool(reverse, "reverse")
-        require_table(table)
-        first, last = self._range(table, start, end, prefix)
-        names, prefixes = self._names(table, columns)
-        if not (names is None or names or prefixes):
-            # Rows without a value in them are left out, so there would never be any.
-            raise InvalidArgument("columns", "is empty; omit it to read all columns")
-        info = await self._info(table, deadline)
-        info.codecs.require(table, columns)
-        if limit == 0 or (last and first >= last):
-            return
-        request = RangeRequest(
-            info.table_id,
-            first,
-            last,
-            None if names is None else tuple(names),
-            self._start or await self._begin(deadline),
-            reverse,
-            limit or 0,
-            prefixes=prefixes,
-        )
-        seconds = timeout or self._timeout_seconds
-        left = limit
-        engine = self._engine
-        pages = scan_pages(engine.env, engine.cleanup, request, self._own, seconds, self.statistics)
-        async with aclosing(pages):
-            async for page in pages:
-                self._require_open()
-                rows = page[:left]
-                if rows:
-                    yield rows
-                if left is not None:
-                    left -= len(rows)
-                    if left <= 0:
-                        return
-
-    # ------------------------------------------------------------------ arguments
-
-    def _known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
-        """The cell's address, if its table was used before."""
-        if not isinstance(column, Column):
-            raise UsageError(f"expected a Column, got {type(column).__name__}")
-        table = column.table
-        info = self._bound(table.name)
-        if info is None:
-            return None
-        if info.codecs.readable.get(column.name) is not column:
-            info.codecs.require_readable(column)
-        return CellAddress(info.table_id, self._row(table, row, column), column.name)
-
-    async def _address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
-        table = column.table
-        info = await self._info(table, deadline)
-        info.codecs.require_readable(column)
-        return CellAddress(info.table_id, self._row(table, row, column), column.name)
-
-    async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
-        require_table(table)
-        return self._bound(table.name) or self._bind(await self._engine.table(table, deadline))
-
-    def _row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
-        row = encoded_key(table, key, column=column)
-        if len(row) > self._engine.limits.row_bytes_max:
-            raise InvalidArgument(
-                "row", f"has {len(row)} bytes, at most {self._engine.limits.row_bytes_max}"
-            )
-        return row
-
-    @staticmethod
-    def _names(
-        table: Table[Any], columns: Columns | None
-    ) -> tuple[list[bytes] | None, tuple[bytes, ...]]:
-        """The names of the columns, None for all, and the prefixes of the families."""
-        if columns is None:
-            return None, ()
-        for column in columns:
-            if column.table.name != table.name:
-                raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
-        names = [column.name for column in columns if isinstance(column, Column)]
-        return names, tuple(column.prefix for column in columns if isinstance(column, Family))
-
-    @staticmethod
-    def _range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
-        first = b"" if start is None else encoded_key(table, start, field="start")
-        last = b"" if end is None else _end(encoded_key(table, end, field="end"))
-        if prefix is not None:
-            begin = encoded_prefix(table, prefix)
-            after = codecs.after_prefix(begin)
-            first = max(first, begin)
-            last = min(last, after) if last and after else last or after
-        return first, last
-
     def _lay_over(
         self,
         table_id: int,
@@ -477,24 +269,3 @@ class Reading(Moment):
                 cells.pop(name, None)
             else:
                 cells[name] = written.value
-
-
-Range = tuple[bytes, bytes]
-
-
-def _row(
-    table: Table[K],
-    row: bytes,
-    cells: dict[bytes, Any],
-    columns: Columns | None,
-    info: TableInfo,
-) -> Row[K]:
-    values = {column: found.value for column, found in cells.items()}
-    return Row(table, decoded_key(table, row), values, columns, info.codecs)
-
-
-def _end(row: bytes) -> bytes:
-    """Refuses an empty row as the end of a range: it would mean "to the last row"."""
-    if not row:
-        raise InvalidArgument("end", "is empty, and no row is before the empty row")
-    return row

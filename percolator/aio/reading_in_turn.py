@@ -8,6 +8,7 @@ from typing import Any
 
 from percolator.aio.reading import Reading
 from percolator.errors import CellAddress
+from percolator.protocol.baton import Baton
 from percolator.retries import Attempts
 
 
@@ -46,11 +47,19 @@ class ReadingInTurn(Reading):
         """
         taking = self._taking_turn = asyncio.get_running_loop().create_future()
         try:
-            await attempts.take_turn(address, _half_way(self._engine.now(), deadline))
+            baton = await attempts.take_turn(address, _half_way(self._engine.now(), deadline))
+            if baton is not None and not self._start and self._starting is None:
+                self._begin_after_winner(baton, address)
         finally:
             self._taking_turn = None
             taking.set_result(None)
         return self._start or await super()._begin(deadline)
+
+    def _begin_after_winner(self, baton: Baton, address: CellAddress) -> None:
+        """Begins directly above the commit of the transaction that had the turn before."""
+        self._set_start(baton.start)
+        self._require_older_tables()
+        self._known = baton.known(address)
 
     async def _begin_after(self, taking: asyncio.Future[None], deadline: float) -> int:
         """Fetches the timestamp when another read no longer waits for the turn."""

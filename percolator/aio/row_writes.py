@@ -92,11 +92,13 @@ class RowWrites(ReadingInTurn):
     ) -> None:
         """Writes all, or nothing if one of them is refused."""
         checked: list[tuple[CellAddress, bytes | None]] = []
-        for row, column, value in puts:
-            checked.append(await self._checked(row, column, value))
         deadline = self._deadline(None)
+        for row, column, value in puts:
+            address = self._known_target(row, column) or await self._target(row, column, deadline)
+            checked.append((address, self._encoded(row, column, value)))
         for row, column in deletes:
-            checked.append((await self._address(row, column, deadline), None))
+            address = self._known_address(row, column) or await self._address(row, column, deadline)
+            checked.append((address, None))
         self._writes.write_together(checked)
 
     def _known_target(self, row: object, column: Column[Any]) -> CellAddress | None:

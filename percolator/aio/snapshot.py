@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
@@ -11,9 +11,10 @@ from typing import Any
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
 from percolator.arguments import as_timestamp
+from percolator.errors import CellAddress
 from percolator.protocol.newest import NotNow
 from percolator.protocol.read import read_rows
-from percolator.protocol.scan import resolved_page
+from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.schema import Readable, Table, decoded_value
 from percolator.timestamps import Timestamp
@@ -43,11 +44,13 @@ class Snapshot(Reading):
         start: bytes = b"",
         end: bytes = b"",
         columns: Sequence[bytes] | None = None,
+        leaving_out: Set[int] = frozenset(),
         timeout: float | None = None,
     ) -> AsyncGenerator[CellPage, None]:
         """Yields the cells of a range of rows as stored bytes, for code that moves many of them.
 
-        An empty `end` means to the last row. The time-out applies to each page.
+        An empty `end` means to the last row. The time-out applies to each page. `leaving_out`:
+        start timestamps of transactions; a cell that one of them has locked need not be yielded.
         """
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
@@ -56,10 +59,16 @@ class Snapshot(Reading):
         request = RangeRequest(info.table_id, start, end, names, read_at)
         seconds = timeout or self._timeout_seconds
         engine = self._engine
-        async with aclosing(engine.cells.scan_cells(request, seconds)) as pages:
+
+        def begin(request: RangeRequest) -> AsyncGenerator[CellPage, None]:
+            return engine.cells.scan_cells(request, seconds)
+
+        async with aclosing(pages_past_locks(begin, request, engine.cleanup)) as pages:
             async for page in pages:
                 self._require_open()
                 self.statistics.round_trips += 1
+                if leaving_out:
+                    page = without_locks_of(page, leaving_out)
                 yield await resolved_page(
                     engine.env, engine.cleanup, request, page, seconds, self.statistics
                 )
@@ -106,14 +115,20 @@ class Snapshot(Reading):
         newest = self._engine.newest_reads
         if newest is not None and newest.are_possible:
             cell = self._known_address(row, column) or await self._address(row, column, deadline)
-            self.statistics.round_trips += 1
-            found = await newest.read(cell, deadline)
-            if not isinstance(found, NotNow):
-                if found is None or found.value is None:
-                    return default
-                return decoded_value(column, row, found.value)
+            if not self._expires(cell):
+                self.statistics.round_trips += 1
+                found = await newest.read(cell, deadline)
+                if not isinstance(found, NotNow):
+                    if found is None or found.value is None:
+                        return default
+                    return decoded_value(column, row, found.value)
         left = max(deadline - self._engine.now(), 0.001)
         return await self.get(row, column, default, timeout=left)
+
+    def _expires(self, cell: CellAddress) -> bool:
+        """Whether values of the cell expire, as far as this client knows."""
+        schema = self._env.schemas.get(cell.table_id)
+        return schema is not None and cell.column in schema.expiring
 
     async def close(self) -> None:
         """Ends the snapshot: from now on, the history that it needed may be collected."""

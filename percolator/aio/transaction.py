@@ -19,6 +19,7 @@ from percolator.errors import (
     OutcomeUnknown,
     UsageError,
 )
+from percolator.protocol.baton import Baton
 from percolator.protocol.commit import Commit
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.read_locks import explained
@@ -56,7 +57,7 @@ _COMMITTING = "is being committed"
 class Transaction(WeakNotifications):
     """Reads from one snapshot, and writes that take effect all at once.
 
-    Its first read fixes the moment that it shows, not entering the block; `timestamp` counts as a
+    It shows the moment of its first read, not of entering the block; `timestamp` counts as a
     read. Writes stay in the program until `commit`; of several to a cell, the last one counts.
     Leaving the block commits; an exception rolls back. This is one attempt: a `ConflictError`
     leaves the block. Use `@transactional` for functions that are run again.
@@ -113,7 +114,7 @@ class Transaction(WeakNotifications):
     @overload
     async def set(self, row: K, column: Column[T, K], value: T) -> None: ...
     async def set(self, row: object, column: Any, value: Any = ...) -> None:
-        """Writes a value, or all values of a mapping from columns. An empty value is one, too."""
+        """Writes a value, or all values of a mapping from columns. A value may be empty."""
         if value is ...:
             return await self._set_row(row, column)
         deadline = self._deadline(None)
@@ -177,7 +178,8 @@ class Transaction(WeakNotifications):
         self._env.tally.commits += 1
         self._end(Outcome.COMMITTED)
         if self._attempts is not None:
-            self._attempts.end()  # at once, rather than when the caller's thread has woken up
+            # At once, rather than when the caller's thread has woken up.
+            self._attempts.end(Baton.after(commit, self._writes.cells))
         return self.commit_timestamp
 
     def _prepare_commit(self) -> Commit:
@@ -199,6 +201,7 @@ class Transaction(WeakNotifications):
             statistics=self.statistics,
             alone=self._alone,
             two_phases=self._two_phases,
+            is_followed=self._attempts is not None and self._attempts.is_followed,
             tables=self._bound_tables,
         )
 
@@ -278,7 +281,7 @@ class Transaction(WeakNotifications):
             warnings.warn(
                 f"the writes of a dropped transaction are lost (cells: {len(self._own.cells)}): "
                 "leave its block, or call commit() or rollback()",
-                ResourceWarning,
+                RuntimeWarning,  # Python shows it by default, as for what nobody has awaited
                 stacklevel=2,
                 source=self,
             )

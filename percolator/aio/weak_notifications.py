@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from percolator.aio.row_writes import RowWrites
-from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError
-from percolator.protocol import steps
-from percolator.routing.cells import CellMutation
+from percolator.errors import CellAddress, InvalidArgument, UsageError
+from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.schema import Column
 
 K = TypeVar("K")
@@ -41,13 +40,7 @@ class WeakNotifications(RowWrites):
         env = self._engine.env
         left = max(deadline - self._engine.now(), 0.001)
         now = await env.timestamps.get(timeout_seconds=left)
-        requests = []
-        for table_id, row, column in sorted(self._weak or ()):
-            schema = await env.schema(table_id, deadline)
-            observers = schema.weak_observers.get(column, ())
-            requests.append(CellMutation(table_id, steps.notify(row, column, now, observers)))
-        self.statistics.round_trips += 2
-        for answer in await env.cells.mutate(requests, deadline):
-            if isinstance(answer, PercolatorError):
-                raise answer
+        self.statistics.round_trips += 1
+        cells = sorted(self._weak or ())
+        await notify_weak_observers(env, cells, now, deadline, self.statistics)
         return now

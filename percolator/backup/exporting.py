@@ -1,9 +1,9 @@
 """Exports tables, as they are at one timestamp, while the cluster is in use.
 
 A pin keeps that timestamp readable until the end. Each part is read page by page, as parallel
-lists, which become Arrow batches without an object for each cell; other threads encode and write
-them. An interrupted export is resumed at its own timestamp, as long as history reaches back that
-far: finished parts are checked, not exported again.
+lists; other threads encode them and write the files (`part_files.py`). An interrupted export is
+resumed at its own timestamp, as long as history reaches back that far: finished parts are checked,
+not exported again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-
 from percolator import codecs
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
-from percolator.backup import layout
-from percolator.backup.cells_file import Piece, writer
+from percolator.backup import layout, part_files
 from percolator.backup.layout import (
     Export,
     ExportedCodecs,
     ExportedObserver,
     ExportedTable,
+    ExportFormat,
     ExportPart,
 )
+from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import INTERNAL_PREFIX, Table
 from percolator.timestamps import Timestamp
@@ -55,16 +54,20 @@ async def export(
     tables: Sequence[str] = (),
     progress: Progress = lambda _cells, _done, _all: None,
     pin_ttl_seconds: float | None = None,
+    form: ExportFormat | None = None,
 ) -> Export:
     """Exports tables (all, if none are named) as they are at `at`, or now. Returns once complete.
 
-    Raises `InvalidArgument` if the directory contains something else, and `SnapshotTooOld`.
+    Without a `form`, the files are Parquet, or what those of the interrupted export are. Raises
+    `InvalidArgument` if the directory contains something else, and `SnapshotTooOld`.
     """
     wanted = None if at is None else as_timestamp(at, "at")
+    if not (directory / layout.PLAN).exists():
+        part_files.require_readers(form or ExportFormat.PARQUET)
     _check_directory(directory)
     # Otherwise, two processes would overwrite each other's files.
     with layout.locked(directory, "exporting to"):
-        return await _export(database, directory, wanted, tables, progress, pin_ttl_seconds)
+        return await _export(database, directory, wanted, tables, progress, pin_ttl_seconds, form)
 
 
 async def _export(
@@ -74,8 +77,11 @@ async def _export(
     tables: Sequence[str],
     progress: Progress,
     pin_ttl_seconds: float | None,
+    form: ExportFormat | None,
 ) -> Export:
-    planned = _interrupted(directory, wanted, tables)
+    planned = _interrupted(directory, wanted, tables, form)
+    form = (form or ExportFormat.PARQUET) if planned is None else planned.form
+    part_files.require_readers(form)
     if planned is not None:
         wanted = Timestamp(planned.at)
     names = await _names(database, tables) if planned is None else [t.name for t in planned.tables]
@@ -85,7 +91,7 @@ async def _export(
     pin = database.pin(wanted, tables=kept, description=what, ttl=pin_ttl_seconds)
     async with pin:
         if planned is None:
-            planned = await _plan(database, pin.at, names, named=bool(tables))
+            planned = await _plan(database, pin.at, names, named=bool(tables), form=form)
             layout.write_export(directory / layout.PLAN, planned)
         else:
             await _require_same_tables(database, planned)
@@ -113,7 +119,9 @@ def _check_directory(directory: Path) -> None:
         )
 
 
-def _interrupted(directory: Path, at: Timestamp | None, tables: Sequence[str]) -> Export | None:
+def _interrupted(
+    directory: Path, at: Timestamp | None, tables: Sequence[str], form: ExportFormat | None
+) -> Export | None:
     if not (directory / layout.PLAN).exists():
         return None
     planned = layout.read_export(directory / layout.PLAN)
@@ -128,6 +136,8 @@ def _interrupted(directory: Path, at: Timestamp | None, tables: Sequence[str]) -
         raise InvalidArgument(
             "tables", f"the export in {directory} was started with {', '.join(names)}"
         )
+    if form not in (None, planned.form):
+        raise InvalidArgument("format", f"the export in {directory} was started as {planned.form}")
     return planned
 
 
@@ -140,7 +150,14 @@ async def _names(database: Database, tables: Sequence[str]) -> list[str]:
     return sorted(set(tables)) or [one for one in known if not one.startswith(INTERNAL_PREFIX)]
 
 
-async def _plan(database: Database, at: int, names: Sequence[str], *, named: bool) -> Export:
+async def _plan(
+    database: Database,
+    at: int,
+    names: Sequence[str],
+    *,
+    named: bool,
+    form: ExportFormat = ExportFormat.PARQUET,
+) -> Export:
     """All tables that existed at that timestamp. Raises `SchemaError` if one that the caller has
     `named` did not."""
     catalog, found = database.internal.engine.catalog, []
@@ -151,7 +168,7 @@ async def _plan(database: Database, at: int, names: Sequence[str], *, named: boo
             (await catalog.table(name, deadline)).require_older_than(at)
         elif table.created_at > at:
             continue
-        tablets = await catalog.all_tablets(table.table_id, deadline)
+        ranges = await database.internal.engine.ranges.of_table(table.table_id, deadline)
         observers = tuple(
             ExportedObserver(
                 one.name, tuple(column.hex() for column in one.columns), one.weak, one.paused
@@ -159,8 +176,8 @@ async def _plan(database: Database, at: int, names: Sequence[str], *, named: boo
             for one in table.observers
         )
         parts = tuple(
-            ExportPart(layout.file_of(name, number), tablet.start.hex(), tablet.end.hex())
-            for number, tablet in enumerate(tablets)
+            ExportPart(layout.file_of(name, number, form), one.start.hex(), one.end.hex())
+            for number, one in enumerate(ranges)
         )
         options = table.options
         found.append(
@@ -173,9 +190,10 @@ async def _plan(database: Database, at: int, names: Sequence[str], *, named: boo
                 parts,
                 options.change_feed,
                 _codecs(table),
+                tuple((one.column.hex(), one.ttl_milliseconds) for one in options.ttls),
             )
         )
-    return Export(at, tuple(found))
+    return Export(at, tuple(found), form)
 
 
 def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
@@ -220,12 +238,14 @@ class _Exporting:
             async with asyncio.TaskGroup() as group:
                 for table in self._planned.tables:
                     for part in table.parts:
-                        group.create_task(self._one(limit, table.name, part))
+                        group.create_task(self._one(limit, table, part))
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
         return self._planned.with_parts(self._done)
 
-    async def _one(self, limit: asyncio.Semaphore, table: str, planned: ExportPart) -> None:
+    async def _one(
+        self, limit: asyncio.Semaphore, table: ExportedTable, planned: ExportPart
+    ) -> None:
         async with limit:
             part = None
             # A damaged part is exported again.
@@ -239,7 +259,7 @@ class _Exporting:
             self._done[planned.file] = part
             self._tell()
 
-    async def _export(self, table: str, planned: ExportPart) -> ExportPart:
+    async def _export(self, table: ExportedTable, planned: ExportPart) -> ExportPart:
         path = self._directory / planned.file
         columns: set[bytes] = set()
         cells = 0
@@ -247,15 +267,15 @@ class _Exporting:
         # progress.
         with layout.durable(path) as unfinished, ThreadPoolExecutor(1) as thread:
             in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
-            file = writer(unfinished)
+            file = part_files.create(unfinished, self._planned, table)
             try:
                 # Otherwise the scan would stay open for as long as the exception's traceback lives.
-                async with aclosing(self._batches(table, planned)) as batches:
-                    async for batch in batches:
-                        await in_turn(file.write_batch, batch)
+                async with aclosing(self._pieces(table.name, planned)) as pieces:
+                    async for piece in pieces:
+                        await in_turn(file.write, piece)
                         if len(columns) < COLUMNS_NOTED_MAX:
-                            columns.update(batch.column("column").unique().to_pylist())
-                        cells += len(batch)
+                            columns |= piece.column_names()
+                        cells += piece.cells
             finally:
                 # Shielded: even a second cancellation must not prevent closing.
                 await asyncio.shield(in_turn(file.close))
@@ -267,10 +287,8 @@ class _Exporting:
             columns=tuple(sorted(column.hex() for column in columns)[:COLUMNS_NOTED_MAX]),
         )
 
-    async def _batches(
-        self, table: str, planned: ExportPart
-    ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yields batches of the part's cells. Each becomes a row group."""
+    async def _pieces(self, table: str, planned: ExportPart) -> AsyncGenerator[Piece, None]:
+        """Yields the part's cells, in pieces. Each becomes a row group, or some lines."""
         start, end = bytes.fromhex(planned.start), bytes.fromhex(planned.end)
         piece = Piece()
         async with self._database.snapshot(self._pin.at) as snapshot:
@@ -283,10 +301,10 @@ class _Exporting:
                     self._cells += len(page.rows)
                     self._tell()
                     if piece.is_full:
-                        yield await asyncio.to_thread(piece.batch)
+                        yield piece
                         piece = Piece()
         if piece.cells:
-            yield await asyncio.to_thread(piece.batch)
+            yield piece
 
     def _tell(self) -> None:
         self._progress(self._cells, len(self._done), len(self._planned.parts))

@@ -13,6 +13,7 @@ only cost is that everything is loaded again.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -45,6 +46,7 @@ class ImportLog:
     def __init__(self, path: Path, file: IO[bytes] | None) -> None:
         self._path = path
         self._file = file
+        self._can_note = file is not None
         self.tables: dict[str, TableLog] = {}
         if file is not None:
             self._read(file)
@@ -67,12 +69,20 @@ class ImportLog:
 
     def _note(self, entry: dict[str, Any]) -> None:
         self._take(entry)
-        if self._file is None:
+        if self._file is None or not self._can_note:
             return
         text = json.dumps(entry).encode()
-        self._file.write(b"%08x %s\n" % (zlib.crc32(text), text))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        try:
+            _write_out(self._file, line)
+        except OSError as error:
+            # The tables are closed, and loading them needs no log.
+            self._can_note = False
+            _log.warning(
+                "the import's progress cannot be written down any more, so part of it is repeated "
+                "if it is interrupted: %s",
+                error,
+            )
 
     def _read(self, file: IO[bytes]) -> None:
         content = file.read()
@@ -95,12 +105,19 @@ class ImportLog:
             self.tables[entry["table"]].parts.add(entry["part"])
 
 
+def _write_out(file: IO[bytes], line: bytes) -> None:
+    if file.write(line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.fsync(file.fileno())
+
+
 @contextmanager
 def open_log(directory: Path) -> Iterator[ImportLog]:
     """Opens the log. Raises `UsageError` if another process is importing from this directory."""
     path = directory / NAME
     try:
-        file = path.open("a+b")
+        # Unbuffered, so that what could not be written is not tried again when it is closed.
+        file = path.open("a+b", buffering=0)
     except OSError as error:
         _log.warning(
             "the import's progress cannot be written down, so it cannot be resumed if it is "

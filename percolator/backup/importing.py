@@ -3,7 +3,7 @@
 All files are checked before anything is changed. Rows are loaded behind a fence (bulk load), which
 hides them from every reader; the tables are opened when all rows are loaded. An interrupted import
 leaves its tables closed: the same import resumes where it stopped, and `--abandon` opens them,
-empty.
+empty. In a row store, the tables do not exist before all rows are loaded, nor after `--abandon`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadPlan, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
-from percolator.backup import layout
-from percolator.backup.cells_file import cells_of
+from percolator.aio.row_load import RowLoad, finish_together
+from percolator.backup import layout, part_files
 from percolator.backup.import_log import ImportLog, open_log
 from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
@@ -40,13 +40,14 @@ Progress = Callable[[int, int], None]
 def verify(directory: Path, progress: Progress = lambda _done, _all: None) -> Export:
     """Checks every byte of an export. Raises `DamagedExport`, naming the file."""
     export = layout.read_manifest(directory)
+    part_files.require_readers(export.form)
     layout.check_names(directory, export)
     done = 0
     for table in export.tables:
         _check_ranges(directory, table)
         for part in table.parts:
             layout.check_part(directory, part)
-            for cells in cells_of(directory, part):
+            for cells in part_files.cells_of(directory, export, table, part):
                 done += len(cells)
                 progress(done, export.cells)
     return export
@@ -76,9 +77,9 @@ async def abandon(database: Database, directory: Path, *, tables: Sequence[str] 
     whole = []
     with open_log(directory) as log:
         for table in export.tables:
-            if table.name not in known:
+            if table.name not in known and not database.internal.engine.is_on_rows:
                 continue
-            if await BulkLoad(database, _load_plan(export, table)).abandon():
+            if await _load_of(database, export, table).abandon():
                 whole.append(table.name)
                 await _register(database, table)
         if not tables:
@@ -88,6 +89,7 @@ async def abandon(database: Database, directory: Path, *, tables: Sequence[str] 
 
 async def _checked(directory: Path, tables: Sequence[str]) -> Export:
     whole = layout.read_manifest(directory)
+    part_files.require_readers(whole.form)
     layout.check_names(directory, whole)
     export = chosen(whole, tables)
     for table in export.tables:
@@ -104,7 +106,7 @@ def chosen(export: Export, tables: Sequence[str]) -> Export:
         if name not in names:
             raise InvalidArgument("tables", f"{name!r} is not in the export")
     kept = tuple(table for table in export.tables if not tables or table.name in tables)
-    return Export(export.at, kept)
+    return replace(export, tables=kept)
 
 
 @dataclass
@@ -112,7 +114,7 @@ class _Load:
     """The load of one table."""
 
     table: ExportedTable
-    load: BulkLoad
+    load: BulkLoad | RowLoad
     timestamps: LoadTimestamps | None = None
     """None until the table is closed, and if it turned out to be open already, and complete."""
 
@@ -130,11 +132,10 @@ class _Importing:
     ) -> None:
         self._database = database
         self._directory = directory
+        self._export = export
         self._log = log
         self._progress = progress
-        self._loads = [
-            _Load(table, BulkLoad(database, _load_plan(export, table))) for table in export.tables
-        ]
+        self._loads = [_Load(table, _load_of(database, export, table)) for table in export.tables]
         self._cells = 0
         self._cells_in_all = export.cells
         self._limit = asyncio.Semaphore(PARTS_AT_A_TIME)
@@ -143,7 +144,8 @@ class _Importing:
         touched: list[_Load] = []
         try:
             for one in self._loads:
-                await self._make(one.table)
+                if isinstance(one.load, BulkLoad):
+                    await self._make(one.table)
                 # Noted before the load begins, which may fail after it has closed some tablets.
                 touched.append(one)
                 await self._close(one)
@@ -153,9 +155,13 @@ class _Importing:
             if _is_final(error):
                 await self._undo(touched)
             elif touched:
+                state = (
+                    "unknown to all others" if isinstance(touched[0].load, RowLoad) else "closed"
+                )
                 _log.warning(
-                    "the import was interrupted: its tables stay closed until the same import is "
-                    "resumed and completes, or is abandoned"
+                    "the import was interrupted: its tables stay %s until the same import is "
+                    "resumed and completes, or is abandoned",
+                    state,
                 )
             raise
         await self._open_all()
@@ -169,8 +175,7 @@ class _Importing:
         try:
             await engine.catalog.describe(table.name, deadline)
         except SchemaError:
-            options.retention_milliseconds = table.retention_milliseconds
-            options.split_bytes = table.split_bytes
+            options = _options(table)
         await engine.catalog.create(
             table.name,
             table.splits,
@@ -214,7 +219,7 @@ class _Importing:
 
     async def _load_part(self, one: _Load, part: ExportPart, timestamps: LoadTimestamps) -> None:
         async with self._limit:
-            batches = cells_of(self._directory, part)
+            batches = part_files.cells_of(self._directory, self._export, one.table, part)
             while (cells := await asyncio.to_thread(next, batches, None)) is not None:
                 await one.load.load(cells, timestamps)
                 self._tell(len(cells))
@@ -238,12 +243,13 @@ class _Importing:
 
         From then on, if this run is interrupted, the next one finds what is left to open.
         """
-        for one in self._loads:
-            if one.timestamps is not None:
-                await one.load.complete(one.timestamps)
-        for one in self._loads:
-            if one.timestamps is not None:
-                await one.load.open(one.timestamps)
+        begun = [(one.load, one.timestamps) for one in self._loads if one.timestamps is not None]
+        on_tablets = [(load, run) for load, run in begun if isinstance(load, BulkLoad)]
+        for load, run in on_tablets:
+            await load.complete(run)
+        for load, run in on_tablets:
+            await load.open(run)
+        await finish_together([(load, run) for load, run in begun if isinstance(load, RowLoad)])
         for one in self._loads:
             await _register(self._database, one.table)
         self._log.remove()
@@ -257,6 +263,17 @@ def _is_final(error: BaseException) -> bool:
     if isinstance(error, InvalidArgument):
         return error.field != "run"
     return isinstance(error, DamagedExport | SchemaError | UsageError)
+
+
+def _options(table: ExportedTable) -> TableOptions:
+    options = TableOptions(
+        change_feed=table.change_feed,
+        retention_milliseconds=table.retention_milliseconds,
+        split_bytes=table.split_bytes,
+    )
+    for column, milliseconds in table.ttls:
+        options.ttls.add(column=bytes.fromhex(column), ttl_milliseconds=milliseconds)
+    return options
 
 
 def _codecs(table: ExportedTable) -> Codecs | None:
@@ -289,6 +306,13 @@ async def _register(database: Database, table: ExportedTable) -> None:
     if paused:
         pausing = ChangeObserversRequest(table=table.name, pause=paused)
         await catalog.change_observers(pausing, database.internal.engine.now() + _CALL_SECONDS)
+
+
+def _load_of(database: Database, export: Export, table: ExportedTable) -> BulkLoad | RowLoad:
+    plan = _load_plan(export, table)
+    if database.internal.engine.is_on_rows:
+        return RowLoad(database, plan, _options(table), _codecs(table))
+    return BulkLoad(database, plan)
 
 
 def _load_plan(export: Export, table: ExportedTable) -> LoadPlan:

@@ -1,7 +1,7 @@
 """The files in the directory of an export.
 
     plan.json                    what to export, and at which timestamp: written first
-    <table>/part-00000.parquet   one tablet's cells: row, column, value, commit_timestamp
+    <table>/part-00000.parquet   one tablet's cells: row, column, value, commit_timestamp; or .jsonl
     <table>/part-00000.json      the part's sizes and checksum: says that it is done
     manifest.json                all of the above, with its own checksum: written last
     import.log                   how far an import from here has come (import_log.py)
@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -29,7 +30,6 @@ from percolator.errors import InvalidArgument, PercolatorError, UsageError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
@@ -39,6 +39,24 @@ T = TypeVar("T", bound="DataclassInstance")
 
 _KINDS: dict[str, type] = {"int": int, "str": str, "bool": bool}
 """The types of single values in a record, as they are written in its class."""
+
+
+class ExportFormat(StrEnum):
+    """What the files of parts are."""
+
+    PARQUET = "parquet"
+    """Cells as they are stored."""
+    JSONL = "jsonl"
+    """Rows as people read them, as lines of JSON."""
+
+    @property
+    def number(self) -> int:
+        """The `format` of plans and manifests. Earlier releases refuse those with 2."""
+        return 1 if self is ExportFormat.PARQUET else 2
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.value}"
 
 
 class DamagedExport(PercolatorError):
@@ -96,6 +114,8 @@ class ExportedTable:
     change_feed: bool = False
     codecs: ExportedCodecs | None = None
     """What its schema says about codecs; None if it says nothing."""
+    ttls: tuple[tuple[str, int], ...] = ()
+    """(column in hexadecimal digits, milliseconds), of columns whose values expire."""
 
     @property
     def splits(self) -> list[bytes]:
@@ -114,6 +134,7 @@ class Export:
     at: int
     """The timestamp. The export contains what was committed up to then."""
     tables: tuple[ExportedTable, ...]
+    form: ExportFormat = ExportFormat.PARQUET
 
     @property
     def cells(self) -> int:
@@ -134,9 +155,9 @@ class Export:
         )
 
 
-def file_of(table: str, number: int) -> str:
+def file_of(table: str, number: int, form: ExportFormat = ExportFormat.PARQUET) -> str:
     """The path of a part's file, whatever characters the table's name contains."""
-    return f"{quote(table, safe='').replace('.', '%2E')}/part-{number:05}.parquet"
+    return f"{quote(table, safe='').replace('.', '%2E')}/part-{number:05}{form.suffix}"
 
 
 @contextmanager
@@ -197,13 +218,16 @@ def write_record(path: Path, content: dict[str, Any]) -> None:
 
 def write_export(path: Path, export: Export) -> None:
     """Writes a plan or a manifest."""
-    content = {"format": FORMAT} | asdict(export)
+    content = {"format": export.form.number} | asdict(export)
+    del content["form"]
     for table in content["tables"]:
         if not table["change_feed"]:
             # Releases that know no feeds can read the export of a table without one.
             del table["change_feed"]
         if table["codecs"] is None:
             del table["codecs"]  # likewise
+        if not table["ttls"]:
+            del table["ttls"]  # likewise
     write_record(path, content)
 
 
@@ -249,12 +273,16 @@ def read_record(path: Path) -> dict[str, Any]:
 def read_export(path: Path) -> Export:
     """Reads a plan or a manifest."""
     content = read_record(path)
-    if content.get("format") != FORMAT:
+    form = next((one for one in ExportFormat if one.number == content.get("format")), None)
+    if form is None or type(content["format"]) is not int:
+        known = " and ".join(str(one.number) for one in ExportFormat)
         raise InvalidArgument(
-            "directory", f"{path} is of format {content.get('format')}; this release reads {FORMAT}"
+            "directory",
+            f"{path} is of format {content.get('format')}; this release reads {known}",
         )
     try:
-        return _typed(Export(content["at"], tuple(map(_table, content["tables"]))))
+        tables = tuple(_table(table, form) for table in content["tables"])
+        return _typed(Export(content["at"], tables, form))
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedExport(f"{path} is not the record of an export: {error!r}") from error
 
@@ -284,13 +312,14 @@ def read_part(directory: Path, planned: ExportPart) -> ExportPart | None:
 
 
 def check_names(directory: Path, export: Export) -> None:
-    """Raises `DamagedExport` if there is a Parquet file that does not belong to the export.
+    """Raises `DamagedExport` if there is a file of cells that does not belong to the export.
 
     A program that reads all files of a directory, as Spark does, would take it for a part.
     """
     known = {directory / part.file for part in export.parts}
-    for path in sorted(directory.rglob("*.parquet")):
-        if path not in known:
+    suffixes = {form.suffix for form in ExportFormat}
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in suffixes and path not in known:
             raise DamagedExport(f"{path} is not part of this export")
 
 
@@ -309,7 +338,7 @@ def check_part(directory: Path, part: ExportPart) -> None:
         raise DamagedExport(f"{path} cannot be read: {error}") from error
 
 
-def _table(content: dict[str, Any]) -> ExportedTable:
+def _table(content: dict[str, Any], form: ExportFormat) -> ExportedTable:
     observers = tuple(
         _typed(ExportedObserver(**(one | {"columns": tuple(one["columns"])})))
         for one in content["observers"]
@@ -317,10 +346,11 @@ def _table(content: dict[str, Any]) -> ExportedTable:
     parts = tuple(map(_part, content["parts"]))
     for number, part in enumerate(parts):
         # A manifest must not name files outside of its directory.
-        if part.file != file_of(content["name"], number):
+        if part.file != file_of(content["name"], number, form):
             raise ValueError(part.file)
     codecs = None if content.get("codecs") is None else _codecs(content["codecs"])
-    read = {"observers": observers, "parts": parts, "codecs": codecs}
+    ttls = tuple((column, ttl) for column, ttl in content.get("ttls", ()))
+    read = {"observers": observers, "parts": parts, "codecs": codecs, "ttls": ttls}
     return _typed(ExportedTable(**(content | read)))
 
 

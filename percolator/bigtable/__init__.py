@@ -4,8 +4,10 @@ Open `store.py` first. `methods.py` names Google's procedures; `filters.py` turn
 changes into its messages; `chunks.py` puts rows together from what it streams. `tables.py` creates
 the tables. The messages are percolator/v1/bigtable_pb2.py: own stubs of the public definitions,
 sent through `percolator.world.Network`, so that all of this runs in a simulation, too;
-`channel.py` is the real one.
+`channel.py` is the real one, with `lanes.py` (connections), `tokens.py` and `google_account.py`
+(who calls), and `meanings.py` (what a failed call means). `admission.py` bounds the calls in
+flight. `place.py` parses the address of an instance, and `connection.py` connects to it.
 
-Nothing here knows transactions. It speaks to Google's emulator; the service itself also wants
-TLS and credentials, which are not here yet (docs/bigtable.md).
+Nothing here knows transactions. Only the model in memory and Google's emulator have ever answered
+it, and a server of ours with TLS and tokens in tests (docs/bigtable.md).
 """

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
+from percolator.bigtable.admission import Admission
 from percolator.bigtable.chunks import Rows
 from percolator.bigtable.filters import checking, mutation, selecting
-from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
+from percolator.bigtable.methods import (
+    CHECK_AND_MUTATE_ROW,
+    MUTATE_ROWS,
+    READ_ROWS,
+    SAMPLE_ROW_KEYS,
+)
 from percolator.bigtable.place import Place
-from percolator.rowstore.port import Change, Check, Selection, StoredRow
+from percolator.errors import ExecutionUnknown, InvalidArgument, PercolatorError
+from percolator.rowstore.port import Change, Check, RowChange, Sample, Selection, SetCell, StoredRow
 from percolator.v1.bigtable_pb2 import (
     BigtableCheckAndMutateRowRequest,
+    BigtableMutateRowsRequest,
     BigtableReadRowsRequest,
     BigtableRowRange,
+    BigtableSampleRowKeysRequest,
 )
-from percolator.world import Network
+from percolator.world import Network, RequestT
+
+AnswerT = TypeVar("AnswerT")
 
 _FILTER_BYTES_MAX = 20_480
 """The service's limit on a filter."""
 _SAFETY = 2
 """How far we stay below it."""
+_KEY_BYTES_MAX = 4_096
+_VALUE_BYTES_MAX = 100 * 1024 * 1024
+_TIMEOUT_SECONDS_MIN = 0.001
+_NOT_ANSWERED = ExecutionUnknown("the call was cancelled")
 
 
 class BigtableStore:
     """The tables of one cluster in an instance of Bigtable (`percolator.rowstore.port.RowStore`).
 
-    No call is repeated here, whatever its answer.
+    No call is repeated here, whatever its answer. Calls in flight are bounded, but not scans:
+    whoever scans may make other calls meanwhile, and must not wait for itself.
     """
 
     check_bytes_max = _FILTER_BYTES_MAX // _SAFETY
 
     def __init__(self, network: Network, place: Place) -> None:
         self._place = place
+        self._admission = Admission()
         self._check_and_mutate = network.unary(place.address, CHECK_AND_MUTATE_ROW)
+        self._mutate_rows = network.stream(place.address, MUTATE_ROWS)
         self._read_rows = network.stream(place.address, READ_ROWS)
+        self._sample_row_keys = network.stream(place.address, SAMPLE_ROW_KEYS)
 
     @property
     def scans_backwards(self) -> bool:
@@ -48,16 +69,28 @@ class BigtableStore:
         changes: Sequence[Change],
         timeout_seconds: float,
     ) -> bool:
+        _require_key(key)
+        for change in changes:
+            if isinstance(change, SetCell) and len(change.value) > _VALUE_BYTES_MAX:
+                raise _too_long("value", change.value, _VALUE_BYTES_MAX)
         request = BigtableCheckAndMutateRowRequest(
             table_name=self._place.table(table_id),
             app_profile_id=self._place.app_profile,
             row_key=key,
-            predicate_filter=checking(check),
         )
+        request.predicate_filter.MergeFromString(checking(check))
         made_if = request.true_mutations if check.found else request.false_mutations
         made_if.extend(map(mutation, changes))
-        response = await self._check_and_mutate(request, timeout_seconds)
+        response = await self._in_turn(self._check_and_mutate, request, timeout_seconds)
         return response.predicate_matched is check.found
+
+    async def write(self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float) -> None:
+        request = BigtableMutateRowsRequest(
+            table_name=self._place.table(table_id), app_profile_id=self._place.app_profile
+        )
+        for row in rows:
+            request.entries.add(row_key=row.key, mutations=map(mutation, row.changes))
+        await self._in_turn(self._written, request, timeout_seconds)
 
     async def read(
         self,
@@ -66,9 +99,11 @@ class BigtableStore:
         selections: Sequence[Selection],
         timeout_seconds: float,
     ) -> list[StoredRow]:
+        for key in keys:
+            _require_key(key)
         request = self._reading(table_id, selections)
         request.rows.row_keys.extend(keys)
-        return [row async for row in self._stream(request, timeout_seconds)]
+        return await self._in_turn(self._all_rows, request, timeout_seconds)
 
     async def scan(
         self,
@@ -93,12 +128,60 @@ class BigtableStore:
             async for row in found:
                 yield row
 
-    def _reading(self, table_id: int, selections: Sequence[Selection]) -> BigtableReadRowsRequest:
-        return BigtableReadRowsRequest(
-            table_name=self._place.table(table_id),
-            app_profile_id=self._place.app_profile,
-            filter=selecting(selections),
+    async def _in_turn(
+        self,
+        call: Callable[[RequestT, float], Awaitable[AnswerT]],
+        request: RequestT,
+        timeout_seconds: float,
+    ) -> AnswerT:
+        ticket = self._admission.enter_at_once()
+        if not ticket:
+            now = asyncio.get_running_loop().time
+            deadline = now() + timeout_seconds
+            ticket = await self._admission.enter(timeout_seconds)
+            timeout_seconds = max(deadline - now(), _TIMEOUT_SECONDS_MIN)
+        problem: PercolatorError | None = _NOT_ANSWERED
+        try:
+            answer = await call(request, timeout_seconds)
+            problem = None
+        except PercolatorError as error:
+            problem = error
+            raise
+        finally:
+            self._admission.leave(ticket, problem)
+        return answer
+
+    async def _written(self, request: BigtableMutateRowsRequest, timeout_seconds: float) -> None:
+        left = set(range(len(request.entries)))
+        async for response in self._mutate_rows(request, timeout_seconds):
+            for entry in response.entries:
+                if entry.status.code:
+                    raise ExecutionUnknown(
+                        f"a row was not written: {entry.status.message or entry.status.code}",
+                        where=request.table_name,
+                    )
+                left.discard(entry.index)
+        if left:
+            raise ExecutionUnknown(f"{len(left)} rows have no answer", where=request.table_name)
+
+    async def _all_rows(
+        self, request: BigtableReadRowsRequest, timeout_seconds: float
+    ) -> list[StoredRow]:
+        return [row async for row in self._stream(request, timeout_seconds)]
+
+    async def sample(self, table_id: int, timeout_seconds: float) -> list[Sample]:
+        request = BigtableSampleRowKeysRequest(
+            table_name=self._place.table(table_id), app_profile_id=self._place.app_profile
         )
+        answers = self._sample_row_keys(request, timeout_seconds)
+        return [Sample(one.row_key, one.offset_bytes) async for one in answers]
+
+    def _reading(self, table_id: int, selections: Sequence[Selection]) -> BigtableReadRowsRequest:
+        request = BigtableReadRowsRequest(
+            table_name=self._place.table(table_id), app_profile_id=self._place.app_profile
+        )
+        request.filter.MergeFromString(selecting(selections))
+        return request
 
     async def _stream(
         self, request: BigtableReadRowsRequest, timeout_seconds: float
@@ -108,3 +191,15 @@ class BigtableStore:
             for row in rows.take(response.chunks):
                 yield row
         rows.end()
+
+
+def _require_key(key: bytes) -> None:
+    if len(key) > _KEY_BYTES_MAX:
+        raise _too_long("row", key, _KEY_BYTES_MAX)
+
+
+def _too_long(field: str, found: bytes, most: int) -> InvalidArgument:
+    return InvalidArgument(
+        field,
+        f"has {len(found):,} bytes, and Bigtable accepts at most {most:,}: store a shorter one",
+    )

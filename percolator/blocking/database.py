@@ -32,7 +32,7 @@ from percolator.observers.definition import Observer
 from percolator.observers.waiting import Quiet
 from percolator.observers.worker import WorkerLimits
 from percolator.retries import RetryPolicy
-from percolator.schema import Readable, Table
+from percolator.schema import Column, Readable, Table
 from percolator.timestamps import Timestamp
 from percolator.wire.tls import Tls
 
@@ -123,14 +123,18 @@ class Database:
         exist_ok: bool = False,
         retention: timedelta | None = None,
         change_feed: bool = False,
+        ttl: Mapping[Column[Any], timedelta] | None = None,
         timeout: float | None = None,
     ) -> None:
         """Creates a table, split into tablets at the row keys in `splits`.
 
         `retention` is how long old versions are kept; by default, as long as the cluster says. With
-        a `change_feed`, `changes` can follow the table. With `exist_ok`, a table that exists stays
-        as it is. It is refused if it lacks the `change_feed`, since what was committed so far would
-        be missing, or if a `retention` is given and it has another one.
+        a `change_feed`, `changes` can follow the table. `ttl` says how long after its commit a
+        value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
+        refused if it lacks the `change_feed`, since what was committed so far would be missing, or
+        if a `retention` or `ttl` is given and it has another one.
+
+        >>> db.create_table(sessions, ttl={token: timedelta(hours=12)})
         """
         call = partial(
             self._database.create_table,
@@ -139,6 +143,7 @@ class Database:
             exist_ok=exist_ok,
             retention=retention,
             change_feed=change_feed,
+            ttl=ttl,
             timeout=timeout,
         )
         self._loop_thread.call(call)
@@ -181,6 +186,16 @@ class Database:
         """
         call = partial(self._database.set_change_feed, table, on=on, timeout=timeout)
         self._loop_thread.call(call)
+
+    def set_ttl(
+        self, column: Column[Any], ttl: timedelta | None, *, timeout: float | None = None
+    ) -> None:
+        """Makes the values of a column expire this long after their commits; None: never.
+
+        Once this returns, it applies to all reads, including those of existing values. What has
+        been deleted because it had expired does not come back.
+        """
+        self._loop_thread.call(partial(self._database.set_ttl, column, ttl, timeout=timeout))
 
     def changes(
         self,
@@ -228,8 +243,8 @@ class Database:
     # ------------------------------------------------------------------ transactions
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """One attempt at a transaction. Its first read fixes the moment that it shows, not entering
-        its block. Leaving the block commits.
+        """One attempt at a transaction. It shows the moment of its first read, not of entering its
+        block. Leaving the block commits.
 
         The time-out applies to each call in it, and to its commit.
 
@@ -334,12 +349,12 @@ class Database:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> SharedTransaction:
-        """A transaction that many processes write, and this one decides.
+        """A transaction in which many processes write, and which this one commits.
 
         With `unchanged_since`, the timestamp of the snapshot that the writes were computed from, it
         conflicts with every commit since then to the cells that it writes; without it, only with
-        those while a cell is being locked. `ttl` is how many seconds what was written outlives a
-        driver that has died; readers wait for none of it. The time-out applies to each call.
+        those while a cell is being locked. `ttl` is how many seconds its locks outlive a driver
+        that has died; readers do not wait for that. The time-out applies to each call.
 
         >>> with db.shared_transaction() as whole:
         ...     whole.commit([write(whole.ticket, n) for n in range(10)])
@@ -399,7 +414,7 @@ class Database:
         return written
 
     def resolve(self, error: OutcomeUnknown, *, timeout: float | None = None) -> Outcome:
-        """Finds out whether a transaction committed whose commit was not answered.
+        """Finds out whether a transaction whose commit was not answered has committed.
 
         Any process may ask, even one that only received the error. If the transaction has not
         committed by now, this makes sure that it never will.

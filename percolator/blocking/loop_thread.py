@@ -16,12 +16,14 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from percolator.blocking.rounds import Caller, Rounds
 from percolator.errors import UsageError
+from percolator.event_loop import new_event_loop
 
 R = TypeVar("R")
 
@@ -126,7 +128,7 @@ class LoopCalls:
         self._woken = False
         self._ended: list[Pending[Any]] = []
         """Calls that have ended, and whose callers are still to be woken."""
-        self._rounds = Rounds(loop, self._start_all)
+        self._rounds = Rounds(loop, self._start_all, time.monotonic)
         self._of_thread = threading.local()
 
     def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
@@ -238,7 +240,7 @@ class LoopThread(LoopCalls):
     """A thread with a running event loop."""
 
     def __init__(self) -> None:
-        super().__init__(asyncio.new_event_loop(), None)
+        super().__init__(new_event_loop(), None)
         self._running = True
         self._thread = threading.Thread(target=self._run, name="percolator", daemon=True)
         self._thread.start()

@@ -37,18 +37,26 @@ class Caller:
 class Rounds:
     """The rounds of one event loop. Other threads read `missing`, and call `back`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, start_calls: Callable[[], None]) -> None:
-        """`start_calls` is called when the time of a round is over."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        start_calls: Callable[[], None],
+        now: Callable[[], float],
+    ) -> None:
+        """`start_calls` is called when the time of a round is over. `now` is the time in seconds,
+        for all threads: the loop's own may stand still while the loop waits."""
         self._loop = loop
+        self._now = now
         self._start_calls = start_calls
         self.missing: set[Caller] = set()
         """Woken threads that the loop waits for. While there are any, it does not look."""
         self._until = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_until = 0.0
 
     def begin(self, woken: Sequence[Caller], waiting: int) -> None:
         """Begins a round. Called before these are woken; `waiting` calls are already waiting."""
-        until = self._until if self.missing else self._loop.time() + ROUND_SECONDS
+        until = self._until if self.missing else self._now() + ROUND_SECONDS
         until += len(woken) * ROUND_SECONDS_PER_THREAD
         for caller in woken:
             caller.due = until
@@ -62,23 +70,24 @@ class Rounds:
     def back(self, caller: Caller) -> None:
         """Notes that a thread has called. Runs in that thread."""
         if caller.due:
-            caller.in_time = caller.in_time + 1 if self._loop.time() <= caller.due else 0
+            caller.in_time = caller.in_time + 1 if self._now() <= caller.due else 0
             caller.due = 0.0
         self.missing.discard(caller)
 
     def _set_timer(self) -> None:
         """Sets the timer. The last round's may still be set: most rounds end long before it."""
         if self._timer is not None:
-            if self._timer.when() <= self._until:
+            if self._timer_until <= self._until:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._until, self._look_at_the_time)
+        self._timer_until = self._until
+        self._timer = self._loop.call_later(self._until - self._now(), self._look_at_the_time)
 
     def _look_at_the_time(self) -> None:
         self._timer = None
         if not self.missing:
             return
-        if self._loop.time() < self._until:
+        if self._now() < self._until:
             self._set_timer()
             return
         self.missing.clear()

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from percolator import aio
-from percolator.aio.reading import Columns, Reading
+from percolator.aio.named_cells import Columns
+from percolator.aio.reading import Reading
 from percolator.arguments import listed, listed_cells, require_table
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.protocol.environment import Statistics

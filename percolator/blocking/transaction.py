@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Transaction(BlockingReads):
     """Reads from one snapshot, and writes that take effect all at once.
 
-    Its first read fixes the moment that it shows, not entering the block; `timestamp` counts as a
+    It shows the moment of its first read, not of entering the block; `timestamp` counts as a
     read. Writes stay in the program until `commit`; of several to a cell, the last one counts.
     Leaving the block commits; an exception rolls back. This is one attempt: a `ConflictError`
     leaves the block. Use `@transactional` for functions that are run again. A transaction
@@ -64,7 +64,7 @@ class Transaction(BlockingReads):
     @overload
     def set(self, row: K, column: Column[T, K], value: T) -> None: ...
     def set(self, row: object, column: Any, value: Any = ...) -> None:
-        """Writes a value, or all values of a mapping from columns. An empty value is one, too."""
+        """Writes a value, or all values of a mapping from columns. A value may be empty."""
         self._check()
         if value is ...:
             self._loop_thread.call(partial(self._transaction.set, row, column))

@@ -26,6 +26,7 @@ from percolator.cli import (
     servers,
     sessions,
     status,
+    store,
     tables,
     tablets,
     timestamp,
@@ -110,6 +111,7 @@ app.add_typer(pins.app, name="pins")
 app.add_typer(gc.app, name="gc")
 app.command("sessions")(sessions.sessions)
 app.command("status")(status.status)
+app.add_typer(store.app, name="store")
 app.command("top")(top.top)
 
 

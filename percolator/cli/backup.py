@@ -1,22 +1,21 @@
-"""`percolator export` and `percolator import`: tables to Parquet files, and back."""
+"""`percolator export` and `percolator import`: tables to files, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from percolator.backup.layout import Export, ExportFormat
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
+from percolator.counts import counted
 from percolator.errors import PercolatorError, UsageError
 from percolator.timestamps import Timestamp
-
-if TYPE_CHECKING:
-    from percolator.backup.layout import Export
 
 Tables = Annotated[
     list[str] | None, typer.Option("--table", help="Only this table; repeatable [default: all].")
@@ -36,20 +35,32 @@ def export(
             max=3600,
         ),
     ] = None,
+    form: Annotated[
+        ExportFormat | None,
+        typer.Option(
+            "--format",
+            help="parquet: cells as they are stored, exactly. jsonl: a line of JSON for each row, "
+            "as people read it.  [default: parquet]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Copy tables into a directory, or verify such a copy.
 
     The copy shows all tables as they are at one moment. The cluster stays in use meanwhile. If an
-    export is interrupted, run the same command to resume it. The files are Parquet, so other
-    programs can read them, too. For a directory named "verify", write ./verify.
+    export is interrupted, run the same command to resume it. Other programs can read the files,
+    too. For a directory named "verify", write ./verify.
     """
     here = connection(context)
-    _require_arrow()
     from percolator.backup import exporting, importing
 
     if len(arguments) == 2 and arguments[0] == "verify":
-        if at or table:
-            fail(UsageError("verify checks a whole export: it takes neither --at nor --table"))
+        if at or table or form:
+            fail(
+                UsageError(
+                    "verify checks a whole export: it takes neither --at nor --table nor --format"
+                )
+            )
         with _bar("cells verified") as tell:
             try:
                 found = importing.verify(Path(arguments[1]), tell)
@@ -73,6 +84,7 @@ def export(
                 tables=table or (),
                 progress=note,
                 pin_ttl_seconds=pin_ttl,
+                form=form,
             )
         )
     here.show(_as_data(made), _as_text("exported", made))
@@ -85,18 +97,19 @@ def import_export(
     abandon: Annotated[
         bool,
         typer.Option(
-            "--abandon", help="Reopen, empty, the tables that an interrupted import left closed."
+            "--abandon",
+            help="Reopen, empty, the tables that an interrupted import left closed (on Bigtable: "
+            "drop what it has loaded).",
         ),
     ] = False,
 ) -> None:
-    """Import the tables of an export, into new or empty tables.
+    """Import the tables of an export, into new or empty tables (on Bigtable: into new ones).
 
     Readers never see part of a table. Imported cells have the commit timestamp of the import, and
     notify no observers. After an interruption the tables stay closed: run the same command to
     resume, from where import.log in the directory says.
     """
     here = connection(context)
-    _require_arrow()
     from percolator.backup import importing
 
     if abandon:
@@ -114,13 +127,6 @@ def import_export(
             )
         )
     here.show(_as_data(made), _as_text("imported", made))
-
-
-def _require_arrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        fail(UsageError("exports are Parquet files: pip install 'percolator-store[export]'"))
 
 
 @contextmanager
@@ -149,8 +155,8 @@ def _as_data(export: Export) -> dict[str, object]:
 
 
 def _as_text(what: str, export: Export) -> object:
-    size = sum(part.bytes for part in export.parts)
+    size = counted(sum(part.bytes for part in export.parts), "byte")
     return plain(
-        f"{what}: {export.cells:,} cells of {len(export.tables)} tables in {len(export.parts)} "
-        f"files, {size:,} bytes, as of {Timestamp(export.at).describe()}"
+        f"{what}: {counted(export.cells, 'cell')} of {counted(len(export.tables), 'table')} in "
+        f"{counted(len(export.parts), 'file')}, {size}, as of {Timestamp(export.at).describe()}"
     )

@@ -10,7 +10,9 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, confirm, connection, fail, plain
-from percolator.errors import InvalidArgument, UsageError
+from percolator.cli.values import Forms, forms_of
+from percolator.codec_names import CodecNames
+from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.observers.running.dead_letter import DeadLetter
 from percolator.observers.running.dead_letter_box import DeadLetterBox, as_data
 from percolator.row_text import row_bytes, row_text
@@ -23,7 +25,10 @@ _ERROR_CHARACTERS = 80
 TableOption = Annotated[str, typer.Option("--table", help="Only this table.")]
 ObserverOption = Annotated[str, typer.Option("--observer", help="Only this observer.")]
 RowOption = Annotated[
-    str | None, typer.Option("--row", help="Only this row; hex:… for bytes.", show_default=False)
+    str | None,
+    typer.Option(
+        "--row", help="Only this row, as `list` shows it; hex:… for bytes.", show_default=False
+    ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters.")]
 
@@ -41,38 +46,41 @@ def list_letters(
 ) -> None:
     """List the changes that were put aside, and why."""
     here = connection(context)
-    letters = _letters(here, table, observer, None)
+    letters, forms = _letters(here, table, observer, None)
     screen = Screen("table", "observer", "column", "row", "changed", "attempts", "error", box=None)
     for one in letters:
         screen.add_row(
             plain(one.table),
             plain(one.observer),
             plain(row_text(one.column)),
-            plain(row_text(one.row)),
+            plain(forms[one.table].row_text(one.row)),
             _changed(one),
             str(one.attempts),
             plain(one.error[:_ERROR_CHARACTERS]),
         )
-    here.show([as_data(one) for one in letters], screen if letters else "no dead letters")
+    here.show(_data(letters, forms), screen if letters else "no dead letters")
 
 
 @app.command()
 def show(
     context: typer.Context,
-    row: Annotated[str, typer.Argument(help="The row; hex:… for bytes.", show_default=False)],
+    row: Annotated[
+        str,
+        typer.Argument(help="The row, as `list` shows it; hex:… for bytes.", show_default=False),
+    ],
     table: TableOption = "",
     observer: ObserverOption = "",
 ) -> None:
     """Show everything about the dead letters of a row."""
     here = connection(context)
-    letters = _letters(here, table, observer, row)
+    letters, forms = _letters(here, table, observer, row)
     screen = Screen.grid(padding=(0, 2))
     for one in letters:
         for name, text in (
             ("table", one.table),
             ("observer", one.observer),
             ("column", row_text(one.column)),
-            ("row", row_text(one.row)),
+            ("row", forms[one.table].row_text(one.row)),
             ("changed", _changed(one)),
             ("put aside", Timestamp(one.parked_at).describe()),
             ("attempts", str(one.attempts)),
@@ -82,7 +90,7 @@ def show(
         for number, line in enumerate(one.traceback.splitlines()):
             screen.add_row("traceback" if number == 0 else "", plain(line))
         screen.add_row("", "")
-    here.show([as_data(one) for one in letters], screen if letters else "no such dead letter")
+    here.show(_data(letters, forms), screen if letters else "no such dead letter")
 
 
 @app.command()
@@ -96,7 +104,7 @@ def retry(
     """Have observers try again. A dead letter is removed once a run has committed."""
     here = connection(context)
     _require_choice(table, observer, row, everything=everything)
-    letters = _letters(here, table, observer, row)
+    letters, _ = _letters(here, table, observer, row)
 
     async def run(database: aio.Database) -> None:
         await DeadLetterBox(worker_context(database.internal.engine)).retry(letters)
@@ -117,7 +125,7 @@ def clear(
     """Clear dead letters. Observers do not run for their cells until these change again."""
     here = connection(context)
     _require_choice(table, observer, row, everything=everything)
-    letters = _letters(here, table, observer, row)
+    letters, _ = _letters(here, table, observer, row)
     if letters and not yes:
         confirm(f"Clear {len(letters):,} dead letters?")
 
@@ -142,18 +150,42 @@ def _require_choice(table: str, observer: str, row: str | None, *, everything: b
         fail(UsageError("nothing selected: give --table, --observer, --row or --all"))
 
 
-def _letters(here: Connection, table: str, observer: str, row: str | None) -> list[DeadLetter]:
+def _data(letters: list[DeadLetter], forms: dict[str, Forms]) -> list[dict[str, object]]:
+    return [{**as_data(one), "key": forms[one.table].row_data(one.row)} for one in letters]
+
+
+def _letters(
+    here: Connection, table: str, observer: str, row: str | None
+) -> tuple[list[DeadLetter], dict[str, Forms]]:
+    """The letters, and by table what their rows look like."""
     try:
-        wanted = None if row is None else row_bytes("row", row)
+        row_bytes("row", row or "")
     except InvalidArgument as error:
         fail(error)
 
-    async def run(database: aio.Database) -> list[DeadLetter]:
+    async def run(database: aio.Database) -> tuple[list[DeadLetter], dict[str, Forms]]:
+        forms: dict[str, Forms] = {}
+        chosen: list[DeadLetter] = []
         box = DeadLetterBox(worker_context(database.internal.engine))
-        return [
-            letter
-            async for letter in box.look_through(table, observer)
-            if wanted in (None, letter.row)
-        ]
+        async for letter in box.look_through(table, observer):
+            if letter.table not in forms:
+                forms[letter.table] = await _forms(database, letter.table, here.timeout_seconds)
+            if row is None or _is_of(letter, row, forms[letter.table]):
+                chosen.append(letter)
+        return chosen, forms
 
     return here.run_with_database(run)
+
+
+async def _forms(database: aio.Database, table: str, timeout_seconds: float) -> Forms:
+    try:
+        return await forms_of(database, table, None, timeout_seconds)
+    except SchemaError:
+        return Forms(CodecNames())  # it is gone, and its letters are not
+
+
+def _is_of(letter: DeadLetter, row: str, forms: Forms) -> bool:
+    try:
+        return letter.row == forms.row("row", row)
+    except InvalidArgument:
+        return False  # the row of another table, whose keys look different

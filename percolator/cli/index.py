@@ -9,6 +9,7 @@ from rich.text import Text
 
 from percolator import aio
 from percolator.cli.connection import connection, fail, plain
+from percolator.counts import counted
 from percolator.errors import InvalidArgument
 from percolator.observers.registry.loading import named
 from percolator.recipes import Index
@@ -25,13 +26,17 @@ def index() -> None:
 
 @app.command("backfill")
 def backfill(context: typer.Context, reference: _Reference) -> None:
-    """Build the index over rows that were written before, and mend whatever is wrong in it.
+    """Build the index over rows that were written before, and fix whatever is wrong in it.
 
-    All programs must keep the index already, or its observer be registered. They may be at work.
+    All programs must already keep the index, or its observer must be registered. They may run
+    meanwhile.
     """
     here, chosen = connection(context), _index(reference)
     rows = here.run_with_database(chosen.backfill)
-    here.show({"index": chosen.table.name, "rows": rows}, plain(f"{rows:,} rows are indexed"))
+    here.show(
+        {"index": chosen.table.name, "rows": rows},
+        plain(f"{counted(rows, 'row is', 'rows are')} indexed"),
+    )
 
 
 @app.command("check")

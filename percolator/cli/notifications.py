@@ -18,9 +18,7 @@ from percolator.aio.engine import Engine
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, connection, console, plain
 from percolator.errors import SchemaError
-from percolator.observers.finding.notification_watch import watch_work
-from percolator.observers.finding.notifications import WorkRequest
-from percolator.observers.finding.survey import survey
+from percolator.observers.port import WorkRequest
 from percolator.row_text import row_text
 from percolator.timestamps import Timestamp
 
@@ -88,7 +86,7 @@ async def waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Sh
         if one.deleting or (table and one.name != table):
             continue
         async with aclosing(
-            survey(observing, WorkRequest(one.table_id, observers=wanted))
+            observing.notifications.survey(WorkRequest(one.table_id, observers=wanted))
         ) as found:
             async for answer in found:
                 for waiting in answer.waiting:
@@ -167,9 +165,9 @@ async def _follow(here: Connection, engine: Engine, table: str, observer: str) -
             if table or observer
             else "no observers are registered"
         )
-    find = engine.catalog.all_tablets
-    stream = watch_work(engine.world, engine.tablets, find, watched, listen_only=True)
-    async with aclosing(stream) as hints:
+    async with aclosing(
+        worker_context(engine).notifications.hints(watched, listen_only=True)
+    ) as hints:
         async for batch in hints:
             for hint in batch.notifications:
                 shown = Shown(

@@ -13,8 +13,9 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli import observer_stats, observer_trace
-from percolator.cli.connection import connection, errors_console, fail, plain
+from percolator.cli.connection import confirm, connection, errors_console, fail, plain
 from percolator.cli.masters import ask_master
+from percolator.counts import counted
 from percolator.errors import InvalidArgument, PercolatorError
 from percolator.observers.registry.backfilling import Backfilled, backfill
 from percolator.observers.registry.removal import Removed, remove_observer
@@ -100,7 +101,7 @@ def backfill_observer(
         except PercolatorError as error:
             if progress.cells:
                 error.message += (
-                    f"; it was notified of {progress.cells:,} cells: resume with "
+                    f"; it was notified of {counted(progress.cells, 'cell')}: resume with "
                     f"--from {row_text(progress.row)!r}"
                 )
             raise
@@ -109,7 +110,9 @@ def backfill_observer(
         done = here.run_with_database(run)
     here.show(
         {"table": table, "observer": observer, "cells": done.cells},
-        plain(f"observer {observer} of table {table} was notified of {done.cells:,} cells"),
+        plain(
+            f"observer {observer} of table {table} was notified of {counted(done.cells, 'cell')}"
+        ),
     )
 
 
@@ -133,10 +136,14 @@ def remove(
     purge: Annotated[
         bool, typer.Option("--purge", help="Also throw away the changes that still wait for it.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove an observer: it is no longer notified. Stop its workers first: a worker registers its
     observers when it starts."""
     here = connection(context)
+    if not yes:
+        lost = " and throw away the changes that wait for it" * purge
+        confirm(f"Remove the observer {observer!r} of table {table!r}{lost}?")
 
     async def run(database: aio.Database) -> Removed:
         def note(purged: int) -> None:
@@ -151,11 +158,12 @@ def remove(
     if done.was_registered:
         lines.add_row(plain(f"observer {observer} of table {table} was removed"))
     if done.purged:
-        lines.add_row(plain(f"{done.purged:,} notifications were thrown away"))
+        thrown_away = counted(done.purged, "notification was", "notifications were")
+        lines.add_row(plain(f"{thrown_away} thrown away"))
     if done.left:
         lines.add_row(
             plain(
-                f"{done.left:,} notifications arrived during the removal, and are left: "
+                f"{counted(done.left, 'notification')} arrived during the removal, and stayed: "
                 "run the same command again with --purge"
             )
         )

@@ -65,6 +65,11 @@ class Overview:
     unknown: list[str] = field(default_factory=list)
     """What could not be fetched, and why."""
 
+    @property
+    def row_store(self) -> str:
+        """The row store that has the cells; empty if tablet servers have them."""
+        return self.cluster.row_store.address
+
     def problems(self) -> list[str]:
         """What an operator should look at; empty when all is well."""
         return list(self._problems())
@@ -72,7 +77,8 @@ class Overview:
     def _problems(self) -> Iterator[str]:
         servers = self.cluster.servers
         present = {server.kind for server in servers}
-        yield from (f"no {NAMES[kind]} is registered" for kind in NEEDED if kind not in present)
+        needed = NEEDED[:-1] if self.row_store else NEEDED
+        yield from (f"no {NAMES[kind]} is registered" for kind in needed if kind not in present)
         for kind in LEADING:
             roles = {self.roles.get(one.server_id) for one in servers if one.kind == kind}
             if roles and not roles & {ServerRole.LEADS, ServerRole.NOT_TOLD}:
@@ -149,9 +155,12 @@ class Overview:
 
     def can_be_read(self, table: str) -> bool:
         """Whether the table exists, all its tablets are served, and there is an oracle to ask."""
-        tablets = [one for one in self.tablets if one.table == table]
-        is_served = all(one.serving for one in tablets)
-        return bool(tablets) and is_served and bool(self.leader(ServiceKind.SERVICE_KIND_ORACLE))
+        if self.row_store:
+            is_served = any(one.name == table for one in self.tables)
+        else:
+            tablets = [one for one in self.tablets if one.table == table]
+            is_served = bool(tablets) and all(one.serving for one in tablets)
+        return is_served and bool(self.leader(ServiceKind.SERVICE_KIND_ORACLE))
 
     def sum(self, figure: str) -> float:
         """The sum of one statistic over all tablets."""
@@ -187,7 +196,7 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
 
     overview.tables, overview.tablets, overview.servers, overview.sessions = await asyncio.gather(
         part("tables", _tables(here, network), ()),
-        part("tablets", all_tablets(here, network), []),
+        part("tablets", _tablets(here, network, overview), []),
         part("tablet servers", _servers(here, network), ()),
         part("sessions", list_sessions(here, network, activity=True), []),
     )
@@ -238,6 +247,13 @@ async def _ask_masters(here: Connection, reached: Network, overview: Overview) -
 async def _tables(here: Connection, network: GrpcNetwork) -> Sequence[wire.Table]:
     request = wire.ListTablesRequest()
     return (await answer_of_leader(here, network, methods.LIST_TABLES, request)).tables
+
+
+async def _tablets(
+    here: Connection, network: GrpcNetwork, overview: Overview
+) -> list[wire.TabletInfo]:
+    """None where a row store has the cells."""
+    return [] if overview.row_store else await all_tablets(here, network)
 
 
 async def _servers(here: Connection, network: GrpcNetwork) -> Sequence[wire.TabletServerInfo]:

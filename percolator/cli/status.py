@@ -15,6 +15,7 @@ from percolator.cli.overview import NAMES, Overview, is_silent, look
 from percolator.cli.roles import ServerRole
 from percolator.cli.servers import remarks
 from percolator.cli.watching import keep_showing
+from percolator.counts import counted
 from percolator.errors import UsageError
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.master_pb2 import TabletServerInfo
@@ -65,6 +66,7 @@ def _as_data(overview: Overview) -> dict[str, object]:
             }
             for one in overview.library_workers()
         ],
+        "row_store": overview.row_store or None,
         "tables": len(overview.tables),
         "tablets": len(overview.tablets),
         "tablets_served": sum(one.serving for one in overview.tablets),
@@ -130,17 +132,25 @@ def _as_text(overview: Overview) -> Group:
             plain(", ".join(one.observer for one in worker.info.activity.observers)),
         )
     title = f"cluster {cluster.cluster_id}, version {cluster.version}, format {cluster.format}"
+    problems = [Text.assemble(("! ", "red"), plain(one)) for one in overview.problems()]
+    return Group(plain(title), screen, plain(_summary(overview)), *problems)
+
+
+def _summary(overview: Overview) -> str:
+    tables = counted(len(overview.tables), "table")
+    sessions = counted(len(overview.sessions), "session")
+    if overview.row_store:
+        return f"cells in {overview.row_store}, {tables}, {sessions}"
     served = sum(one.serving for one in overview.tablets)
-    summary = (
-        f"{len(overview.tables)} tables, {served} of {len(overview.tablets)} tablets served, "
+    return (
+        f"{tables}, {served} of {len(overview.tablets)} tablets served, "
         f"{overview.sum('bytes') / (1 << 20):,.1f} MiB, "
         f"{overview.sum('mutations_per_second'):,.0f} writes/s, "
         f"{overview.sum('reads_per_second'):,.0f} reads/s, "
-        f"{overview.sum('locks'):,.0f} locks, {overview.sum('notifications'):,.0f} notifications, "
-        f"{len(overview.sessions)} sessions"
+        f"{counted(overview.sum('locks'), 'lock')}, "
+        f"{counted(overview.sum('notifications'), 'notification')}, "
+        f"{sessions}"
     )
-    problems = [Text.assemble(("! ", "red"), plain(one)) for one in overview.problems()]
-    return Group(plain(title), screen, plain(summary), *problems)
 
 
 def _kind(server: Server) -> str:

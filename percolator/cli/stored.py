@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import aclosing
 
 from percolator.aio.database import Database
-from percolator.errors import CellAddress, TabletLocation
+from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.catalog import TableInfo
 from percolator.v1.cells_pb2 import Cell, Space
-from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
-from percolator.wire import methods
-from percolator.wire.status import from_detail
 
 SPACES = {
     Space.SPACE_LOCK: "lock",
@@ -31,28 +29,15 @@ async def stored_cells(
     end: bytes = b"",
     timeout_seconds: float = 10.0,
 ) -> AsyncIterator[Cell]:
-    """Yields cells tablet by tablet, and within a tablet space by space.
+    """Yields cells, one space after the other.
 
     Only the cells of one page are read at the same moment.
     """
-    engine = database.internal.engine
-    deadline = engine.now() + timeout_seconds
-    for tablet in await engine.catalog.all_tablets(table.table_id, deadline):
-        low, high = _common(tablet, start, end)
-        if high and low >= high:
-            continue
-        target = TabletTarget(
-            tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=table.schema.version
-        )
-        scan = engine.world.network.stream(tablet.address, methods.SCAN_CELLS)
-        for space in spaces:
-            request = ScanCellsRequest(target=target, space=space)
-            request.range.start, request.range.end = low, high
-            async for page in scan(request, timeout_seconds):
-                if page.HasField("error"):
-                    raise from_detail(page.error)
-                for cell in page.cells:
-                    yield cell
+    contents = database.internal.engine.contents
+    for space in spaces:
+        async with aclosing(contents.cells(table, space, start, end, timeout_seconds)) as cells:
+            async for cell in cells:
+                yield cell
 
 
 async def first_cells(
@@ -131,9 +116,3 @@ def value_of(cell: Cell) -> bytes | None:
     if cell.space == Space.SPACE_WRITE:
         return WriteRecord.decode(cell.value).value or None
     return cell.value if cell.space == Space.SPACE_DATA else None
-
-
-def _common(tablet: TabletLocation, start: bytes, end: bytes) -> tuple[bytes, bytes]:
-    low = max(tablet.start, start)
-    ends = [one for one in (tablet.end, end) if one]
-    return low, min(ends) if ends else b""

@@ -12,6 +12,8 @@ from percolator import named_codecs
 from percolator.arguments import require_no_internal_name
 from percolator.cli.connection import confirm, connection, fail, plain
 from percolator.cli.masters import ask_master
+from percolator.cli.ttls import Ttls, column_ttls
+from percolator.counts import counted
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as wire
@@ -61,6 +63,7 @@ def create(
     ] = False,
     key: KeyCodec = None,
     column: ColumnCodecs = None,
+    ttl: Ttls = None,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="Succeed if the table exists and has these options.")
     ] = False,
@@ -74,6 +77,7 @@ def create(
     try:
         require_no_internal_name(name)
         codecs = wire.Codecs(key=_key_codec(key) or "", columns=_column_codecs(column))
+        ttls = column_ttls(ttl)
         keys = named_codecs.key_codec(codecs.key)
         splits = [named_codecs.key_bytes("--split", keys, text) for text in split or []]
     except InvalidArgument as error:
@@ -85,6 +89,7 @@ def create(
             retention_milliseconds=ceil(retention * 1000),
             split_bytes=split_mib << 20,
             change_feed=change_feed,
+            ttls=ttls,
         ),
         exist_ok=exist_ok,
         codecs=codecs,
@@ -93,7 +98,7 @@ def create(
     what = "created" if answer.created else "already exists"
     here.show(
         {"created": answer.created, **_as_data(answer.table)},
-        plain(f"table {name} {what}, {answer.table.tablets} tablets"),
+        plain(f"table {name} {what}, {counted(answer.table.tablets, 'tablet')}"),
     )
 
 
@@ -122,7 +127,7 @@ def describe(context: typer.Context, name: Name) -> None:
     request = wire.DescribeTableRequest(name=name)
     table = ask_master(here, methods.DESCRIBE_TABLE, request).table
     lines = [
-        f"table {table.name}, id {table.table_id}, {table.tablets} tablets",
+        f"table {table.name}, id {table.table_id}, {counted(table.tablets, 'tablet')}",
         f"schema version {table.schema_version}",
         f"retention {_retention(table)}",
         f"change feed {'on' if table.options.change_feed else 'off'}",
@@ -130,6 +135,10 @@ def describe(context: typer.Context, name: Name) -> None:
     if table.codecs.key:
         lines.append(f"row keys {table.codecs.key}")
     lines += [f"column {row_text(one.column)} {one.codec}" for one in table.codecs.columns]
+    lines += [
+        f"column {row_text(one.column)} expires after {one.ttl_milliseconds / 1000:g} s"
+        for one in table.options.ttls
+    ]
     for observer in table.observers:
         columns = ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
         states = " (weak)" * observer.weak + " (paused)" * observer.paused
@@ -166,27 +175,45 @@ def alter(
     name: Name,
     key: KeyCodec = None,
     column: ColumnCodecs = None,
+    ttl: Ttls = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Change the codecs that a table's schema keeps.
+    """Change the codecs and times to live that a table's schema keeps.
 
     What is stored stays as it is: programs read it with the new codec from now on. Programs that
     declare another one are refused. Without a codec (--column NAME=, --key ""), the next program
     that writes declares one.
+
+    A time to live (--ttl NAME=30d) also applies to values that are there; those that are older
+    are no longer visible, and are deleted. With --ttl NAME=, values no longer expire.
     """
     here = connection(context)
     try:
         require_no_internal_name(name)
-        request = wire.ChangeCodecsRequest(
+        codecs = wire.ChangeCodecsRequest(
             table=name, key=_key_codec(key), columns=_column_codecs(column, may_be_empty=True)
         )
+        ttls = column_ttls(ttl, may_be_empty=True)
     except InvalidArgument as error:
         fail(error)
-    if key is None and not column:
-        fail(InvalidArgument("--column", "expected --column NAME=CODEC or --key CODEC"))
+    changes_codecs = key is not None or bool(column)
+    if not changes_codecs and not ttls:
+        fail(
+            InvalidArgument(
+                "--column", "expected --column NAME=CODEC, --key CODEC or --ttl NAME=TIME"
+            )
+        )
     if not yes:
-        confirm(f"Change codecs of the table {name!r}? What is stored is not converted.")
-    table = ask_master(here, methods.CHANGE_CODECS, request).table
+        what = ["What is stored is not converted."] * changes_codecs
+        what += ["Values that are older than their time to live are deleted."] * bool(ttls)
+        confirm(f"Change the table {name!r}? {' '.join(what)}")
+    altered: list[wire.Table] = []
+    if changes_codecs:
+        altered.append(ask_master(here, methods.CHANGE_CODECS, codecs).table)
+    if ttls:
+        request = wire.SetTtlsRequest(table=name, ttls=ttls)
+        altered.append(ask_master(here, methods.SET_TTLS, request).table)
+    table = altered[-1]
     here.show(
         _as_data(table), plain(f"table {name} altered, schema version {table.schema_version}")
     )
@@ -250,6 +277,9 @@ def _as_data(table: wire.Table) -> dict[str, object]:
         "retention_seconds": table.options.retention_milliseconds / 1000 or None,
         "split_bytes": table.options.split_bytes or None,
         "change_feed": table.options.change_feed,
+        "ttl_seconds": {
+            row_text(one.column): one.ttl_milliseconds / 1000 for one in table.options.ttls
+        },
         "deleting": table.deleting,
         "key_codec": table.codecs.key or None,
         "columns": {row_text(one.column): one.codec for one in table.codecs.columns},

@@ -16,6 +16,7 @@ from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
 from percolator.observers.registry.loading import load
 from percolator.observers.running.trace import trace_to
+from percolator.observers.starting import start_when_ready
 from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
 
 
@@ -41,8 +42,8 @@ def worker(
 ) -> None:
     """Run observers until Ctrl-C or SIGTERM.
 
-    Runs in progress are finished first; a second signal ends the program at once. Neither loses
-    any work.
+    It waits for tables that do not exist yet. Runs in progress are finished first; a second signal
+    ends the program at once. Neither loses any work.
     """
     here = connection(context)
     try:
@@ -69,7 +70,15 @@ def worker(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal, number)
         running = database.run_observers(chosen, limits=limits, drain_seconds=drain_seconds)
-        await running.start()
+        starting = asyncio.create_task(
+            start_when_ready(running, database.internal.engine.world.clock, _say_waiting)
+        )
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return True
+        await starting  # raises what no waiting mends
         names = ", ".join(f"{one.name} of {one.table.name}" for one in chosen)
         errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
         await stop.wait()
@@ -81,3 +90,7 @@ def worker(
             "some runs were abandoned; a worker will run them again", highlight=False
         )
         raise typer.Exit(1)
+
+
+def _say_waiting(reason: str) -> None:
+    errors_console.print(plain(f"waiting: {reason}"), highlight=False, soft_wrap=True)

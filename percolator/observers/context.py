@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from percolator.observers.blocking_calls import BlockingCalls
+from percolator.observers.port import Notifications
 from percolator.observers.run_time import ClusterWaits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
-from percolator.routing.tablet_map import TabletMap
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
 from percolator.world import World
@@ -77,7 +77,7 @@ class WorkerContext:
     env: Environment
     cleanup: Cleanup
     catalog: Catalog
-    tablets: TabletMap
+    notifications: Notifications
     locks: RowLocking
     begin: Callable[[Work | None], RunTransaction]
     """Begins a transaction for a run of this work; with None, for the worker's own purposes."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from math import inf
@@ -37,8 +37,7 @@ from percolator.errors import (
     SchemaError,
 )
 from percolator.observers.context import WorkerContext
-from percolator.observers.finding.notifications import LOCKS_OF_ANY_AGE, WorkRequest
-from percolator.observers.finding.survey import survey
+from percolator.observers.port import LOCKS_OF_ANY_AGE, WorkRequest
 from percolator.observers.running.dead_letter import DEAD_LETTERS, LETTER
 from percolator.protocol.environment import Statistics
 from percolator.protocol.scan import scan_pages
@@ -185,9 +184,10 @@ class _Pass:
         self._deadline = deadline
         self._tables: list[master_pb2.Table] = []
         self._requests: list[WorkRequest] = []
-        self._first: dict[tuple[int, int], int] = {}
-        """Notifications that a tablet had written by its first answer, by tablet and epoch."""
-        self._last: dict[tuple[int, int], int] = {}
+        self._first: dict[Hashable, Hashable] = {}
+        """By place, the mark of its first answer: of a tablet at its epoch, how many notifications
+        it had written."""
+        self._last: dict[Hashable, Hashable] = {}
         """The same by its last answer."""
         self._notifications: Counter[Name] = Counter()
         self._locks: Counter[str] = Counter()
@@ -203,15 +203,12 @@ class _Pass:
                 await self._look(table.name, request)
 
     async def _look(self, table: str, request: WorkRequest) -> None:
-        answers = survey(self._context, request, self._deadline)
+        answers = self._context.notifications.survey(request, self._deadline)
         async with aclosing(answers):
             async for answer in answers:
-                location = answer.location
-                if location is None:
-                    continue
-                tablet = location.tablet_id, location.epoch
-                self._first.setdefault(tablet, answer.notifications_written)
-                self._last[tablet] = answer.notifications_written
+                if answer.place is not None:
+                    self._first.setdefault(answer.place, answer.mark)
+                    self._last[answer.place] = answer.mark
                 for waiting in answer.waiting:
                     observer = waiting.observer.decode(errors="backslashreplace")
                     self._notifications[table, observer] += 1

@@ -21,9 +21,9 @@ from percolator.errors import InvalidArgument, UsageError
 from percolator.observers.context import WorkerContext
 from percolator.observers.counters import Counters
 from percolator.observers.definition import Observer, checked
-from percolator.observers.finding.notification_watch import WorkHints, watch_work
 from percolator.observers.finding.row_locks import RowLocks
 from percolator.observers.finding.scanner import Scanner
+from percolator.observers.port import WorkHints
 from percolator.observers.registry.registration import Registrations, register
 from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.running.deletions import Deletions
@@ -173,15 +173,12 @@ class Worker:
         _log.error("a part of the worker has failed", exc_info=error)
 
     async def _listen(self, parts: _Parts) -> None:
-        """Queues the work that tablet servers announce."""
-        context = self._context
+        """Queues the work that the store announces."""
         names: dict[int, list[bytes]] = {}
         for one in parts.registrations.watched:
             names.setdefault(one.table_id, []).append(one.id)
         by_name = {(one.table_id, one.id): one for one in parts.registrations.watched}
-        find = context.catalog.all_tablets
-        hints_of = watch_work(context.world, context.tablets, find, names)
-        async with aclosing(hints_of) as stream:
+        async with aclosing(self._context.notifications.hints(names)) as stream:
             async for hints in stream:
                 self._take_in(parts, by_name, hints)
 
@@ -215,7 +212,7 @@ class _Parts:
         self, context: WorkerContext, watched: Sequence[Watched], limits: WorkerLimits, letters: int
     ) -> None:
         self.registrations = Registrations(context, watched)
-        self.deletions = Deletions(context.env)
+        self.deletions = Deletions(context)
         self.threads = Threads(limits.threads_max)
         self.queue = WorkQueue(
             rows_max=limits.queue_rows_max,

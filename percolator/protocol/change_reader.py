@@ -26,8 +26,9 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read import PASSING_MAX, LockResolver
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangeFeeds, ChangesRequest, ChangesSeen, StoredChange
@@ -168,7 +169,9 @@ class ChangeReader:
         self.position = max(self.position, seen.reached)
 
     def _resolver(self, until: int, deadline: float) -> LockResolver:
-        return LockResolver(self._env, self._cleanup, until, deadline, self.statistics)
+        return LockResolver(
+            self._env, self._cleanup, until, deadline, self.statistics, reads_values=False
+        )
 
     async def _look(self, until: int, deadline: float) -> ChangesSeen:
         self.statistics.round_trips += 1

@@ -20,49 +20,33 @@ Rules, each with the failure that it prevents:
   verdict is recorded.
 - If a table is gone for good, no primary in it has committed anything that is still locked. Only
   the leading master can say so: another master may not know a table because it is new.
-- A reader may push a live writer's commit above itself instead of waiting for it; it passes the
-  lock only after the push is durable on the primary.
+- A reader may push a live writer's commit above itself instead of waiting for it (pushing.py); it
+  passes the lock only after the push is durable on the primary.
+- A reader that knows a commit at or below its snapshot reads the value in the lock, and leaves the
+  cell to be rolled forward behind its back. While the lock is there, no other commit can be newer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from percolator.errors import CellAddress, InvariantViolation, SchemaChanged, SnapshotTooOld
+from percolator.errors import InvariantViolation, SnapshotTooOld
 from percolator.formats.records import (
-    KIND_LOCK_ONLY,
-    WRITE_HEADER,
     LockRecord,
 )
 from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.environment import Environment
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.primaries import Primaries
-from percolator.protocol.read_locks import stored_column
+from percolator.protocol.pushing import Pushing, push_step
+from percolator.protocol.rolling import Rolling
 from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.routing.cells import APPLIED, CellMutation, Refused
+from percolator.routing.cells import APPLIED, CellMutation, FoundCell, Refused
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1.cells_pb2 import Cell
 from percolator.wire.liveness import Liveness
-
-
-class MetLock(NamedTuple):
-    """Another transaction's lock, and the cell that holds it."""
-
-    address: CellAddress
-    lock: LockRecord
-
-    @classmethod
-    def of(cls, table_id: int, cell: Cell) -> MetLock:
-        address = CellAddress(table_id, cell.row, stored_column(cell))
-        return cls(address, LockRecord.decode(cell.value))
-
-    @property
-    def on_primary(self) -> bool:
-        return self.address == self.lock.primary
 
 
 class _Undecided(NamedTuple):
@@ -85,6 +69,8 @@ class Cleanup:
         self._env = env
         self._primaries = Primaries(env)
         self._once = AskedOnce(env, self._primaries)
+        self._pushing = Pushing(env)
+        self._rolling = Rolling(env, self._once)
 
     async def resolve(
         self,
@@ -94,27 +80,42 @@ class Cleanup:
         known_now: int,
         waited_seconds: float,
         read_at: int = 0,
+        reads_values: bool = False,
     ) -> set[int]:
         """Resolves what can be resolved now, with one round trip for each kind of step.
 
         `known_now` is any timestamp that the oracle has already issued. `waited_seconds` is how
         long the caller has waited so far; it begins at 0, because a lock that was just met is most
         likely about to be released. For a reader at `read_at`, returns the start timestamps whose
-        locks it may pass.
+        locks it may pass. One that `reads_values` goes on with the locks that it can `read`: it
+        need not wait until they have become records. A reader of the change feed has to, or what
+        was committed would seem not to be settled yet.
         """
         verdicts = self._env.verdicts
         by_start = {lock.lock.start_timestamp: lock for lock in met}
         unknown = {start: lock for start, lock in by_start.items() if verdicts.get(start) is None}
         passable: set[int] = set()
+        if read_at:
+            passable = {start for start in unknown if self._pushing.is_above(start, read_at)}
+            for start in passable:
+                del unknown[start]
         overtaken: set[int] = set()
         if unknown:
             undecided = await self._ask_primaries(list(unknown.values()), deadline)
             undecided, overtaken = await self._bury_the_dead(
                 undecided, deadline, known_now, waited_seconds
             )
-            if read_at and waited_seconds >= self._env.limits.push_after_seconds:
-                passable = await self._push(undecided, read_at, deadline)
-        to_resolve = []
+            if read_at:
+                # Without a lock on the primary, its prewrite may be in flight: there is nothing to
+                # push yet.
+                passable |= await self._pushing.push(
+                    [one.primary for one in undecided if one.primary is not None],
+                    read_at,
+                    waited_seconds=waited_seconds,
+                    deadline=deadline,
+                )
+        to_resolve: list[MetLock] = []
+        readable: list[MetLock] = []
         for lock in met:
             start = lock.lock.start_timestamp
             verdict = verdicts.get(start)
@@ -122,20 +123,33 @@ class Cleanup:
                 continue
             if read_at and (verdict == ROLLED_BACK or verdict > read_at):
                 passable.add(start)
+                self._pushing.decided(start, verdict)
             # The step that has just decided the primary has also resolved it. A lock on a primary
             # that was decided before belongs to another write set, wrongly sent under the same
             # timestamp, and would never be resolved otherwise.
             resolved = lock.on_primary and start in unknown
             # A commit above the reader is most likely being completed by its owner at this moment.
-            if not resolved and not verdict > read_at > 0:
-                to_resolve.append(lock)
+            if resolved or verdict > read_at > 0:
+                continue
+            can_read = reads_values and self._rolling.read(lock, read_at) is not None
+            (readable if can_read else to_resolve).append(lock)
+        if readable:
+            to_resolve += self._rolling.leave_behind(readable)
         if to_resolve:
-            await self._roll_forward_or_back(to_resolve, deadline)
+            await self._rolling.roll(to_resolve, deadline)
         if overtaken:
             await self._take_back(
                 [one for one in met if one.lock.start_timestamp in overtaken], deadline
             )
         return passable
+
+    def passable(self, read_at: int, most: int) -> tuple[int, ...]:
+        """The start timestamps of transactions whose locks a snapshot may pass: `most` at most."""
+        return self._pushing.passable(read_at, most)
+
+    def read(self, met: MetLock, read_at: int) -> FoundCell | None:
+        """What a snapshot sees in a locked cell, if the lock says so (rolling.py)."""
+        return self._rolling.read(met, read_at)
 
     async def _ask_primaries(self, unknown: Sequence[MetLock], deadline: float) -> list[_Undecided]:
         undecided = [_Undecided(met, met.lock) for met in unknown if met.on_primary]
@@ -143,7 +157,7 @@ class Cleanup:
         if not asked:
             return undecided
         requests = {}
-        for _, lock in asked:
+        for _, lock, _ in asked:
             (table_id, row, column), start = lock.primary, lock.start_timestamp
             request = CellMutation(table_id, steps.status(row, column, start))
             requests[About("status", lock.primary, start)] = request
@@ -219,7 +233,7 @@ class Cleanup:
                 address.table_id,
                 steps.roll_back(address.row, address.column, lock.start_timestamp),
             )
-            for address, lock in met
+            for address, lock, _ in met
         }
         await self._once.mutate(left, deadline)
 
@@ -238,28 +252,6 @@ class Cleanup:
         left = deadline - self._env.clock.monotonic_seconds()
         return await self._env.timestamps.get(timeout_seconds=max(left, 0.001))
 
-    async def _push(
-        self, undecided: Sequence[_Undecided], read_at: int, deadline: float
-    ) -> set[int]:
-        """Makes live writers commit above `read_at`. Returns those that certainly will."""
-        passable = set()
-        pushes, pushed = [], []
-        for one in undecided:
-            lock = one.primary
-            if lock is None:
-                continue  # its prewrite may be in flight: there is nothing to push yet
-            if lock.min_commit_timestamp > read_at:
-                passable.add(lock.start_timestamp)
-                continue
-            pushes.append(_push_step(lock.primary, lock, read_at))
-            pushed.append(lock.start_timestamp)
-        if pushes:
-            answers = await self._env.cells.mutate(pushes, deadline)
-            passable.update(
-                start for start, answer in zip(pushed, answers, strict=True) if answer is APPLIED
-            )
-        return passable
-
     async def resolve_passable(
         self, met: Sequence[MetLock], *, read_at: int, deadline: float
     ) -> None:
@@ -276,47 +268,17 @@ class Cleanup:
             known = verdicts.get(lock.lock.start_timestamp) is not None
             (decided if known else alive).append(lock)
         if decided:
-            await self._roll_forward_or_back(decided, deadline)
+            await self._rolling.roll(decided, deadline)
         if alive:
             # A lock that has changed in the meantime is met again, in its new form.
-            pushes = [_push_step(address, lock, read_at) for address, lock in alive]
+            pushes = [push_step(address, lock, read_at + 1) for address, lock, _ in alive]
             await self._env.cells.mutate(pushes, deadline)
-
-    async def _roll_forward_or_back(self, met: Sequence[MetLock], deadline: float) -> None:
-        """Rolls the locked cells forward or back, as the verdicts on their transactions say."""
-        rolling: dict[About, CellMutation] = {}
-        for address, lock in met:
-            (table_id, row, column), start = address, lock.start_timestamp
-            verdict = self._env.verdicts.get(start)
-            if verdict is None:
-                continue  # evicted since: the cache is bounded, and the caller will ask again
-            about = About("resolve", address, start)
-            if verdict == ROLLED_BACK:
-                rolling[about] = CellMutation(table_id, steps.roll_back(row, column, start))
-                continue
-            schema = await self._env.schema(table_id, deadline)
-            observers = () if lock.kind == KIND_LOCK_ONLY else schema.observers.get(column, ())
-            record = WRITE_HEADER.pack(start, lock.kind) + lock.value
-            step = steps.commit_secondary(row, column, start, verdict, record, observers)
-            rolling[about] = CellMutation(table_id, step, schema.version)
-        answers = await self._once.mutate(rolling, deadline)
-        for about, answer in zip(rolling, answers, strict=True):
-            # Other answers need no action: the caller that met the lock looks again.
-            if isinstance(answer, SchemaChanged):
-                await self._env.schemas.refresh(about.cell.table_id, deadline)
 
 
 def _expired(lock: LockRecord, now: int) -> bool:
     """Judges by the oracle's clock alone: the clocks of machines differ, and jump."""
     age = (now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS)
     return age > lock.ttl_milliseconds
-
-
-def _push_step(address: CellAddress, lock: LockRecord, read_at: int) -> CellMutation:
-    """The step that raises the lock's least commit timestamp above the reader's timestamp."""
-    table_id, row, column = address
-    raised = replace(lock, min_commit_timestamp=read_at + 1)
-    return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))
 
 
 def _primary_lock(met: MetLock, answer: Refused) -> LockRecord:

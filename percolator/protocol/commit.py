@@ -40,6 +40,7 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.protocol import aftermath, conflicts
+from percolator.protocol.announcing import Announcement
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment, Statistics
@@ -85,24 +86,29 @@ class Commit:
         statistics: Statistics,
         alone: bool = False,
         two_phases: bool = False,
+        is_followed: bool = False,
         tables: Mapping[str, TableInfo] | None = None,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock.
 
         `alone`: no other process can commit this transaction, as a second gateway might when its
-        caller asks again. `two_phases`: do not try to commit in one round. `tables`: as they were
-        when the writes were encoded, by name.
+        caller asks again. `two_phases`: do not try to commit in one round. `is_followed`: another
+        transaction would begin directly above its commit. `tables`: as they were when the writes
+        were encoded, by name.
         """
         self._env = env
         self._heartbeats = heartbeats
         self._write = write
         self._alone = alone
         codecs = SameCodecs(write, tables or {})
+        announcement = None if env.announcing is None else Announcement(env, env.announcing, write)
         self._point = CommitPoint(
-            env, write, weak_notifications, started_seconds, statistics, codecs
+            env, write, weak_notifications, started_seconds, statistics, codecs, announcement
         )
         self._prewrite = Prewrite(env, cleanup, write, self._point, statistics)
-        self._one_round = OneRound(env, cleanup, write, weak_notifications, statistics, codecs)
+        self._one_round = OneRound(
+            env, cleanup, write, weak_notifications, statistics, codecs, is_followed=is_followed
+        )
         self._two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""

@@ -29,9 +29,11 @@ from percolator.errors import (
 from percolator.formats.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
 from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.aftermath import offending_cell
+from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.wire.backoff import Backoff
@@ -48,6 +50,7 @@ class CommitPoint:
         "_statistics",
         "_weak_notifications",
         "_write",
+        "announcement",
         "is_locked",
         "is_lost",
         "min_commit",
@@ -63,9 +66,11 @@ class CommitPoint:
         started_seconds: float,
         statistics: Statistics,
         codecs: SameCodecs,
+        announcement: Announcement | None = None,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
         self._env = env
+        self.announcement = announcement
         self._codecs = codecs
         self._write = write
         self._weak_notifications = weak_notifications
@@ -98,6 +103,8 @@ class CommitPoint:
                 # will be.
                 self.sent = False
                 await self._take_commit_timestamp(deadline)
+                if self.announcement is not None:
+                    await self.announcement.renew(deadline)
             # A heartbeat may learn of a push while we wait below. The commit must be sent for the
             # lock that its timestamp was compared with, and for no other.
             min_commit, commit = self.min_commit, self._commit
@@ -168,24 +175,9 @@ class CommitPoint:
         This happens before the commit point, or a crash right after it would lose them. It happens
         after all locks are held, so that an observer that runs too early meets a lock and waits.
         """
-        backoff = self._env.backoff()
-        while True:
-            requests = []
-            for table_id, row, column in self._weak_notifications:
-                schema = await self._env.schema(table_id, deadline)
-                observers = schema.weak_observers.get(column, ())
-                if observers:
-                    step = steps.notify(row, column, commit, observers)
-                    requests.append(CellMutation(table_id, step))
-            if not requests:
-                return
-            self._statistics.round_trips += 1
-            answers = await self._env.cells.mutate(requests, deadline)
-            problems = [answer for answer in answers if isinstance(answer, PercolatorError)]
-            if not problems:
-                return
-            if not await backoff.pause(deadline):
-                raise problems[0]
+        await notify_weak_observers(
+            self._env, self._weak_notifications, commit, deadline, self._statistics
+        )
 
     # ------------------------------------------------------------------ the lock until then
 

@@ -10,8 +10,8 @@ from percolator.errors import CellAddress, ConflictError
 from percolator.formats.hidden_cells import locked_column
 from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
-from percolator.protocol.cleanup import MetLock
 from percolator.protocol.environment import Environment
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import is_read_lock, locked_cell, stored_column
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Refused

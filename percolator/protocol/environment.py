@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from percolator import named_codecs
 from percolator.errors import CellAddress, PercolatorError
 from percolator.limits import Limits
+from percolator.protocol.announced_stores import Announcing
 from percolator.protocol.hot_cells import HotCells, Loss
 from percolator.protocol.rivals import Rivals
 from percolator.protocol.tally import Tally
@@ -117,8 +119,13 @@ class Environment:
     limits: Limits
     verdicts: Verdicts
     deleted_tables: Mutations | None = None
-    """Asks primaries in tables that are being deleted; `SchemaError` if the table is gone for good.
-    Without it, locks whose primary is in such a table stay."""
+    """Asks primaries in tables that are not served any more; `SchemaError` if the table is gone for
+    good. Without it, locks whose primary is in such a table stay."""
+    announcing: Announcing | None = None
+    """Without it, commits themselves notify the observers of their cells."""
+    catalogue_epoch: Callable[[], int] = lambda: 0
+    """The highest that came with a timestamp. Below: by table, when its schema was asked for."""
+    schemas_as_of: dict[int, int] = field(default_factory=dict)
     table_names: Callable[[int], str] = lambda _: ""
     """The name of a table by its id, for errors; empty if this client does not know it."""
     hot_cells: HotCells = field(default_factory=HotCells)
@@ -141,8 +148,11 @@ class Environment:
         return self.clock.monotonic_seconds()
 
     def described(self, cell: CellAddress) -> str:
-        """The cell, for errors."""
-        return cell.described(self.table_names(cell.table_id))
+        """The cell, for errors: by name, and its row as the table's programs know it."""
+        schema = self.schemas.get(cell.table_id)
+        codec = None if schema is None else named_codecs.key_codec(schema.codecs.names.key)
+        key = None if codec is None else named_codecs.key_data(codec, cell.row)
+        return cell.described(self.table_names(cell.table_id), key)
 
     def is_contended(self, cell: CellAddress) -> bool:
         """Whether transactions of this client have recently lost at the cell."""

@@ -14,22 +14,26 @@ Rules, each with the failure that it prevents:
 - A turn ends after a time, whatever its owner does. A function that waits for something else would
   hold up the line forever. If the time was too short, the owner's next turn is twice as long:
   otherwise, a slow function would never commit at a cell where fast ones take turns.
-- A cell has a line only while something stands in it. Without contention, nothing is kept, and one
-  look at an empty dictionary is all that a transaction pays.
+- A line is kept for a moment after the last one has left. Otherwise, the next two to come would
+  collide, and one of them lose, each time that a line was empty.
+- Without contention, nothing is kept, and one look at an empty dictionary is all that a transaction
+  pays.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
+from percolator.protocol.baton import Baton
 
 TURN_SECONDS = 1.0
 TURN_SECONDS_MAX = 16.0
+KEPT_SECONDS = 0.25
+"""How long a line is kept when it is empty."""
 CELLS_MAX = 8
 """The most cells at which one transaction stands in line: those where it lost last."""
 
@@ -52,7 +56,18 @@ class Loss(NamedTuple):
 class Turn:
     """One transaction's place in the lines of its cells."""
 
-    __slots__ = ("_timer", "cells", "expired", "granted", "left", "number", "owner", "seconds")
+    __slots__ = (
+        "_timer",
+        "cells",
+        "expired",
+        "followers",
+        "granted",
+        "is_reading",
+        "left",
+        "number",
+        "owner",
+        "seconds",
+    )
 
     def __init__(self, owner: Contender, cells: Sequence[CellAddress], seconds: float) -> None:
         self.owner = owner
@@ -60,8 +75,12 @@ class Turn:
         self.seconds = seconds
         self.number = 0
         """Decides between turns of the same age: the one that joined first has the lower number."""
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the turn begins; cancelled if it never will."""
+        self.is_reading = False
+        """Its transaction waits with its first read, so that it could begin anywhere from now."""
+        self.followers = 0
+        """Turns with a lower number had joined before the owner sent its commit."""
+        self.granted: asyncio.Future[Baton | None] = asyncio.get_running_loop().create_future()
+        """Done when the turn begins, perhaps with a baton; cancelled if it never will."""
         self.left = False
         self.expired = False
         """It was ended because it had lasted too long."""
@@ -70,10 +89,10 @@ class Turn:
     def __lt__(self, other: Turn) -> bool:
         return (self.owner.since, self.number) < (other.owner.since, other.number)
 
-    def begin(self, timer: asyncio.TimerHandle) -> None:
+    def begin(self, timer: asyncio.TimerHandle, baton: Baton | None) -> None:
         self._timer = timer
         if not self.granted.done():  # the task that waits was cancelled, and is about to leave
-            self.granted.set_result(None)
+            self.granted.set_result(baton)
 
     def end(self) -> None:
         self.left = True
@@ -82,9 +101,9 @@ class Turn:
 
 
 class _Line:
-    """The transactions that have lost at one cell and not committed yet."""
+    """The transactions that have lost at one cell, or would, and not committed yet."""
 
-    __slots__ = ("callers", "owner", "waiting")
+    __slots__ = ("callers", "end", "owner", "waiting")
 
     def __init__(self) -> None:
         self.owner: Turn | None = None
@@ -92,6 +111,8 @@ class _Line:
         """A heap: the oldest is the first. It may contain some that have left."""
         self.callers: set[object] = set()
         """The functions and observers that have lost here since the line formed."""
+        self.end: asyncio.TimerHandle | None = None
+        """The end of the line, if nothing stands in it."""
 
     def first(self) -> Turn | None:
         while self.waiting and self.waiting[0].left:
@@ -104,13 +125,14 @@ class HotCells:
 
     def __init__(self) -> None:
         self._lines: dict[CellAddress, _Line] = {}
-        self._numbers = itertools.count()
+        self._joined = 0
 
     def __len__(self) -> int:
-        """The number of cells that have a line."""
-        return len(self._lines)
+        """The number of cells where something stands in line."""
+        return sum(line.end is None for line in self._lines.values())
 
     def __contains__(self, cell: CellAddress) -> bool:
+        """Whether something stands in line there, or has a moment ago."""
         return cell in self._lines
 
     def has_lost(self, caller: object, cell: CellAddress) -> bool:
@@ -123,17 +145,31 @@ class HotCells:
 
     def join(self, turn: Turn) -> None:
         """Puts a new turn in line at its cells."""
-        turn.number = next(self._numbers)
+        turn.number = self._joined
+        self._joined += 1
         for cell in turn.cells:
             line = self._lines.get(cell)
             if line is None:
                 line = self._lines[cell] = _Line()
+            elif line.end is not None:
+                line.end.cancel()
+                line.end = None
             line.callers.add(turn.owner.caller)
             heappush(line.waiting, turn)
         self._grant(turn.cells)
 
-    def leave(self, turn: Turn) -> None:
-        """Ends the turn, or gives up the place in line."""
+    def is_followed(self, turn: Turn) -> bool:
+        """Whether one that could take the baton is the next in line. Asked before the commit."""
+        turn.followers = self._joined
+        for cell in turn.cells:
+            following = self._lines[cell].first()
+            if following is not None and following.is_reading:
+                return True
+        return False
+
+    def leave(self, turn: Turn, baton: Baton | None = None) -> None:
+        """Ends the turn, or gives up the place in line. The baton is for the next one, if it has
+        joined before the commit was sent."""
         if turn.left:
             return
         turn.end()
@@ -143,22 +179,27 @@ class HotCells:
             line = self._lines[cell]
             if line.owner is turn:
                 line.owner = None
-        self._grant(turn.cells)
+        self._grant(turn.cells, baton, turn.followers)
 
-    def _grant(self, cells: Sequence[CellAddress]) -> None:
+    def _grant(
+        self, cells: Sequence[CellAddress], baton: Baton | None = None, followers: int = 0
+    ) -> None:
         """Begins every turn that can begin, now that something has changed at these cells."""
         for cell in cells:
             line = self._lines.get(cell)
-            if line is None or line.owner is not None:
+            if line is None or line.owner is not None or line.end is not None:
                 continue
             turn = line.first()
             if turn is None:
-                del self._lines[cell]
+                loop = asyncio.get_running_loop()
+                line.end = loop.call_later(KEPT_SECONDS, self._lines.pop, cell)
             elif self._is_first_everywhere(turn):
                 for each in turn.cells:
                     self._lines[each].owner = heappop(self._lines[each].waiting)
-                loop = asyncio.get_running_loop()
-                turn.begin(loop.call_later(turn.seconds, self._expire, turn))
+                takes = turn.is_reading and turn.number < followers
+                timer = asyncio.get_running_loop().call_later(turn.seconds, self._expire, turn)
+                turn.begin(timer, baton if takes else None)
+                baton = None if takes else baton
 
     def _is_first_everywhere(self, turn: Turn) -> bool:
         for cell in turn.cells:
@@ -208,17 +249,30 @@ class Contender:
         if cell not in self._cells:
             self._cells = (*self._cells[1 - CELLS_MAX :], cell)
 
-    def stand_in_line(self) -> asyncio.Future[None]:
-        """Ends its turn if it has one; the result is done when the next one begins."""
+    @property
+    def is_followed(self) -> bool:
+        """Whether it has its turn, and the next in line could take the baton. Asked before its
+        commit is sent."""
+        turn = self._turn
+        if turn is None or turn.left or not turn.granted.done():
+            return False
+        return self._hot_cells.is_followed(turn)
+
+    def stand_in_line(self, *, is_reading: bool = False) -> asyncio.Future[Baton | None]:
+        """Ends its turn if it has one; the result is done when the next one begins.
+
+        `is_reading`: its transaction waits with its first read.
+        """
         if self._turn is not None and self._turn.expired:
             self._seconds = min(2 * self._seconds, TURN_SECONDS_MAX)
         self.leave()
         self._turn = Turn(self, self._cells, self._seconds)
+        self._turn.is_reading = is_reading
         self._hot_cells.join(self._turn)
         return self._turn.granted
 
-    def leave(self) -> None:
+    def leave(self, baton: Baton | None = None) -> None:
         """Ends its turn, or gives up its place in line."""
         if self._turn is not None:
-            self._hot_cells.leave(self._turn)
+            self._hot_cells.leave(self._turn, baton)
             self._turn = None

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.protocol import conflicts
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, LockWait, Statistics
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import locked_cell
 
 _LAST_SECONDS_MAX = 1.0

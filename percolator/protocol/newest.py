@@ -11,7 +11,8 @@ handed out a timestamp at this moment:
 - Every later commit of the cell asks for its timestamp later.
 
 Nothing can be decided about a lock without a timestamp, since its owner may be pushed above none.
-So if one is met, the cell is read again, in a snapshot.
+So if one is met, the cell is read again, in a snapshot. So is a cell whose values expire: only a
+timestamp decides which have.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class NewestReads:
         except InvalidArgument as refused:
             if not refused.field.endswith(".timestamp"):
                 raise
-            # The server runs an older release.
+            # The server runs an older release, or values of the column expire and this client does
+            # not know it yet.
             self._timestamps_until = self._now() + TIMESTAMPS_SECONDS
             return NOT_NOW
         return NOT_NOW if isinstance(found, RowResult) else found

@@ -36,9 +36,10 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT_IN_DATA, KIND_READ_LOCK
 from percolator.protocol import conflicts, steps
 from percolator.protocol.aftermath import offending_cell
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import is_read_lock
 from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.same_writes import is_own_lock, require_same
@@ -61,6 +62,7 @@ class OneRound:
         "_cleanup",
         "_codecs",
         "_env",
+        "_is_followed",
         "_statistics",
         "_weak_notifications",
         "_write",
@@ -78,11 +80,14 @@ class OneRound:
         weak_notifications: Sequence[CellAddress],
         statistics: Statistics,
         codecs: SameCodecs,
+        *,
+        is_followed: bool = False,
     ) -> None:
         self._codecs = codecs
         self._env = env
         self._cleanup = cleanup
         self._write = write
+        self._is_followed = is_followed
         self._weak_notifications = weak_notifications
         self._statistics = statistics
         self.is_out = False
@@ -217,6 +222,7 @@ class OneRound:
             values,
             _observers_of(columns, observers) if observers else (),
             _weak_notifications(weak, schema) if weak else (),
+            self._is_followed,
         )
 
 

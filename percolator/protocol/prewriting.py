@@ -11,10 +11,11 @@ from collections.abc import Awaitable, Sequence
 from percolator.errors import CellAddress, PercolatorError, Retry
 from percolator.protocol import conflicts, steps
 from percolator.protocol.aftermath import offending_cell, portion, portions
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, Refused
@@ -73,11 +74,13 @@ class Prewrite:
                 answers = await self._send(cells, deadline)
                 if answers.count(APPLIED) == len(cells):
                     self._note_touched(cells)
-                    continue
-                unlocked = unlocked or _Unlocked()
-                committed = self._sort_out(cells, answers, unlocked)
-                if committed:
-                    return committed
+                else:
+                    unlocked = unlocked or _Unlocked()
+                    committed = self._sort_out(cells, answers, unlocked)
+                    if committed:
+                        return committed
+                if point.announcement is not None:
+                    point.announcement.require()
             pending = unlocked.cells() if unlocked is not None else ()
             point.is_locked = not pending or self._write.primary not in pending
             if unlocked is None or not pending:
@@ -89,7 +92,10 @@ class Prewrite:
     def _send(self, cells: Sequence[CellAddress], deadline: float) -> Awaitable[list[Answer]]:
         prewrite, min_commit, ttl = self._write.prewrite, self._point.min_commit, self._point.ttl
         self._statistics.round_trips += 1
-        return self._env.cells.mutate([prewrite(cell, min_commit, ttl) for cell in cells], deadline)
+        locks = [prewrite(cell, min_commit, ttl) for cell in cells]
+        answers = self._env.cells.mutate(locks, deadline)
+        told = self._point.announcement
+        return answers if told is None else told.beside(cells, answers, deadline)
 
     def _sort_out(
         self, cells: Sequence[CellAddress], answers: Sequence[Answer], unlocked: _Unlocked

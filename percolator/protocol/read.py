@@ -5,6 +5,7 @@ A snapshot at r shows exactly the commits with commit timestamp <= r. A lock wit
 the lock if the owner has finished or is gone. It waits if the owner is alive, and after a while
 pushes the owner's commit above r.
 
+If it has committed at or below r, the lock says what the cell holds, and no further read is needed.
 Once a lock cannot affect this snapshot, it never will, since r does not change. The row is read
 again with the start timestamps of such locks, which the read may pass. That list has a limit; if a
 row has more such locks, the rest are removed, or pushed one by one.
@@ -16,8 +17,9 @@ from collections.abc import Sequence
 
 from percolator.errors import DeadlineExceeded
 from percolator.protocol import conflicts
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, LockWait, Statistics
+from percolator.protocol.met_lock import MetLock
 from percolator.routing.cells import RowRequest, RowResult, wants
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -43,18 +45,19 @@ async def read_rows(
         if answer.locks:
             await read_past_locks(env, cleanup, requests, answers, timestamp, deadline, statistics)
             break
-    for request, answer in zip(requests, answers, strict=True):
-        if request.read.column_prefixes:
-            _leave_out_unwanted(request.read, answer)
+    leave_out_unwanted(requests, answers)
     return answers
 
 
-def _leave_out_unwanted(read: RowRead, answer: RowResult) -> None:
+def leave_out_unwanted(requests: Sequence[RowRequest], answers: Sequence[RowResult]) -> None:
     """Servers of older releases do not know prefixes, and return all columns."""
-    names, prefixes = read.columns, tuple(read.column_prefixes)
-    answer.found = {
-        name: cell for name, cell in answer.found.items() if wants(name, names, prefixes)
-    }
+    for request, answer in zip(requests, answers, strict=True):
+        read = request.read
+        if read.column_prefixes:
+            names, prefixes = read.columns, tuple(read.column_prefixes)
+            answer.found = {
+                name: cell for name, cell in answer.found.items() if wants(name, names, prefixes)
+            }
 
 
 async def read_past_locks(
@@ -66,17 +69,24 @@ async def read_past_locks(
     deadline: float,
     statistics: Statistics,
 ) -> None:
-    """Resolves the locks that the answers report, and reads those rows again into `answers`."""
-    resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
+    """Resolves the locks that the answers report, and completes those answers: with what the locks
+    say, or by reading the rows again."""
+    resolver = LockResolver(env, cleanup, timestamp, deadline, statistics, reads_values=True)
     blocked = [index for index, answer in enumerate(answers) if answer.locks]
     while blocked:
         met = {
             index: [MetLock.of(requests[index].table_id, cell) for cell in answers[index].locks]
             for index in blocked
         }
-        again = [requests[index] for index in blocked]
         try:
             await resolver.resolve([lock for locks in met.values() for lock in locks])
+            for index in blocked:
+                if _complete(requests[index].read, answers[index], met[index], cleanup, timestamp):
+                    del met[index]
+            blocked = list(met)
+            if not blocked:
+                return
+            again = [requests[index] for index in blocked]
             surplus: list[MetLock] = []
             for index, locks in met.items():
                 surplus += _pass(requests[index].read, resolver.passable(locks))
@@ -91,6 +101,20 @@ async def read_past_locks(
         for index, answer in zip(blocked, found, strict=True):
             answers[index] = answer
         blocked = [index for index in blocked if answers[index].locks]
+
+
+def _complete(
+    read: RowRead, answer: RowResult, met: Sequence[MetLock], cleanup: Cleanup, timestamp: int
+) -> bool:
+    """Adds what the locks say, if all of them say what their cells hold."""
+    found = [(lock.address.column, cleanup.read(lock, timestamp)) for lock in met]
+    if any(cell is None for _, cell in found):
+        return False
+    answer.locks = []
+    for column, cell in found:
+        if cell is not None and (cell.value is not None or read.report_deletes):
+            answer.found[column] = cell
+    return True
 
 
 def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
@@ -118,12 +142,16 @@ class LockResolver:
         timestamp: int,
         deadline: float,
         statistics: Statistics,
+        *,
+        reads_values: bool,
     ) -> None:
+        """`reads_values` is whether the reader goes on with what a lock says (`Cleanup.read`)."""
         self._env = env
         self._cleanup = cleanup
         self._timestamp = timestamp
         self._deadline = deadline
         self._statistics = statistics
+        self._reads_values = reads_values
         self._backoff = env.backoff()
         self._began = env.clock.monotonic_seconds()
         self._waits: dict[int, LockWait] = {}
@@ -148,6 +176,7 @@ class LockResolver:
             known_now=self._timestamp,
             waited_seconds=waited,
             read_at=self._timestamp,
+            reads_values=self._reads_values,
         )
         self._passable |= passable
         verdicts = self._env.verdicts
@@ -161,7 +190,7 @@ class LockResolver:
             raise conflicts.locked(self._env, self._timestamp, met[0])
 
     def _note(self, met: Sequence[MetLock], waited: float) -> None:
-        for address, lock in met:
+        for address, lock, _ in met:
             start = lock.start_timestamp
             wait = self._waits.get(start)
             if wait is None:

@@ -6,7 +6,9 @@ Without this, a transaction that has encoded its values before would commit them
 would read them with the new codec.
 
 What is being committed in two phases is judged where it becomes final, on the primary. So values
-for another table than the primary's may still be committed if their cells were locked before.
+for another table than the primary's may still be committed if their cells were locked before. The
+parts of a shared transaction are not judged: their primaries are in a table of Percolator's own,
+and become final with one group of mutations, which knows nothing of their values.
 """
 
 from __future__ import annotations

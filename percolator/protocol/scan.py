@@ -1,19 +1,29 @@
 """Scanning a range at a timestamp, with the transaction's own writes laid over the stored cells.
 
-A page reports the locks that it met. A row with a lock is read again by itself, at the same
-timestamp, once the lock is resolved; the other rows are kept, since a snapshot does not change.
+A page reports the locks that it met. Either a lock says what its cell holds, or the row is read
+again by itself, at the same timestamp, once the lock is resolved; the other rows are kept, since a
+snapshot does not change. Then the scan is begun again behind the page if more transactions are
+known by now whose locks it may pass: a job with a million locks is asked about once, and not with
+each page.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Set
 from contextlib import aclosing
+from typing import TypeVar
 
 from percolator.errors import CellAddress
-from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT, KIND_READ_LOCK
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    KIND_READ_LOCK,
+    START_TIMESTAMP_BYTES,
+    timestamp_bytes,
+)
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
-from percolator.protocol.read import read_rows
+from percolator.protocol.read import PASSING_MAX, leave_out_unwanted, read_past_locks
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import (
     CellPage,
@@ -21,6 +31,7 @@ from percolator.routing.cells import (
     RangePage,
     RangeRequest,
     RowRequest,
+    RowResult,
 )
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -29,6 +40,45 @@ _LOCKS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
 
 FoundRow = tuple[bytes, dict[bytes, FoundCell]]
 """A row, and its cells by column: at least one."""
+
+
+Page = TypeVar("Page", RangePage, CellPage)
+
+
+async def pages_past_locks(
+    begin: Callable[[RangeRequest], AsyncGenerator[Page, None]],
+    request: RangeRequest,
+    cleanup: Cleanup,
+) -> AsyncGenerator[Page, None]:
+    """Yields the pages of a scan. The caller resolves the locks of each before it asks for the
+    next."""
+    passing = cleanup.passable(request.timestamp, PASSING_MAX)
+    rest: RangeRequest | None = request
+    while rest is not None:
+        asked, rest = rest._replace(passing=passing), None
+        left: RangeRequest | None = asked
+        async with aclosing(begin(asked)) as pages:
+            async for page in pages:
+                has_locks = bool(page.locks)
+                left = None if left is None else _behind(left, page)
+                yield page
+                if has_locks and left is not None:
+                    known = cleanup.passable(request.timestamp, PASSING_MAX)
+                    if not set(known) <= set(passing):
+                        passing, rest = known, left
+                        break
+
+
+def _behind(asked: RangeRequest, page: RangePage | CellPage) -> RangeRequest | None:
+    """What is left of a scan after a page; None after the last one."""
+    limit = asked.row_limit
+    if limit:
+        limit = max(limit - len({*page.rows, *(lock.row for lock in page.locks)}), 1)
+    if asked.reverse:
+        is_last = not page.start or page.start <= asked.start
+        return None if is_last else asked._replace(end=page.start, row_limit=limit)
+    is_last = not page.end or (bool(asked.end) and page.end >= asked.end)
+    return None if is_last else asked._replace(start=page.end, row_limit=limit)
 
 
 async def scan_pages(
@@ -40,7 +90,11 @@ async def scan_pages(
     statistics: Statistics,
 ) -> AsyncGenerator[list[FoundRow], None]:
     """Yields the rows of the range in order, in pages. The timeout applies to each page."""
-    async with aclosing(env.cells.scan(request, timeout_seconds)) as pages:
+
+    def begin(request: RangeRequest) -> AsyncGenerator[RangePage, None]:
+        return env.cells.scan(request, timeout_seconds)
+
+    async with aclosing(pages_past_locks(begin, request, cleanup)) as pages:
         async for page in pages:
             statistics.round_trips += 1
             rows = page.rows
@@ -58,6 +112,16 @@ async def scan_pages(
                 yield found
             else:
                 yield list(rows.items())
+
+
+def without_locks_of(page: CellPage, starts: Set[int]) -> CellPage:
+    """The page without the locks of these transactions: their cells count as missing."""
+    if not page.locks:
+        return page
+    # A lock begins with its start timestamp. Decoding each of many would take longer.
+    left_out = {timestamp_bytes(start) for start in starts}
+    locks = [lock for lock in page.locks if lock.value[:START_TIMESTAMP_BYTES] not in left_out]
+    return page._replace(locks=locks)
 
 
 async def resolved_page(
@@ -99,9 +163,15 @@ async def _without_locks(
     deadline: float,
     statistics: Statistics,
 ) -> dict[bytes, dict[bytes, FoundCell]]:
-    """The page's rows, after those with locks were read again."""
+    """The page's rows, with what is behind the locks."""
     rows = page.rows
-    blocked = sorted({cell.row for cell in page.locks})
+    blocked: dict[bytes, RowResult] = {}
+    for lock in page.locks:
+        answer = blocked.get(lock.row)
+        if answer is None:
+            answer = blocked[lock.row] = RowResult()
+            answer.found = rows.get(lock.row, {})
+        answer.locks.append(lock)
     again = [
         RowRequest(
             request.table_id,
@@ -116,7 +186,9 @@ async def _without_locks(
         )
         for row in blocked
     ]
-    answers = await read_rows(env, cleanup, again, request.timestamp, deadline, statistics)
+    answers = list(blocked.values())
+    await read_past_locks(env, cleanup, again, answers, request.timestamp, deadline, statistics)
+    leave_out_unwanted(again, answers)
     for row, answer in zip(blocked, answers, strict=True):
         rows[row] = answer.found
     return rows

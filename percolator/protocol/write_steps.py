@@ -67,7 +67,7 @@ class WriteSteps:
         table_id, row, column = cell
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
         if data is None and not (kind == KIND_LOCK_ONLY and is_read_lock(cell)):
-            return CellMutation(table_id, _Prewrite(row, column, lock, self.start))
+            return CellMutation(table_id, Prewrite(row, column, lock, self.start))
         step = steps.prewrite(row, column, self.start, lock, data)
         if kind == KIND_LOCK_ONLY and is_read_lock(cell):
             mark(step)
@@ -98,7 +98,7 @@ class WriteSteps:
         """Refused below the safe point, unlike when others roll the cell forward."""
         table_id, row, column = cell
         record, observers = self._record(cell, schema)
-        step = _CommitSecondary(row, column, record, self.start, commit, observers=observers)
+        step = CommitSecondary(row, column, record, self.start, commit, observers=observers)
         return CellMutation(table_id, step, schema.version)
 
     def roll_back(self, cell: CellAddress, *, not_below: int = 0) -> CellMutation:
@@ -107,17 +107,21 @@ class WriteSteps:
         step.not_below = not_below
         return CellMutation(table_id, step)
 
+    def observers(self, cell: CellAddress, schema: TableSchema) -> tuple[bytes, ...]:
+        """The observers that the commit of a cell notifies; a lock-only write changes nothing."""
+        return () if self.writes[cell][0] == KIND_LOCK_ONLY else schema.observers.get(cell[2], ())
+
     def _record(self, cell: CellAddress, schema: TableSchema) -> tuple[bytes, tuple[bytes, ...]]:
         """The commit record of a cell, and the observers that its commit notifies."""
         kind, value = self.writes[cell]
         if len(value) > self.inline_bytes_max:
             kind, value = KIND_PUT_IN_DATA, b""
-        # A lock-only write changes nothing that an observer could see.
-        observers = () if kind == KIND_LOCK_ONLY else schema.observers.get(cell[2], ())
-        return WRITE_HEADER.pack(self.start, kind) + value, observers
+        return WRITE_HEADER.pack(self.start, kind) + value, self.observers(cell, schema)
 
 
-class _Prewrite(CommonStep):
+class Prewrite(CommonStep):
+    """Locks a cell, with a value that is short enough to travel in the lock."""
+
     __slots__ = ()
 
     kind = StepList.KIND_PREWRITE
@@ -143,7 +147,9 @@ class _CommitPrimary(CommonStep):
         )
 
 
-class _CommitSecondary(CommonStep):
+class CommitSecondary(CommonStep):
+    """Rolls a cell forward, unless its history may have been collected."""
+
     __slots__ = ()
 
     kind = StepList.KIND_COMMIT_SECONDARY

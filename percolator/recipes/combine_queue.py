@@ -1,4 +1,4 @@
-"""Values that many transactions add to, without meeting each other.
+"""Values that many transactions add to, without conflicts.
 
 A value that all transactions read and write is a bottleneck, since only one of those that collide
 commits. Here each of them only adds an entry, and one observer combines the entries of many.
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from inspect import iscoroutinefunction
-from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from percolator import aio
@@ -33,6 +32,7 @@ from percolator.either import (
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
 from percolator.recipes.buckets import require_function
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
+from percolator.schema import Column, encoded_value
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -69,7 +69,7 @@ class CombineQueue(Queue[K, V]):
     - `add` reads nothing, locks no cell that another transaction writes, and never conflicts.
     - `get` is exact at every snapshot: what was combined, and what was added since.
     - For each key, the changes that committed runs of `changed` are given form a chain: `old` is
-      the `new` of the time before, and the last `new` is the value, once nothing is pending.
+      the previous `new`, and the last `new` is the value, once nothing is pending.
 
     Programs may use different numbers of `buckets` at the same time, so the number can be changed
     in operation. It says how many runs can combine at once; more of them make smaller batches.
@@ -148,7 +148,8 @@ class CombineQueue(Queue[K, V]):
     def _combined(self, value: V | None, entries: Sequence[V]) -> V | None:
         if not entries:
             return value
-        return self._combine(entries if value is None else chain((value,), entries))
+        # A list, since some functions go through the values twice.
+        return self._combine(entries if value is None else [value, *entries])
 
     # ------------------------------------------------------------------ observers
 
@@ -179,7 +180,7 @@ class CombineQueue(Queue[K, V]):
         attempts: int = ATTEMPTS,
         pause: float = PAUSE_SECONDS,
     ) -> Any:
-        """Makes the queue's observer of a function of a transaction and changed keys.
+        """Turns a function of a transaction and changed keys into the queue's observer.
 
         It runs after something was added, with `batch` entries of one bucket at most, and must have
         no effects except through its transaction, in which the entries are combined. A queue has
@@ -240,23 +241,28 @@ class CombineQueue(Queue[K, V]):
                 rows.append(row)
                 size += length
                 entries.setdefault(self._rows.part_of_entry(row), []).append(value)
-        for row in rows:
-            # Two runs that see the same entry conflict here, whatever they make of it.
-            await tx.delete(row, self._entry)
         parts = list(entries)
         value_rows = [self._rows.value(part) for part in parts]
         found = await tx.get_many(self.table, value_rows, [self._value])
         changes = []
+        puts: list[tuple[object, Column[Any], Any]] = []
+        # Two runs that see the same entry conflict here, whatever they make of it.
+        deletes: list[tuple[object, Column[Any]]] = [(row, self._entry) for row in rows]
         for part, value_row in zip(parts, found, strict=True):
             old = value_row.get(self._value)
-            new = self._combined(old, entries[part])
-            if new == old:
+            # Read again for `combine`, which may add to the first value that it is given.
+            new = self._combined(value_row.get(self._value), entries[part])
+            data = None if new is None else encoded_value(self._value, value_row.key, new)
+            # The stored bytes decide, since Python calls 1 and True equal.
+            if data == value_row.raw().get(self._value.name):
                 continue
             if new is None:
-                await tx.delete(value_row.key, self._value)
+                deletes.append((value_row.key, self._value))
             else:
-                await tx.set(value_row.key, self._value, new)
+                puts.append((value_row.key, self._value, new))
             changes.append(KeyChange(self._rows.key(part), old, new))
+        # In one call: each call of an observer's transaction is timed.
+        await tx.internal.write_together(puts, deletes)
         return changes
 
     async def _pending(

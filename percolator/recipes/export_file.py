@@ -25,7 +25,7 @@ class ExportFile:
 
     Guarantees: after `append` returns, each export is in the file exactly once and on disk, and
     those of a key are in order. This holds among any number of processes of one machine that append
-    to the file, though they die at any time. Keys and values have to be JSON values.
+    to the file, even if they die at any time. Keys and values have to be JSON values.
 
     It keeps the last number of each key in memory, and reads the file once when it is first used.
     Do not append anything else. To begin a new file, stop the workers and move the old one away
@@ -36,6 +36,8 @@ class ExportFile:
         self._path = Path(path)
         self._last: dict[str, int] = {}
         self._read_to = 0
+        self._durable_to = 0
+        """What others have appended may not be on disk yet: they may have died before."""
         self._inode = 0
 
     def append(self, exports: Iterable[Export[Any, Any]]) -> int:
@@ -53,30 +55,30 @@ class ExportFile:
                 if sequence > new.get(key, self._last.get(key, -1)):
                     new[key] = sequence
                     lines.append(line)
-            if lines:
-                data = b"".join(lines)
-                file.write(data)
-                file.flush()
+            data = b"".join(lines)
+            file.write(data)
+            file.flush()
+            if self._read_to + len(data) > self._durable_to:
                 os.fsync(file.fileno())
-                self._read_to += len(data)
-                self._last.update(new)
+            self._read_to += len(data)
+            self._durable_to = self._read_to
+            self._last.update(new)
             return len(lines)
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """The file, while no other process appends to it."""
-        is_new = not self._path.exists()
         with self._path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if is_new:
-                _sync_directory(self._path.parent)
             yield file
 
     def _read_on(self, file: BinaryIO) -> None:
         """Reads what was appended since, and cuts off what a process that died has half written."""
-        inode = os.fstat(file.fileno()).st_ino
-        if inode != self._inode:
-            self._inode, self._read_to, self._last = inode, 0, {}
+        found = os.fstat(file.fileno())
+        if found.st_ino != self._inode or found.st_size < self._read_to:
+            # Whoever created the file may have died before it was sure to stay.
+            _sync_directory(self._path.parent)
+            self._inode, self._read_to, self._durable_to, self._last = found.st_ino, 0, 0, {}
         file.seek(self._read_to)
         for line in file:
             if not line.endswith(b"\n"):

@@ -120,7 +120,7 @@ class ExportQueue(Queue[K, V]):
         attempts: int = ATTEMPTS,
         pause: float = 0.0,
     ) -> Callable[[Callable[[Sequence[Export[K, V]]], Any]], Observer]:
-        """Makes the queue's observer of a function of exports, blocking or asynchronous.
+        """Turns a function of exports, blocking or asynchronous, into the queue's observer.
 
         It is called with `batch` exports of one bucket at most. Once it has returned, they are
         removed from the queue. If it raises, it is called again, and after `attempts` calls there

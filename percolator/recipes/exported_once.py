@@ -33,7 +33,7 @@ class Connection(Protocol):
 
 
 class ExportedOnce(Generic[K, V]):
-    """Keeps apart, in PostgreSQL, which exports of a queue are new.
+    """Keeps track, in PostgreSQL, of which exports of a queue are new.
 
         once = ExportedOnce(orders)
 
@@ -43,9 +43,9 @@ class ExportedOnce(Generic[K, V]):
                 for export in once.new(connection, exports):
                     connection.execute("INSERT INTO orders ...")
 
-    Guarantee: if all that is done with an export is done in the transaction that asks for it here,
-    it takes effect exactly once, and in order for each key, whatever dies at whatever time. Calls
-    that have keys in common wait for each other there.
+    Guarantee: if everything that an export leads to is done in the transaction that asks for it
+    here, it takes effect exactly once, and in order for each key, whatever dies, and whenever.
+    Calls that have keys in common wait for each other there.
     """
 
     def __init__(self, queue: ExportQueue[K, V]) -> None:

@@ -31,7 +31,7 @@ from percolator.observers.definition import Observer
 from percolator.recipes.buckets import require_function
 from percolator.recipes.index_entries import ENTRY, IndexEntries
 from percolator.recipes.index_mending import IndexMending
-from percolator.schema import Column
+from percolator.schema import OBSERVER_BYTES_MAX, Column
 
 K = TypeVar("K")
 """Keys of the indexed table."""
@@ -39,6 +39,9 @@ T = TypeVar("T")
 """Values of its column."""
 W = TypeVar("W")
 """Values in the index."""
+
+_OBSERVER_PREFIX = "index "
+_OBSERVED_BYTES_MAX = OBSERVER_BYTES_MAX - len(_OBSERVER_PREFIX)
 
 
 class Index(Generic[K, T, W]):
@@ -53,8 +56,8 @@ class Index(Generic[K, T, W]):
       which follows within milliseconds. Then a look-up may lead to rows that have just changed:
       read the column before relying on it. `set` and `delete` are refused.
 
-    `values` makes the values of a row, none or many, of its column; by default there is one, the
-    column's own. Rows without the column are not in the index.
+    `values` computes a row's values (none, one or many) from its column; by default there is one,
+    the column's own. Rows without the column are not in the index.
 
     `backfill` builds the index over rows that were written before, while programs are at work, and
     `check` compares both; `percolator index backfill` and `percolator index check` are the same as
@@ -83,6 +86,13 @@ class Index(Generic[K, T, W]):
         self.table = self._entries.table
         """Its table, whose rows are its own business."""
         self.is_kept_by_observer = by_observer
+        if by_observer and len(name.encode()) > _OBSERVED_BYTES_MAX:
+            # If its observer's name were cut off, two indexes might have the same observer.
+            raise InvalidArgument(
+                "name",
+                f"expected at most {_OBSERVED_BYTES_MAX} bytes for an index that is kept by an "
+                f"observer, got {name!r}",
+            )
 
     @overload
     def create(
@@ -145,7 +155,7 @@ class Index(Generic[K, T, W]):
                 "it has no observer"
             )
 
-        @observes(self.column, name=f"index {self.table.name}"[:64])
+        @observes(self.column, name=_OBSERVER_PREFIX + self.table.name)
         async def keep(tx: aio.Transaction, row: K) -> None:
             value = await tx.get(row, self.column)
             await self._entries.write(tx, row, value, await self._entries.recorded(tx, row))

@@ -114,9 +114,10 @@ class IndexEntries(Generic[K, T, W]):
             except Exception as error:  # whatever the program's function raises
                 cause = f"{type(error).__name__}: {error}"
                 raise SchemaError(f"{self._named(row)}: values raised {cause:.200}") from error
-        if not isinstance(values, Iterable):
+        # A text is an iterable, too: of its letters, which nobody wants to look up.
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes):
             raise SchemaError(
-                f"{self._named(row)}: values returned {values!r:.100}, not an iterable"
+                f"{self._named(row)}: values returned {values!r:.100}, not several values"
             )
         return frozenset(self._part_for(row, one) for one in values)
 

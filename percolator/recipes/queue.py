@@ -88,9 +88,10 @@ class Queue(ABC, Generic[K, V]):
         """Adds an entry. It is a new row, so it conflicts with nothing."""
         part = self._rows.part(key)
         start = await tx.timestamp()
-        async with tx.internal.updating():  # the next entry's place depends on this write
-            row = self._rows.entry(part, start, len(tx.internal.writes.cells))
-            await tx.set(row, self._entry, value)
+        internal = tx.internal
+        async with internal.updating():  # the next entry's place depends on this write
+            row = self._rows.entry(part, start, len(internal.writes.cells))
+            await internal.write_together([(row, self._entry, value)], [])
         await tx.notify(self._rows.bucket(part), self._wake)
 
     def _observer_of(

@@ -1,4 +1,4 @@
-"""Counters that are spread over several rows, so that few of those who add to one meet.
+"""Counters that are spread over several rows, so that additions to one rarely conflict.
 
     visits = ShardedCounter("visits", shards=16)
     visits.create(db)

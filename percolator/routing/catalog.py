@@ -7,7 +7,7 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -30,6 +30,7 @@ from percolator.schema import Readable
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import location_from_wire
@@ -43,6 +44,16 @@ _RETRY_SECONDS_MAX = 0.5
 _ATTEMPT_SECONDS_MAX = 2.0
 
 
+def with_remedy(error: SchemaError, table: str) -> SchemaError:
+    """The error about a table that does not exist, with how to create it."""
+    return SchemaError(
+        f"{error.message}: create it with db.create_table, or with "
+        f"`percolator tables create {table}`",
+        table=table,
+        where=error.where,
+    )
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """Which columns of a table notify which observers, and what encodes them."""
@@ -54,10 +65,17 @@ class TableSchema:
     """By column: the observers notified by `notify` only."""
     codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
     """The same object until one of them is changed on purpose."""
+    expiring: frozenset[bytes] = frozenset()
+    """The columns whose values expire. Tablets judge that; to know it here only saves asking them
+    in vain."""
 
     @classmethod
     def of(
-        cls, version: int, observers: Sequence[wire.Observer], codecs: TableCodecs | None = None
+        cls,
+        version: int,
+        observers: Sequence[wire.Observer],
+        codecs: TableCodecs | None = None,
+        ttls: Iterable[ColumnTtl] = (),
     ) -> TableSchema:
         strong: dict[bytes, tuple[bytes, ...]] = {}
         weak: dict[bytes, tuple[bytes, ...]] = {}
@@ -65,7 +83,8 @@ class TableSchema:
             by_column = weak if observer.weak else strong
             for column in observer.columns:
                 by_column[column] = (*by_column.get(column, ()), observer.name.encode())
-        return cls(version, strong, weak, codecs or TableCodecs.unknown())
+        expiring = frozenset(one.column for one in ttls)
+        return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring)
 
 
 NO_OBSERVERS = TableSchema()
@@ -186,6 +205,11 @@ class Catalog:
         response = await self._masters.call(
             methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
         )
+        if options.ttls and not response.table.options.ttls:
+            raise UsageError(
+                f"table {name!r} exists, and its values do not expire: the master runs an older "
+                "release, which knows no ttl; upgrade it, then set them with set_ttl"
+            )
         return self._learn(response.table)
 
     async def describe(self, name: str, deadline: float) -> wire.Table:
@@ -224,6 +248,14 @@ class Catalog:
         request = wire.SetChangeFeedRequest(table=name, change_feed=on)
         response = await self._masters.call(
             methods.SET_CHANGE_FEED, request, deadline, attempt_seconds_max=inf
+        )
+        self._learn(response.table)
+
+    async def set_ttls(self, name: str, ttls: Sequence[ColumnTtl], deadline: float) -> None:
+        """Changes times to live; 0 removes one. Returns when every tablet judges by them."""
+        request = wire.SetTtlsRequest(table=name, ttls=ttls)
+        response = await self._masters.call(
+            methods.SET_TTLS, request, deadline, attempt_seconds_max=inf
         )
         self._learn(response.table)
 
@@ -274,6 +306,30 @@ class Catalog:
             self.forget(known.table_id)
         return response.deleted
 
+    # ------------------------------------------------------------------ bulk loads
+
+    async def begin_load(
+        self, request: wire.BeginLoadRequest, deadline: float
+    ) -> wire.Table | None:
+        """The table of a run of a load, which only that run uses. None if there is none."""
+        response = await self._masters.call(
+            methods.BEGIN_LOAD, request, deadline, attempt_seconds_max=inf
+        )
+        return response.table if response.HasField("table") else None
+
+    async def publish_loads(self, request: wire.PublishLoadsRequest, deadline: float) -> None:
+        """Returns when the loaded tables can be used."""
+        response = await self._masters.call(methods.PUBLISH_LOADS, request, deadline)
+        for table in response.tables:
+            self._learn(table)
+
+    async def abandon_load(
+        self, request: wire.AbandonLoadRequest, deadline: float
+    ) -> wire.AbandonLoadResponse:
+        return await self._masters.call(methods.ABANDON_LOAD, request, deadline)
+
+    # ------------------------------------------------------------------ forgetting
+
     def forget(self, table_id: int) -> None:
         """Drops a table that is gone, or may be, so that a master is asked again. A new table of
         the same name has another id."""
@@ -284,7 +340,8 @@ class Catalog:
 
     def _learn(self, table: wire.Table) -> TableInfo:
         self._names[table.table_id] = table.name
-        self._learn_schema(table.table_id, table.schema_version, table.observers, table.codecs)
+        version, ttls = table.schema_version, table.options.ttls
+        self._learn_schema(table.table_id, version, table.observers, table.codecs, ttls)
         schema = self._by_id[table.table_id]
         info = TableInfo(table.table_id, table.name, schema, table.created_at)
         self._by_name[table.name] = info
@@ -327,6 +384,7 @@ class Catalog:
         version: int,
         observers: Sequence[wire.Observer],
         codecs: wire.Codecs,
+        ttls: Iterable[ColumnTtl],
     ) -> None:
         known = self._by_id.get(table_id)
         if known is not None and version < known.version:
@@ -339,7 +397,7 @@ class Catalog:
             kept.learn(names)
             kept.table = kept.table or name
         if known is None or version > known.version:
-            schema = self._by_id[table_id] = TableSchema.of(version, observers, kept)
+            schema = self._by_id[table_id] = TableSchema.of(version, observers, kept, ttls)
             self._versions.of_table[table_id] = version
             info = self._by_name.get(name)
             if info is not None and info.table_id == table_id:
@@ -354,7 +412,7 @@ class Catalog:
         except SchemaError as error:
             raise self._gone(table_id, error) from error
         version, observers = response.schema_version, response.observers
-        self._learn_schema(table_id, version, observers, response.codecs)
+        self._learn_schema(table_id, version, observers, response.codecs, response.ttls)
         return [location_from_wire(location) for location in response.locations]
 
     async def find_even_deleted(self, table_id: int, row: bytes) -> list[TabletLocation]:

@@ -81,7 +81,7 @@ class FoundCell(NamedTuple):
 
 
 class RowResult:
-    """The result of reading one row. With locks in the way, `found` is incomplete."""
+    """The result of reading one row. With locks in the way, `found` has only the other cells."""
 
     __slots__ = ("found", "locks")
 
@@ -107,6 +107,8 @@ class RangeRequest(NamedTuple):
     report_deletes: bool = False
     prefixes: tuple[bytes, ...] = ()
     """Columns that begin with one of these are wanted, too."""
+    passing: tuple[int, ...] = ()
+    """Start timestamps of locks that are known not to affect this scan."""
 
     @property
     def all_columns(self) -> bool:
@@ -128,7 +130,7 @@ class RangePage(NamedTuple):
 
     rows: dict[bytes, dict[bytes, FoundCell]]
     locks: list[Cell]
-    """Locks in the way. Their rows, whether in `rows` or not, have to be read one by one."""
+    """Locks in the way. Of their rows, `rows` has only the other cells."""
     start: bytes
     end: bytes
     """The page covers all of [start, end); an empty end means to the last row."""
@@ -226,6 +228,11 @@ class NotInOneRound(NotSent):
     release that does not know such messages."""
 
 
+class FollowedCommit(int):
+    """A commit timestamp. The one directly above it was set aside, as the start of a transaction of
+    this client that had begun before the commit was sent."""
+
+
 CommitAnswer = int | Refused | PercolatorError
 """The commit timestamp of a whole transaction; or the first condition of a prewrite that failed on
 one of its cells; or an error, of which only `Retry.UNKNOWN` leaves open whether it is committed."""
@@ -245,6 +252,8 @@ class WholeCommit(NamedTuple):
     """Columns among these, with the observers that their changes notify."""
     notifications: Sequence[tuple[bytes, bytes, tuple[bytes, ...]]] = ()
     """Rows and columns of which weak observers are notified."""
+    is_followed: bool = False
+    """Another transaction waits for this one, and would begin directly above it."""
 
     def lies_in(self, location: TabletLocation) -> bool:
         """Whether the tablet has all of its rows."""

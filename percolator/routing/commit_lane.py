@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from percolator.errors import UsageError
-from percolator.routing.cells import Refused
+from percolator.routing.cells import FollowedCommit, Refused
 from percolator.routing.lanes import Problem, Queued, SchemaVersions, by_target, malformed
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
 from percolator.v1 import tabletserver_pb2 as wire
@@ -73,6 +73,8 @@ def _fill(batch: wire.TransactionBatch, group: Sequence[Queued]) -> None:
         values += commit.values
         if commit.observed:
             observed.update(commit.observed)
+        if commit.is_followed:
+            batch.followed.append(index)
         for row, column, observers in commit.notifications:
             batch.notifications.add(transaction=index, row=row, column=column, observers=observers)
     batch.start_timestamps.extend(starts)
@@ -91,6 +93,8 @@ def _answer(group: Sequence[Queued], result: wire.TransactionBatchResult) -> lis
     if len(commits) != len(group):
         raise ValueError("it has the wrong number of results")
     answers: list[object] = list(commits)
+    for index in result.followed:
+        answers[index] = FollowedCommit(commits[index])
     problems: list[Problem] = []
     for one in result.uncommitted:
         entry, found = group[one.transaction], one.result

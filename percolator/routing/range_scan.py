@@ -197,6 +197,7 @@ class RangeScan:
             columns=request.columns or (),
             all_columns=request.all_columns,
             timestamp=request.timestamp,
+            passing=request.passing,
             reverse=request.reverse,
             row_limit=self._left,
             page_rows_max=self._limits.page_rows_max,

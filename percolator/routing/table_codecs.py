@@ -16,7 +16,7 @@ from typing import Any
 from percolator.codec_names import COLUMNS_KEPT_MAX, CodecNames, other_codec
 from percolator.errors import SchemaError
 from percolator.key_codec import name_of
-from percolator.schema import INTERNAL_PREFIX, Column, Readable, Table
+from percolator.schema import INTERNAL_PREFIX, Column, Family, Readable, Table
 from percolator.v1 import master_pb2 as wire
 
 _RAW = "raw"
@@ -68,6 +68,17 @@ class TableCodecs:
         if known is not None and declared not in ("", known, _RAW):
             raise other_codec(self.table, column.name, known, declared)
         self._remember(self.readable, column)
+
+    def require_family(self, family: Family[Any], names: Iterable[bytes]) -> None:
+        """Raises `SchemaError` if a program reads as a family what was declared as a column, with
+        another codec. Columns that were written as a family's have none that is kept."""
+        self.require_key(family.table)
+        declared = family.codec.name
+        if declared in ("", _RAW):
+            return
+        for name in self.names.columns.keys() & set(names):
+            if self.names.columns[name] != declared:
+                raise other_codec(self.table, name, self.names.columns[name], declared)
 
     def require(self, table: Table[Any], columns: Iterable[object] | None) -> None:
         """Raises `SchemaError` if other codecs have written the row keys or any of the columns."""

@@ -8,7 +8,10 @@ through filters; and it does nothing else. `port.py` says exactly what. `cells.p
     mutations               mapping.py (a step as a check and changes), exclusion.py (read locks),
                             joining.py (steps of one row in one call), judging.py (why a step was
                             refused), mutating.py
+    notifications           intents.py (a table of what is about to change, for observers)
     reads                   selecting.py (what a read needs), reading.py, scanning.py
+    collection              collecting.py (a row), collected.py (its notes), collector.py (a table)
+    for others              ranges.py (to divide work by), contents.py and locks.py (what is stored)
 
 Nothing here knows who runs the store (percolator/bigtable does) or how it is reached. No rule of
 transactions belongs here either: a step's conditions are translated, not understood. Two facts

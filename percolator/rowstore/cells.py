@@ -19,6 +19,7 @@ from percolator.routing.cells import (
     WholeCommit,
 )
 from percolator.routing.pending_cell import CellAnswer
+from percolator.rowstore.intents import Intents
 from percolator.rowstore.mutating import RowMutations
 from percolator.rowstore.port import RowStore
 from percolator.rowstore.reading import RowReads
@@ -30,12 +31,14 @@ from percolator.world import World
 class RowStoreCells:
     """All cells of all tables, in a row store. Belongs to one event loop."""
 
-    def __init__(self, store: RowStore, times: Times, world: World, limits: Limits) -> None:
+    def __init__(
+        self, store: RowStore, intents: Intents, times: Times, world: World, limits: Limits
+    ) -> None:
         self._store = store
         self._times = times
         self._world = world
         self._limits = limits
-        self._mutations = RowMutations(store, times, world, limits)
+        self._mutations = RowMutations(store, intents, times, world, limits)
         self._reads = RowReads(store, times, world, limits)
 
     def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
@@ -76,8 +79,11 @@ class RowStoreCells:
 
 
 def _as_lists(page: RangePage) -> CellPage:
+    # Values that lie apart were found after all others of their row.
     entries = [
-        (row, column, found) for row, cells in page.rows.items() for column, found in cells.items()
+        (row, column, found)
+        for row, cells in page.rows.items()
+        for column, found in sorted(cells.items())
     ]
     return CellPage(
         [row for row, _, _ in entries],

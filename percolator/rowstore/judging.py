@@ -8,11 +8,13 @@ more, the step is sent again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, SnapshotTooOld
+from percolator.formats.reach import too_old
 from percolator.routing.cells import Refused
+from percolator.rowstore.collected import newest_note, transactions_collected_above
 from percolator.rowstore.exclusion import other_sides
 from percolator.rowstore.layout import (
     LOCK_ONLY,
@@ -23,7 +25,7 @@ from percolator.rowstore.layout import (
     column_of,
     stored_column,
 )
-from percolator.rowstore.mapping import commits_selected
+from percolator.rowstore.mapping import commits_selected, oldest_admitted
 from percolator.rowstore.port import Selection, StoredCell
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_ROLLBACK, SPACE_WRITE, Cell, Space
@@ -56,6 +58,9 @@ def looked_at(step: Mutation, times: Times) -> Iterator[Selection]:
             until_time = times.at_or_above(condition.until_timestamp)
             yield Selection(ROLLBACKS, *bounds, from_time, until_time)
     yield Selection(LOCKS, *bounds)
+    oldest = oldest_admitted(step)
+    if oldest:
+        yield transactions_collected_above(oldest, times)
     for side in other_sides(step):
         if side.space == SPACE_LOCK:
             yield Selection(LOCKS, side.first_column, side.end_column)
@@ -65,10 +70,31 @@ def looked_at(step: Mutation, times: Times) -> Iterator[Selection]:
             )
 
 
-def refusal(step: Mutation, cells: Iterable[StoredCell], times: Times) -> Refused | None:
+def refusal(
+    step: Mutation, cells: Iterable[StoredCell], times: Times
+) -> Refused | SnapshotTooOld | None:
     """Why the step is not possible in a row with these cells; None if it is. The cells are those
-    that `looked_at` selects, among others."""
+    that `looked_at` selects, among others.
+
+    A record of the transaction itself says what became of it, whatever else was collected. Without
+    one, a note of collection counts before all else: what is not there proves nothing.
+    """
     found = list(dict.fromkeys(cells))  # what several selections name is reported several times
+    refused = _failed_condition(step, found, times)
+    if refused is not None and _is_about_the_transaction(step.conditions[refused.condition]):
+        return refused
+    oldest = oldest_admitted(step)
+    note = newest_note(found, times)
+    return too_old(oldest, note) if oldest and note > oldest else refused
+
+
+def _is_about_the_transaction(condition: Condition) -> bool:
+    """Whether the condition fails on the transaction's own commit or marker."""
+    names_one = bool(condition.prefix) or condition.space == SPACE_ROLLBACK
+    return condition.expectation == Condition.EXPECTATION_ABSENT and names_one
+
+
+def _failed_condition(step: Mutation, found: Sequence[StoredCell], times: Times) -> Refused | None:
     own = column_bounds(step.column)
     for index, condition in enumerate(step.conditions):
         if condition.expectation == Condition.EXPECTATION_EXCLUDES_WRITERS:

@@ -8,6 +8,7 @@
                                           or deletion at or below s" is a filter of the store
     d        start      value             values too long for their record
     r        start      nothing           rollback markers
+    g        safe point nothing           notes: history was collected here (collected.py)
 
 Every table of the cluster is a table of the store. A row's key is its name; only rows of nothing
 but zero bytes get one more of these, since a store has no row with an empty name. A column's name
@@ -26,7 +27,8 @@ WRITES: Final = "w"
 LOCK_ONLY: Final = "o"
 DATA: Final = "d"
 ROLLBACKS: Final = "r"
-FAMILIES: Final = (LOCKS, WRITES, LOCK_ONLY, DATA, ROLLBACKS)
+COLLECTED: Final = "g"
+FAMILIES: Final = (LOCKS, WRITES, LOCK_ONLY, DATA, ROLLBACKS, COLLECTED)
 
 _COLUMN = b"c"
 _HIDDEN = b"h"

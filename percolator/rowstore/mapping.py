@@ -16,6 +16,10 @@ Two facts about steps are used, and nothing else is known of them here:
   expects the lock need not ask about the other two.
 * A commit of the transaction itself is a commit at or above its start. So a prewrite asks only
   about the latter; judging.py tells them apart when the check has found one.
+
+Where history was collected, what a step asks about may be gone, so steps that expect nothing ask
+for the note of that, too (collected.py). A lock of a transaction excludes notes above its start, so
+a step that expects the lock need not.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from percolator.formats.records import (
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
 )
+from percolator.rowstore.collected import transactions_collected_above
 from percolator.rowstore.exclusion import other_sides
 from percolator.rowstore.layout import (
     DATA,
@@ -79,8 +84,6 @@ class Step:
 
 def mapped(mutation: Mutation, times: Times) -> Step:
     """Raises `InvalidArgument` for what cannot be done in a row store."""
-    if any(change.space == cells_pb2.SPACE_NOTIFY for change in mutation.changes):
-        raise InvalidArgument("changes", "observers do not work on a row store yet")
     start = _start_of(mutation)
     lock = next((one for one in mutation.conditions if one.expectation == _PRESENT), None)
     if lock is not None:
@@ -88,7 +91,11 @@ def mapped(mutation: Mutation, times: Times) -> Step:
         selections: tuple[Selection, ...] = (_own_lock(mutation.column, lock.prefix, times),)
     else:
         selections = tuple(_obstacles(mutation, times))
-    changes = tuple(_changed(mutation.column, start, change, times) for change in mutation.changes)
+    changes = tuple(
+        _changed(mutation.column, start, change, times)
+        for change in mutation.changes
+        if change.space != cells_pb2.SPACE_NOTIFY  # its intents were written before it could commit
+    )
     return Step(mutation, start, lock is not None, selections, changes)
 
 
@@ -175,6 +182,21 @@ def _obstacles(mutation: Mutation, times: Times) -> Iterator[Selection]:
             yield from commits_selected(
                 side.first_column, side.end_column, side.from_timestamp, 0, times
             )
+    oldest = oldest_admitted(mutation)
+    if oldest:
+        yield transactions_collected_above(oldest, times)
+
+
+def oldest_admitted(mutation: Mutation) -> int:
+    """The step is refused if history of the row was collected above this timestamp: a prewrite
+    may then miss a commit or its marker, and a rollback its own commit. 0 if no history matters.
+    """
+    if mutation.not_below:
+        return mutation.not_below
+    for change in mutation.changes:
+        if change.space == cells_pb2.SPACE_ROLLBACK and change.kind == WireChange.KIND_PUT:
+            return change.timestamp
+    return 0
 
 
 def _all_commits_from(mutation: Mutation) -> int | None:

@@ -10,9 +10,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from percolator.errors import NotExecuted, PercolatorError
+from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.joining import Joined, joined
 from percolator.rowstore.judging import looked_at, refusal
 from percolator.rowstore.layout import row_key
@@ -20,6 +21,8 @@ from percolator.rowstore.mapping import Step, check_of, mapped
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import RowStore, StoredCell
 from percolator.rowstore.times import Times
+from percolator.v1.cells_pb2 import SPACE_NOTIFY
+from percolator.v1.tabletserver_pb2 import Change, Mutation
 from percolator.world import World
 
 _NO_ANSWER = NotExecuted("the mutation was not sent")
@@ -28,8 +31,11 @@ _NO_ANSWER = NotExecuted("the mutation was not sent")
 class RowMutations:
     """Makes the steps of the protocol in a row store."""
 
-    def __init__(self, store: RowStore, times: Times, world: World, limits: Limits) -> None:
+    def __init__(
+        self, store: RowStore, intents: Intents, times: Times, world: World, limits: Limits
+    ) -> None:
         self._store = store
+        self._intents = intents
         self._times = times
         self._world = world
         self._limits = limits
@@ -38,21 +44,39 @@ class RowMutations:
         """Answers in the order of the mutations. One that fails raises nothing."""
         answers: list[Answer] = [_NO_ANSWER] * len(mutations)
         steps: list[tuple[int, int, Step]] = []
+        notified: dict[int, list[Intent]] = {}
         for place, asked in enumerate(mutations):
             table_id, mutation = asked.table_id, asked.message()
             try:
-                steps.append((place, table_id, mapped(mutation, self._times)))
+                if mutation.conditions:
+                    steps.append((place, table_id, mapped(mutation, self._times)))
+                else:
+                    notified[place] = _certain(table_id, mutation)
             except PercolatorError as error:
                 answers[place] = error
         in_order: defaultdict[tuple[int, bytes], list[Joined]] = defaultdict(list)
         for group in joined(steps, self._store.check_bytes_max):
             in_order[group.table_id, group.row].append(group)
         works = [self._in_row(groups, answers, deadline) for groups in in_order.values()]
+        if notified:
+            works.append(self._notify(notified, answers, deadline))
         if len(works) == 1:
             await works[0]
         else:
             await asyncio.gather(*works)
         return answers
+
+    async def _notify(
+        self, notified: dict[int, list[Intent]], answers: list[Answer], deadline: float
+    ) -> None:
+        answer: Answer = APPLIED
+        try:
+            intents = [one for several in notified.values() for one in several]
+            await self._intents.write(intents, deadline)
+        except PercolatorError as error:
+            answer = error
+        for place in notified:
+            answers[place] = answer
 
     async def _in_row(
         self, groups: Sequence[Joined], answers: list[Answer], deadline: float
@@ -123,3 +147,24 @@ class RowMutations:
                 await patience.outlast(error, is_read=True)
             else:
                 return rows[0].cells if rows else []
+
+
+def _certain(table_id: int, mutation: Mutation) -> list[Intent]:
+    """What a mutation without conditions says: it notifies, and does nothing else."""
+    notifies = [
+        change.space == SPACE_NOTIFY and change.kind == Change.KIND_PUT
+        for change in mutation.changes
+    ]
+    if not notifies or not all(notifies):
+        raise InvalidArgument("changes", "a row store changes a cell only under a condition")
+    return [
+        Intent(
+            table_id,
+            mutation.row,
+            mutation.column,
+            change.qualifier,
+            change.timestamp,
+            is_certain=True,
+        )
+        for change in mutation.changes
+    ]

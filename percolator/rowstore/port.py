@@ -90,6 +90,22 @@ class StoredRow(NamedTuple):
     cells: list[StoredCell]
 
 
+class Sample(NamedTuple):
+    """A key that divides a table: it need not be that of a row."""
+
+    key: bytes
+    """Empty: the end of the table."""
+    bytes_before: int
+    """About how much the rows before it occupy."""
+
+
+class RowChange(NamedTuple):
+    """Changes of one row, made at one moment, whatever is there."""
+
+    key: bytes
+    changes: Sequence[Change]
+
+
 class RowStore(Protocol):
     """A store of rows."""
 
@@ -112,6 +128,13 @@ class RowStore(Protocol):
         timeout_seconds: float,
     ) -> Awaitable[bool]:
         """Makes the changes if the check allows it, all at one moment. Returns whether it did."""
+        ...
+
+    def write(
+        self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float
+    ) -> Awaitable[None]:
+        """Changes rows without looking at them, each by itself, none of them twice. If it raises,
+        any of them may have been changed."""
         ...
 
     def read(
@@ -137,4 +160,8 @@ class RowStore(Protocol):
     ) -> AsyncGenerator[StoredRow, None]:
         """The rows with first <= key < end (empty: to the last) in which something is selected, in
         order. Ends after `rows_max` of them; 0: without a limit."""
+        ...
+
+    def sample(self, table_id: int, timeout_seconds: float) -> Awaitable[list[Sample]]:
+        """Keys that divide a table into parts of about equal size, in order."""
         ...

@@ -10,9 +10,10 @@ from percolator.errors import PercolatorError
 from percolator.limits import Limits
 from percolator.routing.cells import FoundCell, RowRequest, RowResult
 from percolator.routing.pending_cell import CellAnswer
+from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import row_key
 from percolator.rowstore.patience import Patience
-from percolator.rowstore.port import RowStore, Selection, StoredRow
+from percolator.rowstore.port import RowStore, Selection, StoredCell, StoredRow
 from percolator.rowstore.selecting import Seen, Wanted, add_data, data_selections, seen
 from percolator.rowstore.times import Times
 from percolator.world import World
@@ -26,6 +27,8 @@ class RowReads:
         self._times = times
         self._world = world
         self._limits = limits
+        self._gathering: dict[tuple[int, Wanted], Gathering] = {}
+        """The calls that others can still join."""
 
     async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
         """Answers in the order of the requests. Raises if one of them failed."""
@@ -51,23 +54,51 @@ class RowReads:
     async def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
     ) -> CellAnswer:
-        """Reads one cell: the most frequent kind of read."""
+        """Reads one cell: the most frequent kind of read. Those of a transaction that begin at the
+        same time, and want the same column, share a call."""
         patience = Patience(self._world, self._limits, deadline)
         wanted = Wanted(timestamp, (column,))
-        (found,) = await self._rows(table_id, [row_key(row)], wanted, patience) or (None,)
-        if found is None:
+        cells = await self._shared_call(table_id, row_key(row), wanted, patience)
+        if cells is None:
             return None
-        result = seen(row, found.cells, wanted, (), self._times)
-        await self.complete(table_id, row, result, patience)
+        result = seen(row, cells, wanted, (), self._times)
+        await self.complete(table_id, row, result, wanted, patience)
         return _result(result) if result.locks else result.found.get(column)
 
-    async def complete(self, table_id: int, row: bytes, result: Seen, patience: Patience) -> None:
-        """Fetches the values that lie apart from their records. Nothing changes these."""
+    async def complete(
+        self, table_id: int, row: bytes, result: Seen, wanted: Wanted, patience: Patience
+    ) -> None:
+        """Fetches the values that lie apart from their records. Nothing but collection changes
+        these."""
         if not result.in_data:
             return
-        selections = data_selections(result, self._times)
+        selections = data_selections(result, wanted, self._times)
         rows = await self._patiently(table_id, [row_key(row)], selections, patience)
-        add_data(row, result, rows[0].cells if rows else [], self._times)
+        add_data(row, result, rows[0].cells if rows else [], wanted, self._times)
+
+    async def _shared_call(
+        self, table_id: int, key: bytes, wanted: Wanted, patience: Patience
+    ) -> list[StoredCell] | None:
+        """The cells of one row; None if nothing was found."""
+        gathering = self._gathering.get((table_id, wanted))
+        if gathering is not None and len(gathering.keys) < self._limits.batch_rows_max:
+            found = await gathering.follow(key)
+            if found is not None:
+                return found.get(key)
+        gathering = self._gathering[table_id, wanted] = Gathering(key)
+        try:
+            await asyncio.sleep(0)  # whoever is ready to read, reads
+            if self._gathering.get((table_id, wanted)) is gathering:
+                del self._gathering[table_id, wanted]
+            rows = await self._rows(table_id, list(gathering.keys), wanted, patience)
+        except BaseException as error:
+            if self._gathering.get((table_id, wanted)) is gathering:
+                del self._gathering[table_id, wanted]
+            gathering.fail(error)
+            raise
+        cells = {row.key: row.cells for row in rows}
+        gathering.end(cells)
+        return cells.get(key)
 
     async def _read_alike(
         self,
@@ -86,7 +117,7 @@ class RowReads:
             found = cells.get(row_key(read.row))
             if found is not None:
                 result = seen(read.row, found, wanted, frozenset(read.passing), self._times)
-                await self.complete(table_id, read.row, result, patience)
+                await self.complete(table_id, read.row, result, wanted, patience)
                 results[place] = _result(result)
 
     async def _rows(

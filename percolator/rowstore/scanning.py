@@ -59,7 +59,9 @@ class RowScan:
             patience = Patience(self._world, self._limits, deadline)
             rows, is_last = await self._page(patience)
             for row, result in rows:
-                await self._reads.complete(self._request.table_id, row, result, patience)
+                await self._reads.complete(
+                    self._request.table_id, row, result, self._wanted, patience
+                )
             start, end = self._start, self._end
             if not is_last:
                 if self._request.reverse:
@@ -99,10 +101,11 @@ class RowScan:
             reverse=self._request.reverse,
             timeout_seconds=seconds,
         )
+        passing = frozenset(self._request.passing)
         async with aclosing(stream) as rows:
             async for key, cells in rows:
                 row = row_of(key)
-                result = seen(row, cells, self._wanted, (), self._times)
+                result = seen(row, cells, self._wanted, passing, self._times)
                 found.append((row, result))
                 size += result.size_bytes + len(row)
                 if len(found) >= rows_max or size >= self._limits.page_bytes_max:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from percolator.errors import InvariantViolation
+from percolator.formats.reach import too_old
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
@@ -22,8 +23,10 @@ from percolator.formats.records import (
     WRITE_HEADER_BYTES,
 )
 from percolator.routing.cells import FoundCell, wants
+from percolator.rowstore.collected import newest_note, reads_collected_above
 from percolator.rowstore.layout import (
     ALL_COLUMNS,
+    COLLECTED,
     DATA,
     EVERY_COLUMN,
     LOCKS,
@@ -60,8 +63,8 @@ class Wanted:
                 bounds.append((prefix, after_prefix(prefix)))
         found = _selections(bounds, until)
         if sum(one.size_bytes for one in found) > bytes_max:
-            return _selections([EVERY_COLUMN], until)
-        return found
+            found = _selections([EVERY_COLUMN], until)
+        return (*found, reads_collected_above(self.timestamp, times)) if found else ()
 
     def wants(self, column: bytes) -> bool:
         """Whether the column is wanted, by its stored name."""
@@ -103,10 +106,13 @@ def seen(
     passing: Container[int],
     times: Times,
 ) -> Seen:
-    """What a read sees in the cells that its selections have found."""
+    """What a read sees in the cells that its selections have found. Raises `SnapshotTooOld` if
+    something that it should see may have been collected."""
     result = Seen()
-    for cell in sorted(dict.fromkeys(cells)):
-        if not wanted.wants(cell.column):
+    found = sorted(dict.fromkeys(cells))
+    _require_kept(found, wanted, times)
+    for cell in found:
+        if cell.family == COLLECTED or not wanted.wants(cell.column):
             continue
         column = column_of(cell.column)
         if cell.family == LOCKS:
@@ -142,17 +148,28 @@ def _note(result: Seen, column: bytes, cell: StoredCell, wanted: Wanted, times: 
         result.found[column] = FoundCell(commit, None)
 
 
-def data_selections(result: Seen, times: Times) -> list[Selection]:
-    """Where the values lie that are apart from their records."""
-    found = []
+def _require_kept(cells: Iterable[StoredCell], wanted: Wanted, times: Times) -> None:
+    note = newest_note(cells, times)
+    if note > wanted.timestamp:
+        raise too_old(wanted.timestamp, note)
+
+
+def data_selections(result: Seen, wanted: Wanted, times: Times) -> list[Selection]:
+    """Where the values lie that are apart from their records. They may be collected before this
+    second call, which is why it asks for the note, too."""
+    found = [reads_collected_above(wanted.timestamp, times)]
     for column, (_, start) in result.in_data.items():
         time = times.time(start)
         found.append(Selection(DATA, *column_bounds(column), time, time + TIME_UNIT))
     return found
 
 
-def add_data(row: bytes, result: Seen, cells: Sequence[StoredCell], times: Times) -> None:
-    """Adds these values. Raises `InvariantViolation` if one is missing."""
+def add_data(
+    row: bytes, result: Seen, cells: Sequence[StoredCell], wanted: Wanted, times: Times
+) -> None:
+    """Adds these values. Raises `SnapshotTooOld` if history was collected meanwhile, and
+    `InvariantViolation` if a value is missing without that."""
+    _require_kept(cells, wanted, times)
     values = {(cell.column, cell.time): cell.value for cell in cells if cell.family == DATA}
     for column, (commit, start) in result.in_data.items():
         value = values.get((stored_column(column), times.time(start)))

@@ -55,6 +55,9 @@ class Times:
 class Numbers(Protocol):
     """A source of numbers: each call gets the first of `count`, above all earlier ones."""
 
+    @property
+    def catalogue_epoch(self) -> int: ...
+
     def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]: ...
 
 
@@ -67,6 +70,11 @@ class SpacedTimestamps:
 
     def __init__(self, oracle: Numbers) -> None:
         self._oracle = oracle
+
+    @property
+    def catalogue_epoch(self) -> int:
+        """The highest that came with a timestamp."""
+        return self._oracle.catalogue_epoch
 
     def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
         """A future timestamp, as that of `percolator.wire.timestamp_source.TimestampSource`."""

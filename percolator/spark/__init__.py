@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from percolator.blocking.database import Database
     from percolator.schema import Column, Table
-    from percolator.spark.joint_writes import Together
     from percolator.spark.snapshots import SnapshotView, SparkSnapshot
+    from percolator.spark.writing.joint_writes import Together
     from percolator.timestamps import Timestamp
 
 
@@ -65,8 +65,8 @@ def snapshot(
 def timestamp_of(frame: DataFrame) -> Timestamp:
     """The timestamp at which a frame that was loaded from Percolator reads.
 
-    Works for what is derived from it, too, as long as a field of it is left. Raises `UsageError` if
-    the frame has fields of several snapshots, or none that tells.
+    Works for frames that are derived from it, too, as long as one of its fields is left. Raises
+    `UsageError` if the frame has fields of several snapshots, or none that knows its timestamp.
     """
     from percolator.spark.frame_timestamps import frame_timestamp
 
@@ -105,7 +105,7 @@ def spark_catalog(
     >>> spark_catalog(pages, "url", {"title": title, "place": place},
     ...               types={"place": "struct<lat:double,lon:double>"})
     """
-    from percolator.spark.making_catalogs import catalog_of
+    from percolator.spark.catalog.making_catalogs import catalog_of
 
     return catalog_of(table, key, columns, types or {})
 
@@ -125,14 +125,14 @@ def together(*, address: str | None = None, keep_seconds: float = 60.0) -> Toget
     """Several writes that appear at one moment, when the block ends, or not at all.
 
     Each write takes the job's options. They can be of any mode, and each table may be in one of
-    them. Locks outlive a driver that has died by `keep_seconds`.
+    them. If the driver dies, its locks last for another `keep_seconds`.
 
     >>> with percolator.spark.together() as job:
     ...     for name, frame in {"pages": pages, "links": links}.items():
     ...         write = frame.write.format("percolator").options(**job.options, table=name)
     ...         write.mode("overwrite").save()
     """
-    from percolator.spark.joint_writes import Together
+    from percolator.spark.writing.joint_writes import Together
 
     return Together(address, keep_seconds)
 
@@ -150,8 +150,9 @@ def merge(
     """Inserts, updates and deletes rows of a table by the keys of a frame, each key once.
 
     `delete_where` is a condition in SQL: a row of the frame for which it is true deletes the row of
-    the table, if there is one. Other rows update the row of the table, or are inserted; `skip`
-    leaves that out. Takes the options of a write, too, such as `nulls` and `if_unchanged_since`.
+    the table, if there is one. Other rows update the row of the table, or are inserted, unless
+    `matched` or `not_matched` is `skip`. Takes the options of a write, too, such as `nulls` and
+    `if_unchanged_since`.
 
     >>> merge(changes, table="pages", catalog=catalog, delete_where="op = 'D'")
     """

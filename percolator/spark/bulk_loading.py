@@ -15,32 +15,20 @@ rows of one tablet, in order. A frame that is not arranged loads as well, but mo
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Iterator, Mapping
-from functools import partial
-from itertools import takewhile
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-
-from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.aio.bulk_load import BulkLoad
+from percolator.errors import InvalidArgument
 from percolator.spark.connections import checked
-from percolator.spark.created_tables import refuse_created_table
-from percolator.spark.fields import Cell
 from percolator.spark.options import BULK_LOAD, WriteOptions
-from percolator.spark.raw_cells import COLUMN
-from percolator.spark.shapes import shape_of
+from percolator.spark.shapes.raw_cells import COLUMN
+from percolator.spark.shapes.shape import shape_of
 from percolator.spark.stored_catalogs import with_stored_catalog
-from percolator.spark.written import Written, log, show_log, total
+from percolator.spark.writing.bulk_load_writer import plan_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-PROGRESS_SECONDS = 10.0
-NAME_BYTES = 8
 
 
 def bulk_load(frame: DataFrame, **options: object) -> None:
@@ -62,7 +50,7 @@ def abandon_load(**options: object) -> bool:
     if not parsed.load_name:
         raise InvalidArgument("load_name", "is missing: give the name of the load")
     here = checked(parsed.target)
-    return here.call(BulkLoad(here.database, _plan(parsed)).abandon)
+    return here.call(BulkLoad(here.database, plan_of(parsed)).abandon)
 
 
 def _given(options: Mapping[str, object]) -> dict[str, str]:
@@ -84,7 +72,7 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     # Raw cells that appear twice have to be neighbours as well, to be found.
     order = keys if parsed.catalog is not None else (*keys, COLUMN)
     here = checked(parsed.target)
-    starts = [tablet.start for tablet in here.call(lambda: here.tablets(parsed.target))]
+    starts = [one.start for one in here.call(lambda: here.ranges(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:
         # Spark cannot compare such keys with the tablets' bounds: partitions of equal size instead.
@@ -94,99 +82,3 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     for start in starts[1:]:
         tablet = tablet + (key >= spark_sql.lit(start)).cast("int")
     return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*order)
-
-
-def _plan(options: WriteOptions) -> LoadPlan:
-    return LoadPlan(
-        table=options.target.table,
-        name=options.load_name or f"spark-{os.urandom(NAME_BYTES).hex()}",
-        start=options.load_rows.start,
-        end=options.load_rows.end,
-        notify=options.notify,
-    )
-
-
-class BulkLoadWriter(DataSourceArrowWriter):
-    """Closes the range on creation, which is on the driver and before any task."""
-
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
-        self._plan = _plan(options)
-        show_log()
-        here = checked(options.target)
-        self._timestamps = here.call(BulkLoad(here.database, self._plan).begin)
-        log.info("bulk load %r into table %r: closed the range", self._plan.name, self._plan.table)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        show_log()
-        refuse_created_table()
-        began = told = time.monotonic()
-        here = checked(self._options.target)
-        shape = shape_of(self._options.catalog)
-        load = BulkLoad(here.database, self._plan)
-        written = Written()
-        under_way = None
-        before: list[LoadedCell] = []
-        for batch in iterator:
-            cells = _sorted(shape.cells(batch, self._options.nulls))
-            _refuse_repeated(before, cells)
-            before = cells or before
-            if under_way is not None:
-                under_way.wait()
-            under_way = here.thread.start(partial(load.load, cells, self._timestamps))
-            written.rows += batch.num_rows
-            written.cells += len(cells)
-            if time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
-                log.info("bulk load %r: %d rows by this task so far", self._plan.name, written.rows)
-        if under_way is not None:
-            under_way.wait()
-        written.seconds = time.monotonic() - began
-        return written
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        show_log()
-        here = checked(self._options.target)
-        load = BulkLoad(here.database, self._plan)
-        here.call(lambda: load.finish(self._timestamps))
-        done = total(messages)
-        log.info("bulk load %r: %d rows, %d cells", self._plan.name, done.rows, done.cells)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        show_log()
-        here = checked(self._options.target)
-        load = BulkLoad(here.database, self._plan)
-        try:
-            undone = here.call(lambda: load.undo(self._timestamps))
-            what = "its rows were deleted" if undone else "another run has taken over"
-        except LoadComplete:
-            what = "but its load was complete: the rows are there"
-        log.warning("the job of bulk load %r failed; %s", self._plan.name, what)
-
-
-def _sorted(cells: list[Cell]) -> list[LoadedCell]:
-    """The cells in the order of their rows. Raises `SchemaError` if one appears twice."""
-    found: dict[tuple[bytes, bytes], bytes] = {}
-    for row, column, value in cells:
-        if value is None:
-            raise SchemaError("a bulk load cannot load a null: there is nothing to delete yet")
-        found[row, column] = value
-    if len(found) < len(cells):
-        raise _twice()
-    return [(row, column, found[row, column]) for row, column in sorted(found)]
-
-
-def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
-    """Finds a row that ends one batch and begins the next: rows in order repeat like this."""
-    if not (before and cells) or before[-1][0] != cells[0][0]:
-        return
-    row = cells[0][0]
-    last = {column for _, column, _ in takewhile(lambda cell: cell[0] == row, reversed(before))}
-    if any(column in last for _, column, _ in takewhile(lambda cell: cell[0] == row, cells)):
-        raise _twice()
-
-
-def _twice() -> SchemaError:
-    return SchemaError(
-        "a row appears twice in the frame, and a bulk load cannot tell which one to keep"
-    )

@@ -14,14 +14,17 @@ from typing import TypeVar
 from percolator import aio
 from percolator.blocking import loop_thread
 from percolator.blocking.loop_thread import LoopThread
+from percolator.codec_names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,
     SchemaError,
-    TabletLocation,
     Unavailable,
 )
 from percolator.limits import Limits
+from percolator.routing.ranges import TableRange
+from percolator.spark.catalog.declared_codecs import require_declared
+from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.options import Target
 
 R = TypeVar("R")
@@ -46,11 +49,11 @@ class Connection:
         """The deadline of a call that begins now."""
         return self.database.internal.engine.now() + target.timeout_seconds
 
-    async def tablets(self, target: Target) -> list[TabletLocation]:
-        """The tablets of the table as they are now, in order. Runs in the event loop."""
-        catalog, deadline = self.database.internal.engine.catalog, self.deadline(target)
-        info = await catalog.table(target.table, deadline)
-        return await catalog.all_tablets(info.table_id, deadline)
+    async def ranges(self, target: Target) -> list[TableRange]:
+        """The natural ranges of the table as they are now, in order. Runs in the event loop."""
+        engine, deadline = self.database.internal.engine, self.deadline(target)
+        info = await engine.catalog.table(target.table, deadline)
+        return await engine.ranges.of_table(info.table_id, deadline)
 
 
 _connections: dict[tuple[str, float], Connection] = {}
@@ -96,8 +99,9 @@ def _connect(target: Target) -> Connection:
     return found
 
 
-def checked(target: Target) -> Connection:
-    """This process's connection to the table's cluster, after a check that the table exists.
+def checked(target: Target, catalogue: FrameCatalog | None = None) -> Connection:
+    """This process's connection to the table's cluster, after a check that the table exists, and
+    has the codecs with which a frame of this catalogue is written.
 
     The check is made every time: the process may remember a table of that name that was dropped
     since. Raises `InvalidArgument` if there is no such table, and `Unavailable`, which names the
@@ -106,9 +110,11 @@ def checked(target: Target) -> Connection:
     found = connection_to(target)
     catalog, deadline = found.database.internal.engine.catalog, found.deadline(target)
     try:
-        found.call(lambda: catalog.describe(target.table, deadline))
+        table = found.call(lambda: catalog.describe(target.table, deadline))
     except SchemaError:
         raise InvalidArgument(
             "table", f"there is no table {target.table!r} at {target.address}"
         ) from None
+    if catalogue is not None:
+        require_declared(target.table, CodecNames.of(table.codecs), catalogue)
     return found

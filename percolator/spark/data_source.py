@@ -40,7 +40,7 @@ class PercolatorDataSource(DataSource):
     def schema(self) -> StructType:
         from percolator.spark.frame_timestamps import stamped
         from percolator.spark.options import ReadOptions, StreamOptions, is_stream
-        from percolator.spark.shapes import shape_of
+        from percolator.spark.shapes.shape import shape_of
         from percolator.spark.stored_catalogs import with_stored_catalog
 
         if is_stream(self.options):
@@ -58,14 +58,14 @@ class PercolatorDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from percolator.spark.options import ReadOptions
-        from percolator.spark.reader import TableReader
+        from percolator.spark.reading.reader import TableReader
 
         return TableReader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from percolator.spark.options import WriteOptions
         from percolator.spark.stored_catalogs import with_stored_catalog
-        from percolator.spark.writers import writer_of
+        from percolator.spark.writing.writers import writer_of
 
         given = with_stored_catalog(self.options)
         return writer_of(WriteOptions.parse(given, overwrite=overwrite), schema)
@@ -79,8 +79,8 @@ class PercolatorDataSource(DataSource):
         return ChangeStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from percolator.spark.sink import sink_of
         from percolator.spark.stored_catalogs import with_stored_catalog
+        from percolator.spark.writing.sink import sink_of
 
         return sink_of(with_stored_catalog(self.options), schema, complete=overwrite)
 
@@ -97,7 +97,7 @@ class PercolatorDataSource(DataSource):
         """Makes sure of the snapshot and of the catalogue, for all copies of this read."""
         if not self._snapshot_timestamp:
             from percolator.spark.options import ReadOptions
-            from percolator.spark.pins import pinned_timestamp
+            from percolator.spark.reading.pins import pinned_timestamp
             from percolator.spark.stored_catalogs import with_stored_catalog
 
             self.options = with_stored_catalog(self.options)

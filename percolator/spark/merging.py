@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.spark.frame_catalog import FrameCatalog
+from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.options import MERGE
 from percolator.spark.stored_catalogs import with_stored_catalog
 

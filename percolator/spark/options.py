@@ -50,11 +50,11 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from percolator.errors import InvalidArgument
-from percolator.spark.chosen_rows import KEY_OPTIONS, chosen_rows, rows_between
-from percolator.spark.frame_catalog import FrameCatalog
-from percolator.spark.key_syntax import KeySyntax
-from percolator.spark.row_ranges import RowRanges, RowsBetween
-from percolator.spark.wanted_changes import NOW, SNAPSHOT, Wanted
+from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.choosing.chosen_rows import KEY_OPTIONS, chosen_rows, rows_between
+from percolator.spark.choosing.key_syntax import KeySyntax
+from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
+from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
 from percolator.timestamps import Timestamp
 
 T = TypeVar("T")

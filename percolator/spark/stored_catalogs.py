@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import CATALOGUES_NAME, Table
+from percolator.spark.catalog.declared_catalogs import declared_catalog
+from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.connections import Connection, checked
-from percolator.spark.declared_catalogs import declared_catalog
-from percolator.spark.frame_catalog import FrameCatalog
 from percolator.spark.options import Target
 from percolator.v1.master_pb2 import TableOptions
 

@@ -20,6 +20,7 @@ from percolator.errors import InvalidArgument, PercolatorError
 from percolator.tablet import description, opening, split_point, stored_cells
 from percolator.tablet.collection import trimming
 from percolator.tablet.keys import ColumnEncoder
+from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.state import (
@@ -69,6 +70,7 @@ class Tablet:
         timestamps: CommitTimestamps | None = None,
         notifications_written: int = 0,
         change_feed: bool = False,
+        ttls: Ttls = (),
     ) -> None:
         """`ownership` is checked after each batch and each read, before any response is sent.
         `on_closed` is called once, on the event loop, when the tablet stops serving by itself: with
@@ -78,7 +80,7 @@ class Tablet:
         commit timestamps; without it, no transaction commits in one round.
         `notifications_written` is the counter's initial value: within an epoch it must never
         shrink. `change_feed` says whether the table has a change feed under this version of its
-        schema.
+        schema, and `ttls` which values expire.
         """
         self._state = TabletState(
             identity,
@@ -90,6 +92,7 @@ class Tablet:
             limits=limits,
             guard=guard,
             timestamps=timestamps,
+            lifetimes=Lifetimes(ttls) if ttls else FOREVER,
         )
         self._state.watch = watch
         self._state.counters.notifications_written = notifications_written
@@ -150,9 +153,11 @@ class Tablet:
         """
         await self._upkeep.close()
 
-    async def set_schema_version(self, schema_version: int, *, change_feed: bool = False) -> None:
+    async def set_schema_version(
+        self, schema_version: int, *, change_feed: bool = False, ttls: Ttls = ()
+    ) -> None:
         """Judges under this version from now on: see `Upkeep`, as for the methods that follow."""
-        await self._upkeep.set_schema_version(schema_version, change_feed=change_feed)
+        await self._upkeep.set_schema_version(schema_version, change_feed=change_feed, ttls=ttls)
 
     async def raise_safe_points(self, asked: SafePoints) -> None:
         await self._upkeep.raise_safe_points(asked)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from percolator.tablet import bulk_load, opening
 from percolator.tablet.collection import trimming
 from percolator.tablet.collection.collection import collect
 from percolator.tablet.keys import FORMAT_KEY, SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
+from percolator.tablet.lifetimes import Lifetimes, Ttls
 from percolator.tablet.memory.change_feed import ChangeFeed
 from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
 from percolator.tablet.memory.state import Collected, SafePoints, TabletState
@@ -65,13 +67,19 @@ class Upkeep:
         work = apply_together(self._state, latch, mutations, schema_version, deadline_seconds)
         return await self._tasks.run_to_the_end(work)
 
-    async def set_schema_version(self, schema_version: int, *, change_feed: bool = False) -> None:
+    async def set_schema_version(
+        self, schema_version: int, *, change_feed: bool = False, ttls: Ttls = ()
+    ) -> None:
         """Judges under this version from now on; returns once everything judged under an older
         one is durable and answered, and the change feed is on or off, durably. Never goes back: an
         older version is ignored."""
-        if schema_version > self._state.schema_version:
-            self._state.schema_version = schema_version
+        state = self._state
+        if schema_version > state.schema_version:
+            state.schema_version = schema_version
             self._change_feed = change_feed
+            if ttls != state.lifetimes.ttls:
+                state.lifetimes = Lifetimes(ttls)
+                state.collected = replace(state.collected, more_at=0)
         await self._tasks.run_to_the_end(self._follow_schema())
 
     async def _follow_schema(self) -> None:

@@ -23,6 +23,7 @@ _FILTER_BYTES_MAX = 20_480
 _CHANGES_MAX = 100_000
 _KEY_BYTES_MAX = 4_096
 _COLUMN_BYTES_MAX = 16_384
+_ROWS_OF_A_SAMPLE = 8
 
 
 class ModelCell(NamedTuple):
@@ -49,6 +50,13 @@ class ModelTable:
         self.families = frozenset(families)
         self.rows: SortedDict[bytes, Row] = SortedDict()
 
+    def put(self, key: bytes, row: Row) -> None:
+        """A row without cells is not there."""
+        if row:
+            self.rows[key] = row
+        else:
+            self.rows.pop(key, None)
+
 
 class BigtableInMemory:
     """Answers the calls of the driver. What it has answered is never lost."""
@@ -56,6 +64,9 @@ class BigtableInMemory:
     def __init__(self, *, chunk_bytes: int = 1 << 20) -> None:
         """Longer values are streamed in several chunks."""
         self.tables: dict[str, ModelTable] = {}
+        self.app_profiles: dict[str, wire.BigtableAppProfile] = {}
+        self.denied: set[str] = set()
+        """The permissions that the caller does not have."""
         self._chunk_bytes = chunk_bytes
 
     async def create_table(self, request: wire.BigtableCreateTableRequest) -> wire.BigtableTable:
@@ -64,6 +75,33 @@ class BigtableInMemory:
             raise SchemaError(f"{name} exists", table=name)
         self.tables[name] = ModelTable(request.table.column_families)
         return wire.BigtableTable(name=name)
+
+    async def get_table(self, request: wire.BigtableGetTableRequest) -> wire.BigtableTable:
+        answer = wire.BigtableTable(name=request.name)
+        for family in self._table(request.name).families:
+            answer.column_families[family].SetInParent()
+        return answer
+
+    async def delete_table(
+        self, request: wire.BigtableDeleteTableRequest
+    ) -> wire.BigtableDeleteTableResponse:
+        self._table(request.name)
+        del self.tables[request.name]
+        return wire.BigtableDeleteTableResponse()
+
+    async def get_app_profile(
+        self, request: wire.BigtableGetAppProfileRequest
+    ) -> wire.BigtableAppProfile:
+        profile = self.app_profiles.get(request.name.rpartition("/")[2])
+        if profile is None:
+            raise InvalidArgument("name", f"App profile not found: {request.name}")
+        return profile
+
+    async def test_iam_permissions(
+        self, request: wire.BigtableTestIamPermissionsRequest
+    ) -> wire.BigtableTestIamPermissionsResponse:
+        granted = [one for one in request.permissions if one not in self.denied]
+        return wire.BigtableTestIamPermissionsResponse(permissions=granted)
 
     async def check_and_mutate_row(
         self, request: wire.BigtableCheckAndMutateRowRequest
@@ -84,11 +122,29 @@ class BigtableInMemory:
         row = dict(row)
         for change in request.true_mutations if matched else request.false_mutations:
             _apply(row, change)
-        if row:
-            table.rows[key] = row
-        else:
-            table.rows.pop(key, None)
+        table.put(key, row)
         return wire.BigtableCheckAndMutateRowResponse(predicate_matched=matched)
+
+    async def mutate_rows(
+        self, request: wire.BigtableMutateRowsRequest
+    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
+        table = self._table(request.table_name)
+        if not request.entries:
+            raise InvalidArgument("entries", "is empty")
+        for entry in request.entries:
+            if not 0 < len(entry.row_key) <= _KEY_BYTES_MAX or not entry.mutations:
+                raise InvalidArgument("entries", f"a key of {len(entry.row_key)} bytes")
+            for change in entry.mutations:
+                _check_change(table, change)
+        for index, entry in enumerate(request.entries):
+            row = dict(table.rows.get(entry.row_key, {}))
+            for change in entry.mutations:
+                _apply(row, change)
+            table.put(entry.row_key, row)
+            answer = wire.BigtableMutateRowsResponse()
+            answer.entries.add(index=index).status.SetInParent()
+            yield answer
+            await asyncio.sleep(0)  # others see that only some of the rows were changed
 
     async def read_rows(
         self, request: wire.BigtableReadRowsRequest
@@ -105,6 +161,17 @@ class BigtableInMemory:
                 if found == request.rows_limit:
                     return
             await asyncio.sleep(0)  # others change rows that were not read yet
+
+    async def sample_row_keys(
+        self, request: wire.BigtableSampleRowKeysRequest
+    ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
+        """Every few rows, far more often than the service would: tests are small."""
+        size = 0
+        for number, (key, row) in enumerate(self._table(request.table_name).rows.items(), 1):
+            if number % _ROWS_OF_A_SAMPLE == 0:
+                yield wire.BigtableSampleRowKeysResponse(row_key=key, offset_bytes=size)
+            size += sum(len(column) + len(value) for (_, column, _), value in row.items())
+        yield wire.BigtableSampleRowKeysResponse(offset_bytes=size)
 
     def _table(self, name: str) -> ModelTable:
         table = self.tables.get(name)

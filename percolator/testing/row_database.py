@@ -24,7 +24,7 @@ from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import MachineClock, Network, World
 
-MODEL = Place("bigtable:1", "model", "model")
+MODEL = Place("bigtable:1", "model-project", "model-instance")
 _DAY_MILLISECONDS = 86_400_000
 
 

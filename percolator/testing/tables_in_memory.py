@@ -16,6 +16,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import LockRecord
 from percolator.observers.registry.observer_change import changed_observers
 from percolator.tablet import keys
+from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet, TabletIdentity
@@ -24,7 +25,7 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
-from percolator.wire.table_options import require_options
+from percolator.wire.table_options import changed_ttls, require_options, require_ttls
 from percolator.world import Clock
 
 ADDRESS = "in-memory:1"
@@ -63,6 +64,7 @@ class TablesInMemory(ABC):
             require_options(request.name, known.options, request.options)
             self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
             return master_pb2.CreateTableResponse(table=known)
+        require_ttls("options.ttls", request.options.ttls)
         bounds = [b"", *request.splits, b""]
         if any(a >= b for a, b in itertools.pairwise(bounds[1:-1])) or b"" in request.splits:
             raise InvalidArgument("splits", "must ascend, and none may be empty")
@@ -132,6 +134,16 @@ class TablesInMemory(ABC):
             await self._tell_tablets(table)
         return master_pb2.SetChangeFeedResponse(table=table)
 
+    async def set_ttls(self, request: master_pb2.SetTtlsRequest) -> master_pb2.SetTtlsResponse:
+        table = self._table(request.table, 0)
+        ttls = changed_ttls(table.options.ttls, request.ttls)
+        if ttls != list(table.options.ttls):
+            del table.options.ttls[:]
+            table.options.ttls.extend(ttls)
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.SetTtlsResponse(table=table)
+
     async def declare_codecs(
         self, request: master_pb2.DeclareCodecsRequest
     ) -> master_pb2.DeclareCodecsResponse:
@@ -158,7 +170,9 @@ class TablesInMemory(ABC):
     async def _tell_tablets(self, table: master_pb2.Table) -> None:
         for tablet in self._tablets_of(table.table_id):
             await tablet.set_schema_version(
-                table.schema_version, change_feed=table.options.change_feed
+                table.schema_version,
+                change_feed=table.options.change_feed,
+                ttls=ttls_of(table.options.ttls),
             )
 
     async def locate_tablets(
@@ -183,6 +197,7 @@ class TablesInMemory(ABC):
             schema_version=table.schema_version,
             observers=table.observers,
             codecs=table.codecs,
+            ttls=table.options.ttls,
         )
 
     # ------------------------------------------------------------------ deleted tables
@@ -215,6 +230,7 @@ class TablesInMemory(ABC):
             guard=self._guard,
             watch=self._watch,
             change_feed=table.options.change_feed,
+            ttls=ttls_of(table.options.ttls),
             timestamps=self._take_timestamps,
         )
         await tablet.open()

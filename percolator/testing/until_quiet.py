@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import aclosing
 from functools import partial
 
 from percolator import aio
@@ -23,19 +23,14 @@ from percolator.codecs import raw
 from percolator.errors import ConflictError, UsageError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer, checked
-from percolator.observers.finding.notifications import (
-    LOCKS_OF_ANY_AGE,
-    FoundWork,
-    WorkRequest,
-    find_work,
-)
+from percolator.observers.port import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
 from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work
-from percolator.protocol.cleanup import MetLock
+from percolator.protocol.met_lock import MetLock
 from percolator.schema import Table
 
 RUNS_MAX = 10_000
@@ -113,7 +108,7 @@ class _UntilQuiet:
         self._engine = database.internal.engine
         self.context = worker_context(self._engine, self._begin)
         self._transaction = ObserverTransaction(self._engine)
-        self._deletions = Deletions(self.context.env)
+        self._deletions = Deletions(self.context)
         self._dead_letters = DeadLetters(self.context, 0)
         self._watched: list[Watched] = []
         self._waiting: list[Work] = []
@@ -217,22 +212,9 @@ class _UntilQuiet:
 
     async def _ask(self, request: WorkRequest) -> list[FoundWork]:
         """All work that is found for the request, page after page."""
-        context = self.context
-        answers: list[FoundWork] = []
-        open_requests = [request]
-        while open_requests:
-            found = await find_work(
-                context.world, context.tablets, open_requests, context.deadline()
-            )
-            open_requests = []
-            for answer in found:
-                if answer.problem is not None:
-                    raise answer.problem
-                if answer.rest is not None:
-                    start, end = answer.rest
-                    open_requests.append(replace(request, start=start, end=end))
-            answers += found
-        return answers
+        survey = self.context.notifications.survey(request)
+        async with aclosing(survey) as found:
+            return [answer async for answer in found]
 
 
 async def _written_before(database: aio.Database, watched: Watched) -> list[Work]:

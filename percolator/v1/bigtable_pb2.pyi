@@ -126,6 +126,59 @@ class BigtableCheckAndMutateRowResponse(_message.Message):
     predicate_matched: bool
     def __init__(self, predicate_matched: bool = ...) -> None: ...
 
+class BigtableMutateRowsRequest(_message.Message):
+    __slots__ = ("table_name", "app_profile_id", "entries")
+    class Entry(_message.Message):
+        __slots__ = ("row_key", "mutations")
+        ROW_KEY_FIELD_NUMBER: _ClassVar[int]
+        MUTATIONS_FIELD_NUMBER: _ClassVar[int]
+        row_key: bytes
+        mutations: _containers.RepeatedCompositeFieldContainer[BigtableMutation]
+        def __init__(self, row_key: _Optional[bytes] = ..., mutations: _Optional[_Iterable[_Union[BigtableMutation, _Mapping]]] = ...) -> None: ...
+    TABLE_NAME_FIELD_NUMBER: _ClassVar[int]
+    APP_PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    table_name: str
+    app_profile_id: str
+    entries: _containers.RepeatedCompositeFieldContainer[BigtableMutateRowsRequest.Entry]
+    def __init__(self, table_name: _Optional[str] = ..., app_profile_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[BigtableMutateRowsRequest.Entry, _Mapping]]] = ...) -> None: ...
+
+class BigtableMutateRowsResponse(_message.Message):
+    __slots__ = ("entries",)
+    class Status(_message.Message):
+        __slots__ = ("code", "message")
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        code: int
+        message: str
+        def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    class Entry(_message.Message):
+        __slots__ = ("index", "status")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        index: int
+        status: BigtableMutateRowsResponse.Status
+        def __init__(self, index: _Optional[int] = ..., status: _Optional[_Union[BigtableMutateRowsResponse.Status, _Mapping]] = ...) -> None: ...
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[BigtableMutateRowsResponse.Entry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[BigtableMutateRowsResponse.Entry, _Mapping]]] = ...) -> None: ...
+
+class BigtableSampleRowKeysRequest(_message.Message):
+    __slots__ = ("table_name", "app_profile_id")
+    TABLE_NAME_FIELD_NUMBER: _ClassVar[int]
+    APP_PROFILE_ID_FIELD_NUMBER: _ClassVar[int]
+    table_name: str
+    app_profile_id: str
+    def __init__(self, table_name: _Optional[str] = ..., app_profile_id: _Optional[str] = ...) -> None: ...
+
+class BigtableSampleRowKeysResponse(_message.Message):
+    __slots__ = ("row_key", "offset_bytes")
+    ROW_KEY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    row_key: bytes
+    offset_bytes: int
+    def __init__(self, row_key: _Optional[bytes] = ..., offset_bytes: _Optional[int] = ...) -> None: ...
+
 class BigtableReadRowsRequest(_message.Message):
     __slots__ = ("table_name", "app_profile_id", "rows", "filter", "rows_limit", "reversed")
     TABLE_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -167,9 +220,15 @@ class BigtableReadRowsResponse(_message.Message):
     chunks: _containers.RepeatedCompositeFieldContainer[BigtableReadRowsResponse.CellChunk]
     def __init__(self, chunks: _Optional[_Iterable[_Union[BigtableReadRowsResponse.CellChunk, _Mapping]]] = ...) -> None: ...
 
-class BigtableColumnFamily(_message.Message):
+class BigtableGcRule(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class BigtableColumnFamily(_message.Message):
+    __slots__ = ("gc_rule",)
+    GC_RULE_FIELD_NUMBER: _ClassVar[int]
+    gc_rule: BigtableGcRule
+    def __init__(self, gc_rule: _Optional[_Union[BigtableGcRule, _Mapping]] = ...) -> None: ...
 
 class BigtableTable(_message.Message):
     __slots__ = ("name", "column_families")
@@ -186,6 +245,14 @@ class BigtableTable(_message.Message):
     column_families: _containers.MessageMap[str, BigtableColumnFamily]
     def __init__(self, name: _Optional[str] = ..., column_families: _Optional[_Mapping[str, BigtableColumnFamily]] = ...) -> None: ...
 
+class BigtableGetTableRequest(_message.Message):
+    __slots__ = ("name", "view")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    view: int
+    def __init__(self, name: _Optional[str] = ..., view: _Optional[int] = ...) -> None: ...
+
 class BigtableCreateTableRequest(_message.Message):
     __slots__ = ("parent", "table_id", "table")
     PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -195,3 +262,56 @@ class BigtableCreateTableRequest(_message.Message):
     table_id: str
     table: BigtableTable
     def __init__(self, parent: _Optional[str] = ..., table_id: _Optional[str] = ..., table: _Optional[_Union[BigtableTable, _Mapping]] = ...) -> None: ...
+
+class BigtableDeleteTableRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class BigtableDeleteTableResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BigtableGetAppProfileRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class BigtableAppProfile(_message.Message):
+    __slots__ = ("multi_cluster_routing_use_any", "single_cluster_routing", "data_boost_isolation_read_only")
+    class MultiClusterRoutingUseAny(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class SingleClusterRouting(_message.Message):
+        __slots__ = ("cluster_id", "allow_transactional_writes")
+        CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+        ALLOW_TRANSACTIONAL_WRITES_FIELD_NUMBER: _ClassVar[int]
+        cluster_id: str
+        allow_transactional_writes: bool
+        def __init__(self, cluster_id: _Optional[str] = ..., allow_transactional_writes: bool = ...) -> None: ...
+    class DataBoostIsolationReadOnly(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    MULTI_CLUSTER_ROUTING_USE_ANY_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_CLUSTER_ROUTING_FIELD_NUMBER: _ClassVar[int]
+    DATA_BOOST_ISOLATION_READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    multi_cluster_routing_use_any: BigtableAppProfile.MultiClusterRoutingUseAny
+    single_cluster_routing: BigtableAppProfile.SingleClusterRouting
+    data_boost_isolation_read_only: BigtableAppProfile.DataBoostIsolationReadOnly
+    def __init__(self, multi_cluster_routing_use_any: _Optional[_Union[BigtableAppProfile.MultiClusterRoutingUseAny, _Mapping]] = ..., single_cluster_routing: _Optional[_Union[BigtableAppProfile.SingleClusterRouting, _Mapping]] = ..., data_boost_isolation_read_only: _Optional[_Union[BigtableAppProfile.DataBoostIsolationReadOnly, _Mapping]] = ...) -> None: ...
+
+class BigtableTestIamPermissionsRequest(_message.Message):
+    __slots__ = ("resource", "permissions")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    PERMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    permissions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resource: _Optional[str] = ..., permissions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BigtableTestIamPermissionsResponse(_message.Message):
+    __slots__ = ("permissions",)
+    PERMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    permissions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, permissions: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19percolator/v1/cells.proto\x12\rpercolator.v1\"&\n\x08RowRange\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\"}\n\x04\x43\x65ll\x12#\n\x05space\x18\x01 \x01(\x0e\x32\x14.percolator.v1.Space\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x04\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\x11\n\tqualifier\x18\x06 \x01(\x0c*u\n\x05Space\x12\x15\n\x11SPACE_UNSPECIFIED\x10\x00\x12\x0e\n\nSPACE_LOCK\x10\x01\x12\x0f\n\x0bSPACE_WRITE\x10\x02\x12\x0e\n\nSPACE_DATA\x10\x03\x12\x12\n\x0eSPACE_ROLLBACK\x10\x04\x12\x10\n\x0cSPACE_NOTIFY\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19percolator/v1/cells.proto\x12\rpercolator.v1\"&\n\x08RowRange\x12\r\n\x05start\x18\x01 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x0c\"\x97\x01\n\x04\x43\x65ll\x12#\n\x05space\x18\x01 \x01(\x0e\x32\x14.percolator.v1.Space\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\ttimestamp\x18\x04 \x01(\x04\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\x11\n\tqualifier\x18\x06 \x01(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x07 \x01(\x04*u\n\x05Space\x12\x15\n\x11SPACE_UNSPECIFIED\x10\x00\x12\x0e\n\nSPACE_LOCK\x10\x01\x12\x0f\n\x0bSPACE_WRITE\x10\x02\x12\x0e\n\nSPACE_DATA\x10\x03\x12\x12\n\x0eSPACE_ROLLBACK\x10\x04\x12\x10\n\x0cSPACE_NOTIFY\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.cells_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPACE']._serialized_start=211
-  _globals['_SPACE']._serialized_end=328
+  _globals['_SPACE']._serialized_start=238
+  _globals['_SPACE']._serialized_end=355
   _globals['_ROWRANGE']._serialized_start=44
   _globals['_ROWRANGE']._serialized_end=82
-  _globals['_CELL']._serialized_start=84
-  _globals['_CELL']._serialized_end=209
+  _globals['_CELL']._serialized_start=85
+  _globals['_CELL']._serialized_end=236
 # @@protoc_insertion_point(module_scope)

@@ -29,17 +29,19 @@ class RowRange(_message.Message):
     def __init__(self, start: _Optional[bytes] = ..., end: _Optional[bytes] = ...) -> None: ...
 
 class Cell(_message.Message):
-    __slots__ = ("space", "row", "column", "timestamp", "value", "qualifier")
+    __slots__ = ("space", "row", "column", "timestamp", "value", "qualifier", "ttl_milliseconds")
     SPACE_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     QUALIFIER_FIELD_NUMBER: _ClassVar[int]
+    TTL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     space: Space
     row: bytes
     column: bytes
     timestamp: int
     value: bytes
     qualifier: bytes
-    def __init__(self, space: _Optional[_Union[Space, str]] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., value: _Optional[bytes] = ..., qualifier: _Optional[bytes] = ...) -> None: ...
+    ttl_milliseconds: int
+    def __init__(self, space: _Optional[_Union[Space, str]] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., value: _Optional[bytes] = ..., qualifier: _Optional[bytes] = ..., ttl_milliseconds: _Optional[int] = ...) -> None: ...

@@ -59,7 +59,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds", "gone")
+    __slots__ = ("cluster_id", "version", "format", "route", "servers", "wall_milliseconds", "timestamp_lead_milliseconds", "gone", "row_store")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class DescribeResponse(_message.Message):
     WALL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
+    ROW_STORE_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     version: str
     format: int
@@ -76,7 +77,18 @@ class DescribeResponse(_message.Message):
     wall_milliseconds: int
     timestamp_lead_milliseconds: int
     gone: _containers.RepeatedCompositeFieldContainer[Server]
-    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Server, _Mapping]]] = ...) -> None: ...
+    row_store: RowStorePlace
+    def __init__(self, cluster_id: _Optional[str] = ..., version: _Optional[str] = ..., format: _Optional[int] = ..., route: _Optional[_Union[Route, str]] = ..., servers: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., wall_milliseconds: _Optional[int] = ..., timestamp_lead_milliseconds: _Optional[int] = ..., gone: _Optional[_Iterable[_Union[Server, _Mapping]]] = ..., row_store: _Optional[_Union[RowStorePlace, _Mapping]] = ...) -> None: ...
+
+class RowStorePlace(_message.Message):
+    __slots__ = ("address", "emulator", "epoch_milliseconds")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EMULATOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    emulator: str
+    epoch_milliseconds: int
+    def __init__(self, address: _Optional[str] = ..., emulator: _Optional[str] = ..., epoch_milliseconds: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("cluster_id", "server", "wall_milliseconds")

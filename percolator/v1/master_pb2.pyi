@@ -21,14 +21,16 @@ class Observer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ..., paused: bool = ...) -> None: ...
 
 class TableOptions(_message.Message):
-    __slots__ = ("retention_milliseconds", "split_bytes", "change_feed")
+    __slots__ = ("retention_milliseconds", "split_bytes", "change_feed", "ttls")
     RETENTION_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     SPLIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
     retention_milliseconds: int
     split_bytes: int
     change_feed: bool
-    def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ..., change_feed: bool = ...) -> None: ...
+    ttls: _containers.RepeatedCompositeFieldContainer[_tabletserver_pb2.ColumnTtl]
+    def __init__(self, retention_milliseconds: _Optional[int] = ..., split_bytes: _Optional[int] = ..., change_feed: bool = ..., ttls: _Optional[_Iterable[_Union[_tabletserver_pb2.ColumnTtl, _Mapping]]] = ...) -> None: ...
 
 class ColumnCodec(_message.Message):
     __slots__ = ("column", "codec")
@@ -47,7 +49,7 @@ class Codecs(_message.Message):
     def __init__(self, key: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs")
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs", "load")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +59,7 @@ class Table(_message.Message):
     DELETING_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     name: str
     schema_version: int
@@ -66,7 +69,18 @@ class Table(_message.Message):
     deleting: bool
     created_at: int
     codecs: Codecs
-    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+    load: TableLoad
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., load: _Optional[_Union[TableLoad, _Mapping]] = ...) -> None: ...
+
+class TableLoad(_message.Message):
+    __slots__ = ("name", "run", "commit_timestamp")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run: int
+    commit_timestamp: int
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[int] = ..., commit_timestamp: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("name", "splits", "options", "exist_ok", "codecs")
@@ -194,6 +208,77 @@ class ChangeCodecsResponse(_message.Message):
     table: Table
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
+class SetTtlsRequest(_message.Message):
+    __slots__ = ("table", "ttls")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    ttls: _containers.RepeatedCompositeFieldContainer[_tabletserver_pb2.ColumnTtl]
+    def __init__(self, table: _Optional[str] = ..., ttls: _Optional[_Iterable[_Union[_tabletserver_pb2.ColumnTtl, _Mapping]]] = ...) -> None: ...
+
+class SetTtlsResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class BeginLoadRequest(_message.Message):
+    __slots__ = ("table", "load", "run", "resume")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    table: CreateTableRequest
+    load: str
+    run: int
+    resume: bool
+    def __init__(self, table: _Optional[_Union[CreateTableRequest, _Mapping]] = ..., load: _Optional[str] = ..., run: _Optional[int] = ..., resume: bool = ...) -> None: ...
+
+class BeginLoadResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class PublishLoadsRequest(_message.Message):
+    __slots__ = ("loads",)
+    class Loaded(_message.Message):
+        __slots__ = ("table_id", "run", "commit_timestamp")
+        TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+        RUN_FIELD_NUMBER: _ClassVar[int]
+        COMMIT_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+        table_id: int
+        run: int
+        commit_timestamp: int
+        def __init__(self, table_id: _Optional[int] = ..., run: _Optional[int] = ..., commit_timestamp: _Optional[int] = ...) -> None: ...
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    loads: _containers.RepeatedCompositeFieldContainer[PublishLoadsRequest.Loaded]
+    def __init__(self, loads: _Optional[_Iterable[_Union[PublishLoadsRequest.Loaded, _Mapping]]] = ...) -> None: ...
+
+class PublishLoadsResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+
+class AbandonLoadRequest(_message.Message):
+    __slots__ = ("table", "load", "run")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    load: str
+    run: int
+    def __init__(self, table: _Optional[str] = ..., load: _Optional[str] = ..., run: _Optional[int] = ...) -> None: ...
+
+class AbandonLoadResponse(_message.Message):
+    __slots__ = ("found", "complete")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    complete: bool
+    def __init__(self, found: bool = ..., complete: bool = ...) -> None: ...
+
 class LocateTabletsRequest(_message.Message):
     __slots__ = ("table_id", "range", "limit", "even_deleting")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -207,18 +292,20 @@ class LocateTabletsRequest(_message.Message):
     def __init__(self, table_id: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., limit: _Optional[int] = ..., even_deleting: bool = ...) -> None: ...
 
 class LocateTabletsResponse(_message.Message):
-    __slots__ = ("locations", "schema_version", "observers", "rest", "codecs")
+    __slots__ = ("locations", "schema_version", "observers", "rest", "codecs", "ttls")
     LOCATIONS_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     OBSERVERS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
     locations: _containers.RepeatedCompositeFieldContainer[_errors_pb2.TabletLocation]
     schema_version: int
     observers: _containers.RepeatedCompositeFieldContainer[Observer]
     rest: _cells_pb2.RowRange
     codecs: Codecs
-    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+    ttls: _containers.RepeatedCompositeFieldContainer[_tabletserver_pb2.ColumnTtl]
+    def __init__(self, locations: _Optional[_Iterable[_Union[_errors_pb2.TabletLocation, _Mapping]]] = ..., schema_version: _Optional[int] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., ttls: _Optional[_Iterable[_Union[_tabletserver_pb2.ColumnTtl, _Mapping]]] = ...) -> None: ...
 
 class TabletInfo(_message.Message):
     __slots__ = ("location", "table", "server_id", "serving", "error", "statistics")

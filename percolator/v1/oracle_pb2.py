@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/oracle.proto\x12\rpercolator.v1\"%\n\x14GetTimestampsRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"5\n\x15GetTimestampsResponse\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r2k\n\rOracleService\x12Z\n\rGetTimestamps\x12#.percolator.v1.GetTimestampsRequest\x1a$.percolator.v1.GetTimestampsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apercolator/v1/oracle.proto\x12\rpercolator.v1\"%\n\x14GetTimestampsRequest\x12\r\n\x05\x63ount\x18\x01 \x01(\r\"N\n\x15GetTimestampsResponse\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x03 \x01(\x04\".\n\x13\x41\x64vanceEpochRequest\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\"/\n\x14\x41\x64vanceEpochResponse\x12\x17\n\x0f\x63\x61talogue_epoch\x18\x01 \x01(\x04\x32\xc4\x01\n\rOracleService\x12Z\n\rGetTimestamps\x12#.percolator.v1.GetTimestampsRequest\x1a$.percolator.v1.GetTimestampsResponse\x12W\n\x0c\x41\x64vanceEpoch\x12\".percolator.v1.AdvanceEpochRequest\x1a#.percolator.v1.AdvanceEpochResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTIMESTAMPSREQUEST']._serialized_start=45
   _globals['_GETTIMESTAMPSREQUEST']._serialized_end=82
   _globals['_GETTIMESTAMPSRESPONSE']._serialized_start=84
-  _globals['_GETTIMESTAMPSRESPONSE']._serialized_end=137
-  _globals['_ORACLESERVICE']._serialized_start=139
-  _globals['_ORACLESERVICE']._serialized_end=246
+  _globals['_GETTIMESTAMPSRESPONSE']._serialized_end=162
+  _globals['_ADVANCEEPOCHREQUEST']._serialized_start=164
+  _globals['_ADVANCEEPOCHREQUEST']._serialized_end=210
+  _globals['_ADVANCEEPOCHRESPONSE']._serialized_start=212
+  _globals['_ADVANCEEPOCHRESPONSE']._serialized_end=259
+  _globals['_ORACLESERVICE']._serialized_start=262
+  _globals['_ORACLESERVICE']._serialized_end=458
 # @@protoc_insertion_point(module_scope)

@@ -11,9 +11,23 @@ class GetTimestampsRequest(_message.Message):
     def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class GetTimestampsResponse(_message.Message):
-    __slots__ = ("first", "count")
+    __slots__ = ("first", "count", "catalogue_epoch")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    CATALOGUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     first: int
     count: int
-    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    catalogue_epoch: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ..., catalogue_epoch: _Optional[int] = ...) -> None: ...
+
+class AdvanceEpochRequest(_message.Message):
+    __slots__ = ("catalogue_epoch",)
+    CATALOGUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    catalogue_epoch: int
+    def __init__(self, catalogue_epoch: _Optional[int] = ...) -> None: ...
+
+class AdvanceEpochResponse(_message.Message):
+    __slots__ = ("catalogue_epoch",)
+    CATALOGUE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    catalogue_epoch: int
+    def __init__(self, catalogue_epoch: _Optional[int] = ...) -> None: ...

@@ -204,7 +204,7 @@ class MutateTogetherResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ...) -> None: ...
 
 class TransactionBatch(_message.Message):
-    __slots__ = ("target", "start_timestamps", "cells", "rows", "columns", "kinds", "values", "observed", "notifications")
+    __slots__ = ("target", "start_timestamps", "cells", "rows", "columns", "kinds", "values", "observed", "notifications", "followed")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +214,7 @@ class TransactionBatch(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     NOTIFICATIONS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     start_timestamps: _containers.RepeatedScalarFieldContainer[int]
     cells: _containers.RepeatedScalarFieldContainer[int]
@@ -223,7 +224,8 @@ class TransactionBatch(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[bytes]
     observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
     notifications: _containers.RepeatedCompositeFieldContainer[WeakNotification]
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., cells: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[bytes]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., notifications: _Optional[_Iterable[_Union[WeakNotification, _Mapping]]] = ...) -> None: ...
+    followed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., cells: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., columns: _Optional[_Iterable[bytes]] = ..., kinds: _Optional[_Iterable[int]] = ..., values: _Optional[_Iterable[bytes]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., notifications: _Optional[_Iterable[_Union[WeakNotification, _Mapping]]] = ..., followed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WeakNotification(_message.Message):
     __slots__ = ("transaction", "row", "column", "observers")
@@ -252,14 +254,16 @@ class UncommittedTransaction(_message.Message):
     def __init__(self, transaction: _Optional[int] = ..., result: _Optional[_Union[MutationResult, _Mapping]] = ...) -> None: ...
 
 class TransactionBatchResult(_message.Message):
-    __slots__ = ("commit_timestamps", "uncommitted", "error")
+    __slots__ = ("commit_timestamps", "uncommitted", "error", "followed")
     COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     UNCOMMITTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWED_FIELD_NUMBER: _ClassVar[int]
     commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
     uncommitted: _containers.RepeatedCompositeFieldContainer[UncommittedTransaction]
     error: _errors_pb2.ErrorDetail
-    def __init__(self, commit_timestamps: _Optional[_Iterable[int]] = ..., uncommitted: _Optional[_Iterable[_Union[UncommittedTransaction, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    followed: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, commit_timestamps: _Optional[_Iterable[int]] = ..., uncommitted: _Optional[_Iterable[_Union[UncommittedTransaction, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., followed: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitTransactionsResponse(_message.Message):
     __slots__ = ("batches",)
@@ -810,8 +814,16 @@ class LoadResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ColumnTtl(_message.Message):
+    __slots__ = ("column", "ttl_milliseconds")
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    TTL_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    column: bytes
+    ttl_milliseconds: int
+    def __init__(self, column: _Optional[bytes] = ..., ttl_milliseconds: _Optional[int] = ...) -> None: ...
+
 class OpenTabletRequest(_message.Message):
-    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch", "change_feed")
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch", "change_feed", "ttls")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -821,6 +833,7 @@ class OpenTabletRequest(_message.Message):
     ORIGIN_TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     tablet_id: int
     epoch: int
@@ -830,7 +843,8 @@ class OpenTabletRequest(_message.Message):
     origin_tablet_id: int
     origin_epoch: int
     change_feed: bool
-    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., change_feed: bool = ...) -> None: ...
+    ttls: _containers.RepeatedCompositeFieldContainer[ColumnTtl]
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., change_feed: bool = ..., ttls: _Optional[_Iterable[_Union[ColumnTtl, _Mapping]]] = ...) -> None: ...
 
 class OpenTabletResponse(_message.Message):
     __slots__ = ("tablet",)

@@ -1,5 +1,7 @@
 """The real network: gRPC channels, one per address, shared by everything in the event loop.
 
+The calls made most often travel in frames, where a server offers that (percolator/wire/frames).
+
 When a call finds no server, or is refused as unauthenticated, the credential files are checked: if
 they have changed, later calls use new channels with the new credentials. Calls in progress may
 finish on the former channels: they were accepted when they were made.
@@ -14,7 +16,10 @@ from typing import Any
 import grpc
 
 from percolator import errors
+from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
+from percolator.wire.frames.lanes import FrameLanes
+from percolator.wire.methods import OFFER_FRAMES
 from percolator.wire.status import from_rpc_error
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.world import (
@@ -32,6 +37,8 @@ SERVER_METADATA = "percolator-server"
 RELAYED_METADATA = "percolator-relayed"
 """The metadata key of a call that a gateway has forwarded: it is forwarded once. A gateway that is
 listed with an id that is not its own, as after a restart, would otherwise call itself endlessly."""
+
+_OFFER_SECONDS = 5.0
 
 _MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Above the largest request a server accepts (16 MiB): its own limit answers more precisely."""
@@ -74,6 +81,7 @@ class GrpcNetwork:
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
         self._use(credentials)
+        self._frames = FrameLanes(self._offered_frames, lambda: self.credentials)
 
     def _use(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -132,7 +140,10 @@ class GrpcNetwork:
                 raise _closed_meanwhile(where) from None
             return _understood(response, where)
 
-        return call
+        return call if server else self._frames.faster(address, method, call)
+
+    async def _offered_frames(self, address: str) -> OfferFramesResponse:
+        return await self.unary(address, OFFER_FRAMES)(OfferFramesRequest(), _OFFER_SECONDS)
 
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT], *, server: str = ""
@@ -180,7 +191,7 @@ class GrpcNetwork:
         for closing in self._former:
             closing.cancel()
         self._channels = {}
-        await asyncio.gather(*(channel.close() for channel in channels))
+        await asyncio.gather(self._frames.close(), *(channel.close() for channel in channels))
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The channel to an address, for callers that forward bytes without decoding them."""

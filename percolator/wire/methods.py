@@ -6,6 +6,7 @@ import functools
 import re
 
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1 import frames_pb2 as frames
 from percolator.v1 import gateway_pb2 as gateway
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as master
@@ -27,6 +28,12 @@ GET_TIMESTAMPS = UnaryMethod(
     "/percolator.v1.OracleService/GetTimestamps",
     oracle.GetTimestampsRequest,
     oracle.GetTimestampsResponse,
+)
+
+ADVANCE_EPOCH = UnaryMethod(
+    "/percolator.v1.OracleService/AdvanceEpoch",
+    oracle.AdvanceEpochRequest,
+    oracle.AdvanceEpochResponse,
 )
 
 # Lock service
@@ -65,6 +72,13 @@ DESCRIBE = UnaryMethod(
 )
 REGISTER = UnaryMethod(
     "/percolator.v1.ClusterService/Register", cluster.RegisterRequest, cluster.RegisterResponse
+)
+
+# Oracles and tablet servers
+OFFER_FRAMES = UnaryMethod(
+    "/percolator.v1.FrameService/OfferFrames",
+    frames.OfferFramesRequest,
+    frames.OfferFramesResponse,
 )
 
 # Tablet server
@@ -181,10 +195,30 @@ SET_CHANGE_FEED = UnaryMethod(
     master.SetChangeFeedRequest,
     master.SetChangeFeedResponse,
 )
+SET_TTLS = UnaryMethod(
+    "/percolator.v1.MasterService/SetTtls",
+    master.SetTtlsRequest,
+    master.SetTtlsResponse,
+)
 DECLARE_CODECS = UnaryMethod(
     "/percolator.v1.MasterService/DeclareCodecs",
     master.DeclareCodecsRequest,
     master.DeclareCodecsResponse,
+)
+BEGIN_LOAD = UnaryMethod(
+    "/percolator.v1.MasterService/BeginLoad",
+    master.BeginLoadRequest,
+    master.BeginLoadResponse,
+)
+PUBLISH_LOADS = UnaryMethod(
+    "/percolator.v1.MasterService/PublishLoads",
+    master.PublishLoadsRequest,
+    master.PublishLoadsResponse,
+)
+ABANDON_LOAD = UnaryMethod(
+    "/percolator.v1.MasterService/AbandonLoad",
+    master.AbandonLoadRequest,
+    master.AbandonLoadResponse,
 )
 CHANGE_CODECS = UnaryMethod(
     "/percolator.v1.MasterService/ChangeCodecs",
@@ -252,6 +286,7 @@ READING = frozenset(
         CHECK_SESSIONS,
         LIST_SESSIONS,
         DESCRIBE,
+        OFFER_FRAMES,
         READ,
         SCAN,
         SCAN_CELLS,

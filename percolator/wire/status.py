@@ -175,6 +175,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
             return errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
 
 
+def from_status(raw: bytes) -> errors.PercolatorError:
+    """The error that a failed call means, from what `to_trailer` has made of it."""
+    detail = _unpack(raw)
+    if detail is None:
+        return errors.ExecutionUnknown("the call failed with an error that is not a message")
+    return from_detail(detail)
+
+
 def too_large(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError | None:
     """The error of a call that failed because of gRPC's own limit of a message's size; None if it
     failed because of anything else. `where` begins with the path of the method.

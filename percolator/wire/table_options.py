@@ -1,4 +1,5 @@
-"""The options of a table that exists, compared with those that a creation asks for.
+"""The options of a table: those that exist, compared with those that a creation asks for, and the
+times to live of its columns.
 
 With `exist_ok`, an existing table stays as it is. Taken for what was asked for, it would lose
 history that its reader needs, or keep far more than its owner wants, and nothing would say so.
@@ -6,8 +7,15 @@ history that its reader needs, or keep far more than its owner wants, and nothin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from percolator.errors import InvalidArgument
 from percolator.v1.master_pb2 import TableOptions
+from percolator.v1.tabletserver_pb2 import ColumnTtl
+
+TTL_MILLISECONDS_MAX = 100 * 365 * 86_400_000
+TTLS_MAX = 1_000
+_COLUMN_BYTES_MAX = 255
 
 
 def require_options(name: str, found: TableOptions, wanted: TableOptions) -> None:
@@ -28,3 +36,57 @@ def require_options(name: str, found: TableOptions, wanted: TableOptions) -> Non
                 f"table {name!r} exists with {has}, not {asked_for} {unit}; ask for none to use it "
                 "as it is",
             )
+    if wanted.ttls and by_column(wanted.ttls) != by_column(found.ttls):
+        has = _described(found.ttls)
+        raise InvalidArgument(
+            "options.ttls",
+            f"table {name!r} exists with {has}, not {_described(wanted.ttls)}; ask for none to use "
+            "it as it is, or change them (set_ttl, or percolator tables alter --ttl)",
+        )
+
+
+def by_column(ttls: Iterable[ColumnTtl]) -> dict[bytes, int]:
+    """Milliseconds by column."""
+    return {one.column: one.ttl_milliseconds for one in ttls}
+
+
+def changed_ttls(found: Iterable[ColumnTtl], changes: Sequence[ColumnTtl]) -> list[ColumnTtl]:
+    """What a table has after changes, of which 0 removes one. Raises `InvalidArgument`."""
+    require_ttls("ttls", changes, may_be_zero=True)
+    changed = {**by_column(found), **by_column(changes)}
+    if sum(ttl > 0 for ttl in changed.values()) > TTLS_MAX:
+        raise InvalidArgument("ttls", f"the table would have more than {TTLS_MAX}")
+    return [
+        ColumnTtl(column=column, ttl_milliseconds=ttl)
+        for column, ttl in sorted(changed.items())
+        if ttl
+    ]
+
+
+def require_ttls(field: str, ttls: Sequence[ColumnTtl], *, may_be_zero: bool = False) -> None:
+    """Raises `InvalidArgument` unless these are times to live of different columns."""
+    if len(ttls) > TTLS_MAX:
+        raise InvalidArgument(field, f"{len(ttls)} entries, at most {TTLS_MAX} allowed")
+    seen: set[bytes] = set()
+    for index, one in enumerate(ttls):
+        where = f"{field}[{index}]"
+        if not 1 <= len(one.column) <= _COLUMN_BYTES_MAX or one.column[0] == 0:
+            raise InvalidArgument(
+                f"{where}.column", f"expected 1 to {_COLUMN_BYTES_MAX} bytes, the first not 00"
+            )
+        if one.column in seen:
+            raise InvalidArgument(f"{where}.column", f"{one.column!r} is named twice")
+        seen.add(one.column)
+        if not int(not may_be_zero) <= one.ttl_milliseconds <= TTL_MILLISECONDS_MAX:
+            raise InvalidArgument(
+                f"{where}.ttl_milliseconds",
+                f"is {one.ttl_milliseconds}; expected {int(not may_be_zero)} to "
+                f"{TTL_MILLISECONDS_MAX}, 100 years",
+            )
+
+
+def _described(ttls: Iterable[ColumnTtl]) -> str:
+    listed = [
+        f"{one.column.decode(errors='backslashreplace')} {one.ttl_milliseconds} ms" for one in ttls
+    ]
+    return f"times to live {', '.join(listed)}" if listed else "no times to live"

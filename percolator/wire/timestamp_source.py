@@ -158,6 +158,8 @@ class TimestampSource:
         self._last_failure = ""
         self._ended: errors.PercolatorError | None = None
         self.requests_answered = 0
+        self.catalogue_epoch = 0
+        """The highest that came with a timestamp. Before a timestamp is known, its epoch is."""
 
     def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
         """A future timestamp, larger than every one that was received before the call.
@@ -281,6 +283,8 @@ class TimestampSource:
             return
         self._largest = first + batch.count - 1
         self._last_failure = ""
+        if response.catalogue_epoch > self.catalogue_epoch:
+            self.catalogue_epoch = response.catalogue_epoch
         self.requests_answered += 1
         if self.requests_answered == self._grow_at:
             self._request_count_max = min(self._request_count_max * 2, self._count_max)

@@ -43,7 +43,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class TlsMaterial:
-    """The content of the files, in the form that gRPC takes."""
+    """The content of the files, in the form that gRPC takes, and in that of Python's own TLS."""
 
     files: Tls
     ca: bytes = field(repr=False)
@@ -53,6 +53,8 @@ class TlsMaterial:
     """When the certificate expires, in seconds since 1970."""
     server_context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
     """For a server that does not speak gRPC, with the same content of the files."""
+    client_context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+    """Likewise for a client; it accepts only servers that show `CLUSTER_NAME`."""
 
 
 def load(files: Tls, name: FieldNames, *, serves: bool) -> TlsMaterial:
@@ -85,7 +87,9 @@ def load(files: Tls, name: FieldNames, *, serves: bool) -> TlsMaterial:
     except ssl.SSLError as error:
         reason = error.reason or "the handshake fails"
         raise InvalidArgument(name("certificate"), f"{files.certificate}: {reason}") from None
-    return TlsMaterial(files, ca, certificate, key, expires, server)
+    client.verify_mode = ssl.CERT_REQUIRED
+    client.check_hostname = True
+    return TlsMaterial(files, ca, certificate, key, expires, server, client)
 
 
 def _read(path: str, field_name: str) -> bytes:

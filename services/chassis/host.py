@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -21,6 +22,25 @@ from services.chassis.store.files import Files
 from services.chassis.store.store_watch import StoreWatch
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
+
+
+class Watch(Protocol):
+    """Checks all the time whether a store still answers."""
+
+    trouble: str
+    """Why nothing can be written at the moment; empty while it can."""
+
+    async def run(self) -> None:
+        """Returns when the store is gone."""
+        ...
+
+
+class MakeWatch(Protocol):
+    """Makes a watch that reports here."""
+
+    def __call__(
+        self, *, stalled: Callable[[bool], None], gone: Callable[[str], None]
+    ) -> Watch: ...
 
 
 @dataclass
@@ -48,7 +68,7 @@ class Host(Generic[SettingsT]):
     """Whether the store hangs: then nothing is served that needs it."""
     health_changed: Callable[[], None] = lambda: None
     """Called when `stalled` has changed."""
-    _store_watch: StoreWatch | None = None
+    _store_watch: Watch | None = None
     _drains: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -74,14 +94,11 @@ class Host(Generic[SettingsT]):
     def watch_store(self, root: Path) -> None:
         """Reports that this process does not serve while the store hangs, and ends the process when
         the store is gone."""
-        watch = self._store_watch = StoreWatch(
-            self.files,
-            root,
-            self.world.clock,
-            self.log,
-            stalled=self._store_stalled,
-            gone=self._store_gone,
-        )
+        self.watch(partial(StoreWatch, self.files, root, self.world.clock, self.log))
+
+    def watch(self, made: MakeWatch) -> None:
+        """The same with a watch of a store of any kind."""
+        watch = self._store_watch = made(stalled=self._store_stalled, gone=self._store_gone)
         self.background("watch the store", watch.run())
 
     def store_trouble(self) -> str:
@@ -106,6 +123,8 @@ class Host(Generic[SettingsT]):
         """Cancels the background tasks, and waits until they have ended."""
         await self._tasks.cancel()
 
+
+AnyHost = Host[Any]
 
 Build = Callable[[Host[SettingsT]], AbstractAsyncContextManager[list[Exposed]]]
 """Builds the service; leaving the context closes it, after the last call has been answered."""

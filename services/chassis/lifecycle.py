@@ -36,6 +36,7 @@ from percolator.errors import (
     PercolatorError,
     WrongCluster,
 )
+from percolator.event_loop import new_event_loop
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
@@ -75,7 +76,8 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
     logs.configure(settings.service, settings.log_format, settings.log_level)
     process = _Process(settings, kind, build)
     try:
-        return asyncio.run(process.run())
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            return runner.run(process.run())
     except Exception:  # the process ends here: nothing else could handle it
         process.log.exception("failed")
         return EXIT_FAILED
@@ -172,7 +174,7 @@ class _Process(Generic[SettingsT]):
             host.background("follow the tokens", tokens.follow(world.clock))
         exposed = await stack.enter_async_context(self._build(host))
         collect_seldom()
-        server.expose(exposed, host.relay)
+        server.expose(exposed, host.server_id, host.relay)
         if settings.masters:
             registration = Registration(world, membership, announced, self._belonging(host, server))
             await registration.until_accepted()
@@ -180,11 +182,12 @@ class _Process(Generic[SettingsT]):
             self._registration = registration
         host.health_changed = partial(self._tell_health, host, server)
         host.health_changed()
-        self._ready_file.write(announced)
+        self._ready_file.write(announced, server.frames_address)
         self.log.info(
             "ready",
             address=announced.address,
             listen=str(bound),
+            frames=str(server.frames_address or ""),
             metrics=announced.metrics_address,
             server_id=host.server_id,
             cluster_id=host.cluster_id,

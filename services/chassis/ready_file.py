@@ -7,23 +7,25 @@ import os
 from pathlib import Path
 
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.wire.addresses import HostPort
 
 
 class ReadyFile:
     """Exists exactly while the process is ready; a file that was left over is removed at start.
 
-    JSON: {"address", "metrics_address", "server_id", "pid"}.
+    JSON: {"address", "frames_address", "metrics_address", "server_id", "pid"}.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
 
-    def write(self, server: cluster.Server) -> None:
+    def write(self, server: cluster.Server, frames_address: HostPort | None) -> None:
         """Writes the file, which appears at once with its whole content."""
         if self._path is None:
             return
         content = {
             "address": server.address,
+            "frames_address": str(frames_address or ""),
             "metrics_address": server.metrics_address,
             "server_id": server.server_id,
             "pid": os.getpid(),

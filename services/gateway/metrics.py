@@ -41,13 +41,15 @@ class GatewayMetrics(Collector):
             commits.looked_up,
         )
         finished = CounterMetricFamily(
-            _PREFIX + "forwarded", "Relayed calls, by status code.", labels=["method", "code"]
+            _PREFIX + "forwarded", "Forwarded calls, by status code.", labels=["method", "code"]
         )
         for (method, code), count in tuple(relayed.finished.items()):
             finished.add_metric([method, code], count)
         yield finished
         yield _gauge(
-            "forwarded_in_flight", "Relayed calls in progress, streams included.", relayed.in_flight
+            "forwarded_in_flight",
+            "Forwarded calls in progress, streams included.",
+            relayed.in_flight,
         )
         yield _counter(
             "forwarded_request_bytes", "Bytes relayed to servers.", relayed.request_bytes

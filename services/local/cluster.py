@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from percolator.bigtable.place import parse_place
+from percolator.errors import InvalidArgument
 from services.local import directory
 from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
@@ -32,6 +34,7 @@ class LocalCluster:
         self,
         data: Path,
         *,
+        store: str = "",
         tablet_servers: int = 3,
         port: int = 0,
         masters: int = 1,
@@ -46,7 +49,10 @@ class LocalCluster:
         progress: Callable[[str], None] = lambda _: None,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """All masters and oracles but one are standbys. With `links`, the links between
+        """The cluster keeps everything in `data` or, with an address such as
+        bigtable://project/instance, there: then it has no tablet servers, and only logs in `data`.
+
+        All masters and oracles but one are standbys. With `links`, the links between
         processes can be cut, and the processes are spread over `hosts` hosts, each with an address
         of its own.
 
@@ -59,6 +65,12 @@ class LocalCluster:
             raise LocalClusterError(f"start_seconds: expected more than 0, got {start_seconds}")
         if tablet_servers < 0:
             raise LocalClusterError(f"tablet servers: expected 0 or more, got {tablet_servers}")
+        if store:
+            _require_row_store(store)
+        if store and tablet_servers:
+            raise LocalClusterError(
+                f"--tablet-servers: expected 0, since {store} has the cells; got {tablet_servers}"
+            )
         if links and port:
             raise LocalClusterError("a master behind a link has the port of its link")
         if gateways < 0:
@@ -66,6 +78,7 @@ class LocalCluster:
         if workers < 0 or bool(workers) != bool(observers):
             raise LocalClusterError("workers and observers: expected both of them, or neither")
         self.data = data.absolute()
+        self._store = store or str(self.data / "store")
         self._port = port
         self._tablet_servers = tablet_servers
         self._masters = masters
@@ -185,8 +198,8 @@ class LocalCluster:
         if self._port:
             _require_free(self._port)
         if self._port and self._gateways:
-            _require_free(self._port + _GATEWAY_PORT_STEP)
-        store = str(self.data / "store")
+            _require_free(self._port, _GATEWAY_PORT_STEP)
+        store = self._store
         masters = [
             self._add(name, "services.master", ["--store", store])
             for name in _numbered("master", self._masters)
@@ -235,6 +248,8 @@ class LocalCluster:
         if link is not None:
             self.links[name] = link
             arguments = [*arguments, "--advertise", link.address]
+            if module in _FRAMED:
+                arguments += ["--frames-listen", link.frames_behind]
         module, *more = self._program(name, module)
         arguments = [*arguments, *self._security, *more]
         process = ServiceProcess(
@@ -281,6 +296,18 @@ class LocalCluster:
         directory.write_state(self.data, state)
 
 
+def _require_row_store(store: str) -> None:
+    """A directory would be one without tablet servers, where nothing ever works."""
+    try:
+        parse_place(store, field="--store")
+    except InvalidArgument as error:
+        raise LocalClusterError(error.message) from None
+
+
+_FRAMED = ("services.oracle", "services.tabletserver")
+"""The services that also take calls in frames."""
+
+
 def _security(directory: Path) -> list[str]:
     """The flags of a server for the certificate and tokens in a directory."""
     names = {"tls-ca": "ca.pem", "tls-certificate": "certificate.pem", "tls-key": "key.pem"}
@@ -293,8 +320,10 @@ def _numbered(kind: str, count: int) -> list[str]:
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))][:count]
 
 
-def _require_free(port: int) -> None:
+def _require_free(first: int, step: int = 0) -> None:
     """Looked at before anything starts, because a service can only say that it may not listen."""
+    port = first + step
+    whose = f", the gateway's ({first} + {step})," if step else ""
     with socket.socket() as bound:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -303,6 +332,6 @@ def _require_free(port: int) -> None:
             if error.errno != errno.EADDRINUSE:
                 raise LocalClusterError(f"--port: {port}: {error.strerror}") from None
             raise LocalClusterError(
-                f"--port: {port} is in use by another program: stop that, or pass another port; "
-                "--port 0 takes free ones"
+                f"--port: {port}{whose} is in use by another program: stop that, or pass "
+                "another port; --port 0 takes free ones"
             ) from None

@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from percolator.cli.connection import confirm
 from services.local import directory, launching, welcome
 from services.local.cluster import START_SECONDS
 from services.local.control import ask
@@ -37,6 +38,23 @@ NameArgument = Annotated[
     str, typer.Argument(help="A process, such as tabletserver-2: `ps` lists all.")
 ]
 
+StoreOption = Annotated[
+    str,
+    typer.Option(
+        help="A row store for everything that lasts, in place of tablet servers: "
+        "bigtable://PROJECT/INSTANCE. BIGTABLE_EMULATOR_HOST may name an emulator.",
+        show_default=False,
+    ),
+]
+TabletServersOption = Annotated[
+    int | None,
+    typer.Option(
+        help="How many tablet servers.  [default: 3, and 0 with --store]",
+        min=0,
+        show_default=False,
+    ),
+]
+
 
 @app.callback(invoke_without_command=True)
 def up(
@@ -50,7 +68,8 @@ def up(
     temporary: Annotated[
         bool, typer.Option("--temporary", help="Use a new directory, deleted at the end.")
     ] = False,
-    tablet_servers: Annotated[int, typer.Option(help="How many tablet servers.", min=0)] = 3,
+    store: StoreOption = "",
+    tablet_servers: TabletServersOption = None,
     gateways: Annotated[int, typer.Option(help="How many gateways.", min=0)] = 1,
     workers: Annotated[
         int | None,
@@ -87,7 +106,8 @@ def up(
             "not together with --data or --detach"
         )
     plan = Plan(
-        tablet_servers=tablet_servers,
+        store=store,
+        tablet_servers=tablet_servers if tablet_servers is not None else 0 if store else 3,
         gateways=gateways,
         workers=len((observers or [])[:1]) if workers is None else workers,
         observers=observers or (),
@@ -157,7 +177,7 @@ def destroy(
     """Delete a stopped cluster with all its data."""
     directory.require_stopped(data)
     if not yes:
-        typer.confirm(f"Delete everything below {data}?", abort=True)
+        confirm(f"Delete everything below {data}?")
     directory.delete(data)
 
 

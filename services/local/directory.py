@@ -26,6 +26,10 @@ State = dict[str, Any]
 
 DEFAULT_DATA = Path(".percolator")
 
+_GITIGNORE = ".gitignore"
+_NOTHING = "*\n"
+"""Its content: nothing here belongs to the project."""
+
 _LOCK_ATTEMPTS = 20
 _LOCK_RETRY_SECONDS = 0.02
 """A check whether a cluster is running holds its lock for a moment."""
@@ -154,6 +158,10 @@ def delete(data: Path) -> None:
             shutil.rmtree(data / part)
         except OSError as error:
             raise LocalClusterError(f"--data: cannot delete {data / part}: {error}") from None
+    mark = data / _GITIGNORE
+    if list(data.iterdir()) == [mark] and mark.read_text() == _NOTHING:
+        mark.unlink()  # the directory is this cluster's, too
+        data.rmdir()
 
 
 def already_running(data: Path) -> str:
@@ -175,8 +183,8 @@ def make_data_directory(data: Path) -> None:
     """Makes the data directory itself."""
     if not data.exists():
         make_directory(data)
-        # A cluster in the folder of a project is not a part of that project.
-        (data / ".gitignore").write_text("*\n")
+        # A cluster in the folder of a project is not a part of it.
+        (data / _GITIGNORE).write_text(_NOTHING)
 
 
 def make_directory(path: Path) -> None:

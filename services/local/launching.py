@@ -25,6 +25,8 @@ _ERROR = "error: "
 class Plan:
     """Which processes a cluster has."""
 
+    store: str
+    """Where the cluster keeps everything; empty: in the data directory."""
     tablet_servers: int
     gateways: int
     workers: int
@@ -32,9 +34,18 @@ class Plan:
     port: int
     certificates: Path | None
 
+    def __post_init__(self) -> None:
+        for reference in self.observers:
+            module, _, name = reference.partition(":")
+            if not module or not name:
+                raise LocalClusterError(
+                    f"--observers: expected module:name, such as shop:observers, got {reference!r}"
+                )
+
     def options(self) -> list[str]:
         """The same, as options of the command."""
         options = ["--tablet-servers", str(self.tablet_servers), "--gateways", str(self.gateways)]
+        options += ["--store", self.store] if self.store else []
         options += ["--workers", str(self.workers), "--port", str(self.port)]
         options += [f"--observers={reference}" for reference in self.observers]
         if self.certificates is not None:
@@ -52,6 +63,7 @@ def run(
     the processes that still ran."""
     cluster = LocalCluster(
         data,
+        store=plan.store,
         tablet_servers=plan.tablet_servers,
         gateways=plan.gateways,
         workers=plan.workers,

@@ -55,7 +55,8 @@ class Disturbance:
 
 
 class Link:
-    """Accepts on a free port, and forwards to the same port of another address of this machine."""
+    """Accepts on two free ports, for gRPC and for frames, and forwards each to the same port of
+    another address of this machine."""
 
     def __init__(self, host: int = 0) -> None:
         """`host` numbers the machines that the addresses of links pretend to be on."""
@@ -67,8 +68,12 @@ class Link:
         self._connections = Tasks()
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._thread.start()
-        self._server = self._call(asyncio.start_server(self._accept, self._host, 0))
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._servers = [
+            self._call(asyncio.start_server(self._accept, self._host, 0)) for _ in range(2)
+        ]
+        self.port, self._frames_port = (
+            int(server.sockets[0].getsockname()[1]) for server in self._servers
+        )
 
     @property
     def address(self) -> str:
@@ -79,6 +84,11 @@ class Link:
     def behind(self) -> str:
         """Where the server listens."""
         return f"{self._behind}:{self.port}"
+
+    @property
+    def frames_behind(self) -> str:
+        """Where the server listens for frames."""
+        return f"{self._behind}:{self._frames_port}"
 
     def cut(
         self, *, answers_only: bool = False, whose: Callable[[int], bool] = lambda port: True
@@ -128,7 +138,8 @@ class Link:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _end(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         await self._connections.cancel()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -146,8 +157,9 @@ class Link:
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         port: int = writer.get_extra_info("peername")[1]
+        dialled: int = writer.get_extra_info("sockname")[1]
         await _passed(self._requests, port)
-        server_reader, server_writer = await asyncio.open_connection(self._behind, self.port)
+        server_reader, server_writer = await asyncio.open_connection(self._behind, dialled)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_pass(reader, server_writer, self._requests, port))

@@ -37,6 +37,8 @@ class Ready:
     """What a service announces when it serves."""
 
     address: str
+    frames_address: str
+    """Empty if it takes no frames."""
     metrics_address: str
     server_id: str
     pid: int
@@ -198,6 +200,8 @@ class ServiceProcess:
             return None
         return Ready(
             address=announced["address"],
+            # A process of a former release does not announce it.
+            frames_address=announced.get("frames_address", ""),
             metrics_address=announced["metrics_address"],
             server_id=announced["server_id"],
             pid=announced["pid"],

@@ -11,17 +11,15 @@ from services.chassis.host import Host
 from services.chassis.lifecycle import run
 from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.loading import load
-from services.chassis.store.file_systems import refuse_network
+from services.chassis.stores.opening import opened
 from services.master.service import master_service
 from services.master.settings import MasterSettings
 
 
 @asynccontextmanager
 async def build(host: Host[MasterSettings]) -> AsyncIterator[list[Exposed]]:
-    """A master on the store root that its settings name."""
-    root = host.settings.store_root
-    await refuse_network(host.files, root, host.settings, host.log)
-    async with master_service(host, root) as exposed:
+    """A master on the store that its settings name."""
+    async with opened(host) as store, master_service(host, store) as exposed:
         yield exposed
 
 

@@ -51,13 +51,16 @@ class ClusterHandler:
         own: wire.Server,
         registry: Registry,
         members: Members,
+        rows: wire.RowStorePlace | None = None,
     ) -> None:
+        """`rows` has the cells, unless tablet servers have them."""
         self._clock = clock
         self._identity = identity
         self._own = own
         self._started = clock.monotonic_seconds()
         self._registry = registry
         self._members = members
+        self._rows = rows
 
     async def describe(self, request: wire.DescribeRequest) -> wire.DescribeResponse:
         own = wire.Server()
@@ -76,6 +79,7 @@ class ClusterHandler:
             wall_milliseconds=self._clock.wall_milliseconds(),
             timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
             gone=self._registry.missed(),
+            row_store=self._rows,
         )
 
     async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:

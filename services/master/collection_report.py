@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from percolator.v1 import master_pb2 as wire
-from percolator.v1 import tabletserver_pb2
 from percolator.wire.status import to_detail
-from services.master.leader import Leader
-from services.master.map.cluster_map import Table
+from services.master.history.collection import Collection
+from services.master.map.catalogue import Table
 
 
-def describe(leader: Leader, now: float) -> wire.DescribeCollectionResponse:
+def describe(
+    collection: Collection, tables: Iterable[Table], now: float
+) -> wire.DescribeCollectionResponse:
     """Describes history. `now` is monotonic time. `NotReady` until the safe points are known."""
-    collection = leader.collection
-    tables = sorted(leader.store.current.tables.values(), key=lambda table: table.name)
+    by_name = sorted(tables, key=lambda table: table.name)
     answer = wire.DescribeCollectionResponse(
-        tables=[_history(leader, table) for table in tables if not table.deleting],
+        tables=[_history(collection, table) for table in by_name if table.is_used],
         transactions_safe_point=collection.safe_points.transactions,
     )
     if collection.held:
@@ -29,21 +31,16 @@ def describe(leader: Leader, now: float) -> wire.DescribeCollectionResponse:
     return answer
 
 
-def _history(leader: Leader, table: Table) -> wire.TableHistory:
-    collection = leader.collection
+def _history(collection: Collection, table: Table) -> wire.TableHistory:
     default = round(collection.times.retention_seconds * 1000)
-    nothing = tabletserver_pb2.RaisedSafePoint()
-    said = [
-        collection.tablets.get(tablet.tablet_id, nothing)
-        for tablet in leader.store.current.of_tables[table.table_id]
-    ]
+    collected = collection.collected(table.table_id)
     return wire.TableHistory(
         table=table.name,
         table_id=table.table_id,
         retention_milliseconds=table.retention_milliseconds or default,
         safe_point=collection.safe_points.reads.get(table.table_id, 0),
-        collected_below=min(one.collected_below for one in said),
-        history_bytes=sum(one.history_bytes for one in said),
-        cells_collected=sum(one.cells_collected for one in said),
-        bytes_collected=sum(one.bytes_collected for one in said),
+        collected_below=collected.below,
+        history_bytes=collected.history_bytes,
+        cells_collected=collected.cells,
+        bytes_collected=collected.bytes,
     )

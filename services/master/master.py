@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -19,69 +18,80 @@ from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
 from services.chassis.coordinator.candidacy import Candidacy
 from services.chassis.coordinator.interface import Coordinator, Leadership, Session
-from services.chassis.store.files import Files
 from services.master.kind_check import KindCheck
-from services.master.leader import SERVERS_KEY, Leader, MasterTimes
-from services.master.map import map_record
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import KEY, MapStore
+from services.master.map.catalogue import Catalogue
+from services.master.map.map_store import KEY, MapT
 from services.master.registry import Registry, check
+from services.master.term import SERVERS_KEY, Term
 
 ROLE = "master"
 SESSION_PREFIX = "master-"
 _MASTERS_SECONDS = 0.5
 
+MapT_co = TypeVar("MapT_co", bound=Catalogue, covariant=True)
+TermT = TypeVar("TermT", bound=Term[Any])
+TermT_co = TypeVar("TermT_co", bound=Term[Any], covariant=True)
+
 _log = structlog.get_logger("percolator.master")
 
 
-@dataclass(frozen=True)
-class Site:
-    """Where a master runs, and with what."""
+class Terms(Protocol[MapT_co, TermT_co]):
+    """What a master does while it leads, and how it reads what another leader recorded."""
 
-    world: World
-    files: Files
-    root: Path
-    own: Server
-    times: MasterTimes = field(default_factory=MasterTimes)
-    tablets_max: int = 100_000
+    async def begin(self, leadership: Leadership) -> TermT_co:
+        """A term of this leadership, with the map that the previous leader left."""
+        ...
+
+    def decoded(self, stored: bytes | None) -> MapT_co:
+        """The map of a value of the coordinator."""
+        ...
 
 
-class Master:
+class Master(Generic[MapT, TermT]):
     """`run` has to run beside it."""
 
-    def __init__(self, site: Site, coordinator: Coordinator, registry: Registry) -> None:
-        self._site = site
+    def __init__(
+        self,
+        world: World,
+        own: Server,
+        coordinator: Coordinator,
+        registry: Registry,
+        terms: Terms[MapT, TermT],
+    ) -> None:
+        self._world = world
+        self._own = own
         self._coordinator = coordinator
+        self._terms = terms
         self.registry = registry
-        self.candidacy: Candidacy[Leader] = Candidacy(
-            coordinator, site.world.clock, role=ROLE, address=site.own.address
+        self.candidacy: Candidacy[TermT] = Candidacy(
+            coordinator, world.clock, role=ROLE, address=own.address
         )
-        self._kinds = KindCheck(site.world.network)
+        self._kinds = KindCheck(world.network)
         self.elections = 0
-        self.masters: list[Server] = [site.own]
+        self.masters: list[Server] = [own]
         """All living masters, including this one."""
 
     @property
-    def leader(self) -> Leader | None:
+    def leader(self) -> TermT | None:
         """None while this master does not lead."""
         return self.candidacy.term
 
     # ------------------------------------------------------------------------- answers
 
     @asynccontextmanager
-    async def leading(self) -> AsyncIterator[Leader]:
+    async def leading(self) -> AsyncIterator[TermT]:
         """Runs a call for the leader. It raises at the end unless this master still leads."""
         leader = await self._leader()
         yield leader
         await leader.leadership.check()
 
-    async def current(self) -> ClusterMap:
+    async def current(self) -> MapT:
         """The map: the leader's own or, on a standby, as the leader last recorded it."""
         leader = self.leader
         if leader is not None and await leader.leadership.stands():
-            return leader.store.current
-        stored = await self._coordinator.read(ROLE, KEY)
-        return ClusterMap() if stored is None else map_record.decode(stored)
+            current: MapT = leader.stored.current
+            return current
+        return self._terms.decoded(await self._coordinator.read(ROLE, KEY))
 
     @property
     def timestamp_lead_milliseconds(self) -> int | None:
@@ -113,7 +123,7 @@ class Master:
         self.registry.report(server, wall_milliseconds=wall_milliseconds)
         leader.registered(server)
 
-    async def _leader(self) -> Leader:
+    async def _leader(self) -> TermT:
         leader = self.candidacy.serving()
         await leader.leadership.check()
         return leader
@@ -130,13 +140,13 @@ class Master:
         try:
             while True:
                 await self._look()
-                await self._site.world.clock.sleep(_MASTERS_SECONDS)
+                await self._world.clock.sleep(_MASTERS_SECONDS)
         finally:
             await session.close()
 
     async def _listed(self) -> Session:
         """A full disk must not end a master that may lead as soon as there is space."""
-        own = self._site.own
+        own = self._own
         while True:
             try:
                 return await self._coordinator.open_session(
@@ -144,7 +154,7 @@ class Master:
                 )
             except (OSError, PercolatorError) as error:
                 _log.warning("this master is not listed", error=str(error))
-                await self._site.world.clock.sleep(_MASTERS_SECONDS)
+                await self._world.clock.sleep(_MASTERS_SECONDS)
 
     async def _look(self) -> None:
         try:
@@ -154,23 +164,14 @@ class Master:
             return
         masters = {one.address: one for one in map(Server.FromString, found.values())}
         # By address: a restarted master is listed twice until its former session is silent.
-        masters[self._site.own.address] = self._site.own
+        masters[self._own.address] = self._own
         self.masters = list(masters.values())
 
     async def _serve_a_term(self) -> None:
-        leader = await self.candidacy.begin(self._leader_of_a_term)
+        leader = await self.candidacy.begin(self._term)
         await leader.begin()
         await leader.until_over()
 
-    async def _leader_of_a_term(self, leadership: Leadership) -> Leader:
-        site = self._site
+    async def _term(self, leadership: Leadership) -> TermT:
         self.elections += 1
-        return Leader(
-            site.world,
-            site.files,
-            site.root,
-            await MapStore.load(leadership),
-            self.registry,
-            site.times,
-            tablets_max=site.tablets_max,
-        )
+        return await self._terms.begin(leadership)

@@ -2,85 +2,19 @@
 
 from __future__ import annotations
 
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.wire.status import to_detail
-from percolator.world import Clock
-from services.chassis.serving.rpc import remaining_seconds
 from services.master import collection_report
 from services.master.leader import Leader
 from services.master.map import locations
-from services.master.map.cluster_map import Tablet
-from services.master.map.map_record import location_message, table_message
-from services.master.master import Master
-
-WAIT_SECONDS_MAX = 60.0
-_ANSWER_SECONDS = 0.2
-"""What is reserved of the caller's deadline for the answer."""
+from services.master.map.cluster_map import ClusterMap, Tablet
+from services.master.map.map_record import location_message
+from services.master.table_handler import TableHandler
 
 
-class MasterHandler:
-    """Answers the calls of one master."""
-
-    def __init__(self, clock: Clock, master: Master) -> None:
-        self._clock = clock
-        self._master = master
-
-    # ------------------------------------------------------------------------- tables
-
-    async def create_table(self, request: wire.CreateTableRequest) -> wire.CreateTableResponse:
-        async with self._master.leading() as leader:
-            table, created = await leader.tables.create(request, self._deadline())
-            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
-        return wire.CreateTableResponse(table=table_message(table, tablets), created=created)
-
-    async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
-        async with self._master.leading() as leader:
-            deleted = await leader.tables.delete(request.name, missing_ok=request.missing_ok)
-        return wire.DeleteTableResponse(deleted=deleted is not None)
-
-    async def list_tables(self, request: wire.ListTablesRequest) -> wire.ListTablesResponse:
-        return locations.list_tables(await self._master.current())
-
-    async def describe_table(
-        self, request: wire.DescribeTableRequest
-    ) -> wire.DescribeTableResponse:
-        try:
-            return locations.describe_table(await self._master.current(), request)
-        except SchemaError:
-            # A standby may not have heard of it yet: only the leader may deny that it exists.
-            async with self._master.leading() as leader:
-                return locations.describe_table(leader.store.current, request)
-
-    async def change_observers(
-        self, request: wire.ChangeObserversRequest
-    ) -> wire.ChangeObserversResponse:
-        async with self._master.leading() as leader:
-            table = await leader.tables.change_observers(request, self._deadline())
-            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
-        return wire.ChangeObserversResponse(table=table_message(table, tablets))
-
-    async def set_change_feed(
-        self, request: wire.SetChangeFeedRequest
-    ) -> wire.SetChangeFeedResponse:
-        async with self._master.leading() as leader:
-            table = await leader.tables.set_change_feed(request, self._deadline())
-            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
-        return wire.SetChangeFeedResponse(table=table_message(table, tablets))
-
-    async def declare_codecs(
-        self, request: wire.DeclareCodecsRequest
-    ) -> wire.DeclareCodecsResponse:
-        async with self._master.leading() as leader:
-            table = await leader.tables.declare_codecs(request)
-            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
-        return wire.DeclareCodecsResponse(table=table_message(table, tablets))
-
-    async def change_codecs(self, request: wire.ChangeCodecsRequest) -> wire.ChangeCodecsResponse:
-        async with self._master.leading() as leader:
-            table = await leader.tables.change_codecs(request, self._deadline())
-            tablets = len(leader.store.current.of_tables.get(table.table_id, ()))
-        return wire.ChangeCodecsResponse(table=table_message(table, tablets))
+class MasterHandler(TableHandler[ClusterMap, Leader]):
+    """Answers the calls of one master over tablets."""
 
     # ------------------------------------------------------------------------- tablets
 
@@ -121,7 +55,19 @@ class MasterHandler:
         self, request: wire.DescribeCollectionRequest
     ) -> wire.DescribeCollectionResponse:
         async with self._master.leading() as leader:
-            return collection_report.describe(leader, self._clock.monotonic_seconds())
+            tables = leader.store.current.tables.values()
+            return collection_report.describe(leader.collection, tables, leader.now())
+
+    # ------------------------------------------------------------------------- row stores
+
+    async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
+        raise _only_rows()
+
+    async def publish_loads(self, request: wire.PublishLoadsRequest) -> wire.PublishLoadsResponse:
+        raise _only_rows()
+
+    async def abandon_load(self, request: wire.AbandonLoadRequest) -> wire.AbandonLoadResponse:
+        raise _only_rows()
 
     # ------------------------------------------------------------------------- servers
 
@@ -134,11 +80,11 @@ class MasterHandler:
             await leader.changes.drain(request.server, undo=request.undo, deadline=self._deadline())
         return wire.DrainServerResponse()
 
-    def _deadline(self) -> float:
-        """When to stop waiting: early enough to tell the caller that the work continues."""
-        remaining = remaining_seconds()
-        seconds = WAIT_SECONDS_MAX if remaining is None else min(remaining, WAIT_SECONDS_MAX)
-        return self._clock.monotonic_seconds() + max(seconds - _ANSWER_SECONDS, 0.0)
+
+def _only_rows() -> InvalidArgument:
+    return InvalidArgument(
+        "load", "the cells of this cluster are in tablets, which are loaded in place"
+    )
 
 
 def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:

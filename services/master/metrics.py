@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Generic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -13,16 +14,21 @@ from percolator.timestamps import seconds_between
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.cluster_clock import majority
 from services.master.leader import Leader
-from services.master.master import Master
+from services.master.map.catalogue import Catalogue
+from services.master.map.cluster_map import ClusterMap
+from services.master.map.map_store import MapT
+from services.master.master import Master, TermT
+from services.master.oracle_time import OracleTime
 from services.master.registry import Registry
+from services.master.rows.row_term import RowTerm
 
 _KIND_PREFIX = "SERVICE_KIND_"
 
 
-class MasterMetrics(Collector):
-    """Collects `percolator_master_*`."""
+class MasterMetrics(Collector, Generic[MapT, TermT]):
+    """Collects `percolator_master_*`, as far as it is alike for all masters."""
 
-    def __init__(self, own_address: str, registry: Registry, master: Master) -> None:
+    def __init__(self, own_address: str, registry: Registry, master: Master[MapT, TermT]) -> None:
         self._own_address = own_address
         self._registry = registry
         self._master = master
@@ -44,25 +50,46 @@ class MasterMetrics(Collector):
         )
         if leader is None:
             return
-        current = leader.store.current
-        served = sum(map(leader.assignment.is_served, current.tablets.values()))
-        yield GaugeMetricFamily("percolator_master_tables", "Tables.", len(current.tables))
-        yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(current.tablets))
+        tables = leader.stored.current.tables
+        yield GaugeMetricFamily("percolator_master_tables", "Tables.", len(tables))
+        yield CounterMetricFamily(
+            "percolator_master_map_changes",
+            "Durable changes of the map.",
+            leader.stored.changes,
+        )
+        yield from _clock_metrics(self._own_address, self._registry, leader.oracle_time)
+        yield from self._work_metrics(leader)
+
+    def _work_metrics(self, leader: TermT) -> Iterator[Metric]:
+        """What only masters of one kind do."""
+        return iter(())
+
+
+class TabletMasterMetrics(MasterMetrics[ClusterMap, Leader]):
+    """The same for a master over tablets."""
+
+    def _work_metrics(self, leader: Leader) -> Iterator[Metric]:
+        tablets = leader.store.current.tablets
+        served = sum(map(leader.assignment.is_served, tablets.values()))
+        yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(tablets))
         yield GaugeMetricFamily(
             "percolator_master_tablets_served",
             "Tablets that their servers report as served.",
             served,
         )
-        yield CounterMetricFamily(
-            "percolator_master_map_changes",
-            "Durable changes of the map.",
-            leader.store.changes,
-        )
-        yield from _clock_metrics(self._own_address, self._registry, leader)
         yield from _collection_metrics(leader)
 
 
-def _clock_metrics(own_address: str, registry: Registry, leader: Leader) -> Iterator[Metric]:
+class RowMasterMetrics(MasterMetrics[Catalogue, RowTerm]):
+    """The same for a master over a row store."""
+
+    def _work_metrics(self, leader: RowTerm) -> Iterator[Metric]:
+        yield from _collection_metrics(leader)
+
+
+def _clock_metrics(
+    own_address: str, registry: Registry, oracle_time: OracleTime
+) -> Iterator[Metric]:
     """All compared with what most clocks say: this master's own may be the one that is wrong."""
     leads = {own_address: 0}
     for server in registry.servers():
@@ -77,7 +104,7 @@ def _clock_metrics(own_address: str, registry: Registry, leader: Leader) -> Iter
     for address, lead in sorted(leads.items()):
         clocks.add_metric([address], (lead - agreed) / 1000)
     yield clocks
-    timestamps = leader.oracle_time.lead_milliseconds
+    timestamps = oracle_time.lead_milliseconds
     if timestamps is not None:
         yield GaugeMetricFamily(
             "percolator_master_timestamp_lead_seconds",
@@ -86,7 +113,7 @@ def _clock_metrics(own_address: str, registry: Registry, leader: Leader) -> Iter
         )
 
 
-def _collection_metrics(leader: Leader) -> Iterator[Metric]:
+def _collection_metrics(leader: Leader | RowTerm) -> Iterator[Metric]:
     collection, now = leader.collection, leader.now()
     yield CounterMetricFamily(
         "percolator_master_collection_rounds", "Completed rounds of collection.", collection.rounds
@@ -116,7 +143,7 @@ def _collection_metrics(leader: Leader) -> Iterator[Metric]:
         "How much history could be read when the last round of collection began.",
         labels=["table"],
     )
-    for table in leader.store.current.tables.values():
+    for table in leader.stored.current.tables.values():
         safe_point = collection.known_safe_point(table.table_id)
         if safe_point:
             ages.add_metric([table.name], seconds_between(safe_point, collection.now))

@@ -11,12 +11,16 @@ import structlog
 from percolator.errors import NotReady, PercolatorError
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.v1.oracle_pb2 import AdvanceEpochRequest
+from percolator.wire.methods import ADVANCE_EPOCH
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
 from services.master.registry import Registry
 
 _ASK_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
+_AGAIN_SECONDS = 0.2
+_SECONDS_MIN = 0.001
 
 _log = structlog.get_logger("percolator.master")
 
@@ -56,6 +60,31 @@ class OracleTime:
         if self._source is None:
             self._source = TimestampSource(self._world, self._addresses)
         return self._source
+
+    async def raise_epoch(self, deadline: float) -> None:
+        """Returns when the catalogue's epoch is higher than any that a client can have seen before
+        this call. Raises `NotReady` if no oracle says so in time.
+
+        The epoch is asked for only now. So whoever has seen a higher one, be it because of another
+        call, has seen it after what this call's caller has made durable.
+        """
+        clock, problem = self._world.clock, "none has answered"
+        source = self.source()
+        await source.get(timeout_seconds=max(deadline - clock.monotonic_seconds(), _SECONDS_MIN))
+        request = AdvanceEpochRequest(catalogue_epoch=source.catalogue_epoch + 1)
+        while clock.monotonic_seconds() < deadline:
+            for address in list(self._addresses):
+                advance = self._world.network.unary(address, ADVANCE_EPOCH)
+                left = max(deadline - clock.monotonic_seconds(), _SECONDS_MIN)
+                try:
+                    await advance(request, min(left, _ANSWER_SECONDS))
+                except PercolatorError as error:  # a standby, or one that is gone
+                    problem = str(error)
+                else:
+                    return
+            await clock.sleep(_AGAIN_SECONDS)
+            self.source()  # others may have been reported meanwhile
+        raise NotReady(f"the oracle was not told of the change: {problem}")
 
     async def run(self) -> None:
         """Runs until cancelled."""

@@ -1,46 +1,60 @@
-"""A master on a given store root, without its process, so that a simulation can run it."""
+"""A master on a given store, without its process, so that a simulation can run it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Any, NamedTuple
 
 from percolator.v1 import cluster_pb2, master_pb2
-from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
+from services.chassis.coordinator.interface import Coordinator
+from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.host import Host
 from services.chassis.lived_time import LivedTime
 from services.chassis.serving.rpc import Exposed
-from services.chassis.store.cluster_identity import establish_identity
+from services.chassis.stores.cluster_store import ClusterStore
+from services.chassis.stores.directory_store import DirectoryStore
+from services.chassis.stores.row_cluster_store import RowClusterStore
 from services.master.cluster_handler import ClusterHandler
-from services.master.master import Master, Site
+from services.master.leader import TabletTerms
+from services.master.master import Master
 from services.master.master_handler import MasterHandler
-from services.master.metrics import MasterMetrics
+from services.master.metrics import MasterMetrics, RowMasterMetrics, TabletMasterMetrics
 from services.master.registry import Registry
+from services.master.rows.row_handler import RowMasterHandler
+from services.master.rows.row_term import RowTerms
 from services.master.settings import MasterSettings
 
 _ELECTION_SECONDS = 1.0
 
 
+class _Kind(NamedTuple):
+    """A master over tablets, or over a row store."""
+
+    master: Master[Any, Any]
+    handler: object
+    metrics: MasterMetrics[Any, Any]
+
+
 @asynccontextmanager
-async def master_service(host: Host[MasterSettings], root: Path) -> AsyncIterator[list[Exposed]]:
-    """A master of the cluster that its store root belongs to: the leader or a standby."""
+async def master_service(
+    host: Host[MasterSettings], store: ClusterStore
+) -> AsyncIterator[list[Exposed]]:
+    """A master of the cluster that its store belongs to: the leader or a standby."""
     settings, world = host.settings, host.world
-    identity = await establish_identity(host.files, root, world.random)
-    host.log.info("serving a cluster", cluster_id=identity.cluster_id, store=settings.store)
-    host.watch_store(root)
+    identity = await store.establish_identity()
+    host.log.info("serving a cluster", cluster_id=identity.cluster_id, store=store.name)
+    store.watch(host)
     registry = Registry(
         world.clock,
         LivedTime(world.clock),
         silence_milliseconds=round(settings.server_silence_seconds * 1000),
         servers_max=settings.servers_max,
     )
-    grace = CoordinatorTimes(grace_seconds=settings.leader_silence_seconds)
-    coordinator = DirectoryCoordinator(host.files, world.clock, root, grace)
-    site = Site(world, host.files, root, host.announced, settings.times(), settings.tablets_max)
-    master = Master(site, coordinator, registry)
-    cluster = ClusterHandler(world.clock, identity, host.announced, registry, master)
-    host.metrics_registry.register(MasterMetrics(host.announced.address, registry, master))
+    coordinator = store.coordinator(CoordinatorTimes(grace_seconds=settings.leader_silence_seconds))
+    master, handler, metrics = _made(host, store, coordinator, registry)
+    cluster = ClusterHandler(world.clock, identity, host.announced, registry, master, store.rows())
+    host.metrics_registry.register(metrics)
     tasks = [
         host.background("watch", cluster.watch_forever()),
         host.background("list this master", master.keep_listed()),
@@ -50,12 +64,45 @@ async def master_service(host: Host[MasterSettings], root: Path) -> AsyncIterato
     try:
         yield [
             Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], cluster),
-            Exposed(
-                master_pb2.DESCRIPTOR.services_by_name["MasterService"],
-                MasterHandler(world.clock, master),
-            ),
+            Exposed(master_pb2.DESCRIPTOR.services_by_name["MasterService"], handler),
         ]
     finally:
         for task in tasks:
             task.cancel()
         await coordinator.close()
+
+
+def _made(
+    host: Host[MasterSettings], store: ClusterStore, coordinator: Coordinator, registry: Registry
+) -> _Kind:
+    """A master of the kind that the store asks for: this is where they part."""
+    settings, world, own = host.settings, host.world, host.announced
+    if isinstance(store, RowClusterStore):
+        over_rows = Master(
+            world,
+            own,
+            coordinator,
+            registry,
+            RowTerms(world, registry, store, settings.times().collection),
+        )
+        return _Kind(
+            over_rows,
+            RowMasterHandler(world.clock, over_rows, store.name),
+            RowMasterMetrics(own.address, registry, over_rows),
+        )
+    if not isinstance(store, DirectoryStore):
+        raise TypeError(f"no master is over {type(store).__name__}")
+    over_tablets = Master(
+        world,
+        own,
+        coordinator,
+        registry,
+        TabletTerms(
+            world, store.files, store.root, registry, settings.times(), settings.tablets_max
+        ),
+    )
+    return _Kind(
+        over_tablets,
+        MasterHandler(world.clock, over_tablets),
+        TabletMasterMetrics(own.address, registry, over_tablets),
+    )

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.chassis.coordinator.directory import GRACE_SECONDS_MIN
+from services.chassis.coordinator.times import GRACE_SECONDS_MIN
 from services.chassis.settings.loading import (
     DialAddress,
     ListenAddress,
@@ -27,7 +27,8 @@ class MasterSettings(StoreSettings):
     """host:port to serve on; port 0 is any free one."""
 
     store: Annotated[str, Field(min_length=1)]
-    """The store root: a directory that all servers of the cluster share."""
+    """The store root, a directory that all servers of the cluster share. Or a row store, which then
+    has all of the cluster, the cells of its tables too: bigtable://PROJECT/INSTANCE?profile=NAME."""
 
     server_silence_seconds: Annotated[float, Field(ge=2.0, le=3_600)] = 5.0
     """A server that has not reported for this long is no longer listed."""

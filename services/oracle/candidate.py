@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 
 from percolator.errors import NotReady, StoreUnusable, UsageError
 from percolator.world import Clock
@@ -30,7 +29,8 @@ class Site:
     """Where an oracle runs, and with what."""
 
     clock: Clock
-    store: Path
+    store: str
+    """As errors name it."""
     address: str
     """How others reach it."""
     cluster_id: str

@@ -1,10 +1,15 @@
-"""The oracle's one remote procedure. It knows nothing of sockets, so it can be simulated."""
+"""The oracle's remote procedures. They know nothing of sockets, so they can be simulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.oracle_pb2 import (
+    AdvanceEpochRequest,
+    AdvanceEpochResponse,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
 from services.oracle.oracle import Oracle
 
 
@@ -16,8 +21,12 @@ class OracleHandler:
         self._serving = serving
 
     async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
-        count = request.count
+        count, oracle = request.count, self._serving()
+        first = await oracle.get_timestamps(count)
         return GetTimestampsResponse(
-            first=await self._serving().get_timestamps(count),
-            count=count,
+            first=first, count=count, catalogue_epoch=oracle.catalogue_epoch
         )
+
+    async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        epoch = await self._serving().advance_epoch(request.catalogue_epoch)
+        return AdvanceEpochResponse(catalogue_epoch=epoch)

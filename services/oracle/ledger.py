@@ -10,6 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Self
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable, WrongCluster
@@ -29,6 +31,8 @@ class Ledger:
         self._leadership = leadership
         self._mark = mark
         self._has_served = has_served
+        self._writing = asyncio.Lock()
+        """Each write keeps what the one before has written."""
 
     @classmethod
     async def open(cls, leadership: Leadership, *, cluster_id: str) -> Self:
@@ -63,12 +67,26 @@ class Ledger:
             raise InvariantViolation(
                 f"the mark would go back from {self._mark.milliseconds} to {milliseconds} ms"
             )
-        mark = Mark(milliseconds, self._mark.cluster_id)
-        await self._leadership.put(MARK, mark.encode())
-        self._mark = mark
+        async with self._writing:
+            await self._put(replace(self._mark, milliseconds=milliseconds))
         if not self._has_served:
             await self._leadership.put(SERVED, b"")
             self._has_served = True
+
+    @property
+    def epoch(self) -> int:
+        """The catalogue's epoch, as far as it is durable."""
+        return self._mark.epoch
+
+    async def advance_epoch(self, epoch: int) -> None:
+        """Returns when an epoch at least as high is durable. Raises as `write`."""
+        async with self._writing:
+            if epoch > self._mark.epoch:
+                await self._put(replace(self._mark, epoch=epoch))
+
+    async def _put(self, mark: Mark) -> None:
+        await self._leadership.put(MARK, mark.encode())
+        self._mark = mark
 
 
 async def _read(leadership: Leadership, cluster_id: str) -> Mark | None:
@@ -83,4 +101,4 @@ async def _read(leadership: Leadership, cluster_id: str) -> Mark | None:
             expected=cluster_id,
             found=mark.cluster_id,
         )
-    return Mark(mark.milliseconds, mark.cluster_id or cluster_id)
+    return replace(mark, cluster_id=mark.cluster_id or cluster_id)

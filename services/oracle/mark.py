@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX
 
-FORMAT = 1
+FORMAT = 2
+"""A mark without an epoch is written in format 1, which every release reads."""
 
 _CLUSTER_ID = re.compile(r"[\x21-\x7e]{0,128}")
 _FIRST_LINE = re.compile(rb"percolator-oracle-mark ([0-9]{1,9})\n")
@@ -17,6 +18,13 @@ _FORMAT_1 = re.compile(
     rb"(percolator-oracle-mark 1\n"
     rb"cluster=([\x21-\x7e]{0,128})\n"
     rb"milliseconds=([0-9]{1,14})\n)"
+    rb"crc32=([0-9a-f]{8})\n"
+)
+_FORMAT_2 = re.compile(
+    rb"(percolator-oracle-mark 2\n"
+    rb"cluster=([\x21-\x7e]{0,128})\n"
+    rb"milliseconds=([0-9]{1,14})\n"
+    rb"epoch=([0-9]{1,19})\n)"
     rb"crc32=([0-9a-f]{8})\n"
 )
 
@@ -28,6 +36,8 @@ class Mark:
     milliseconds: int
     cluster_id: str
     """The cluster of the timestamps; empty for an oracle that served without a master."""
+    epoch: int = 0
+    """The catalogue's epoch; 0 if it was never raised."""
 
     def __post_init__(self) -> None:
         # An id that does not fit the format could be written, and then never be read again.
@@ -36,9 +46,9 @@ class Mark:
 
     def encode(self) -> bytes:
         body = (
-            f"percolator-oracle-mark {FORMAT}\n"
+            f"percolator-oracle-mark {FORMAT if self.epoch else 1}\n"
             f"cluster={self.cluster_id}\n"
-            f"milliseconds={self.milliseconds}\n"
+            f"milliseconds={self.milliseconds}\n" + (f"epoch={self.epoch}\n" if self.epoch else "")
         ).encode("ascii")
         return body + f"crc32={zlib.crc32(body):08x}\n".encode("ascii")
 
@@ -53,13 +63,14 @@ class Mark:
                 expected=f"format {FORMAT}",
                 found=f"format {int(first_line[1])}",
             )
-        whole = _FORMAT_1.fullmatch(data)
-        if whole is None or zlib.crc32(whole[1]) != int(whole[4], 16):
+        whole = _FORMAT_1.fullmatch(data) or _FORMAT_2.fullmatch(data)
+        if whole is None or zlib.crc32(whole[1]) != int(whole[whole.re.groups], 16):
             raise _damaged(where)
+        epoch = int(whole[4]) if whole.re is _FORMAT_2 else 0
         milliseconds = int(whole[3])
         if milliseconds > PHYSICAL_MILLISECONDS_MAX:
             raise _damaged(where)
-        return cls(milliseconds, whole[2].decode("ascii"))
+        return cls(milliseconds, whole[2].decode("ascii"), epoch)
 
 
 def _damaged(where: str) -> StoreUnusable:

@@ -58,6 +58,15 @@ class DurableMark(Protocol):
     @property
     def mark_milliseconds(self) -> int: ...
 
+    @property
+    def epoch(self) -> int:
+        """The catalogue's epoch: durable, too."""
+        ...
+
+    async def advance_epoch(self, epoch: int) -> None:
+        """Returns when an epoch at least as high is durable. Raises as `write`."""
+        ...
+
     async def write(self, milliseconds: int) -> None:
         """Returns when the mark is durable. `StoreUnusable` means that it may or may not be,
         `NotReady` that another oracle leads."""
@@ -158,6 +167,18 @@ class Oracle:
             raise
         self.counts.timestamps += count
         return first
+
+    @property
+    def catalogue_epoch(self) -> int:
+        """To be read after timestamps were taken: it may be higher than when they were."""
+        return self._mark.epoch
+
+    async def advance_epoch(self, epoch: int) -> int:
+        """From now on, whoever gets a timestamp gets an epoch at least as high. Returns it."""
+        await self._check_may_answer()
+        await self._mark.advance_epoch(epoch)
+        await self._check_may_answer()
+        return self._mark.epoch
 
     async def extend(self) -> None:
         """Makes a higher mark durable and opens the window up to it, or raises `StoreUnusable`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from percolator.v1 import oracle_pb2
-from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
+from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
+from services.chassis.stores.cluster_store import ClusterStore
 from services.oracle.candidate import Candidate, Site
 from services.oracle.handler import OracleHandler
 from services.oracle.metrics import OracleMetrics
@@ -24,22 +24,22 @@ _PATIENCE_SECONDS = 2.0
 
 @asynccontextmanager
 async def oracle_service(
-    host: Host[OracleSettings], store: Path, *, poll_seconds: float = CoordinatorTimes.poll_seconds
+    host: Host[OracleSettings],
+    store: ClusterStore,
+    *,
+    poll_seconds: float = CoordinatorTimes.poll_seconds,
 ) -> AsyncIterator[list[Exposed]]:
     """An oracle that leads or, as a standby, waits and looks every `poll_seconds`."""
     settings, clock = host.settings, host.world.clock
     silence = settings.leader_silence_seconds
-    coordinator = DirectoryCoordinator(
-        host.files,
-        clock,
-        store,
-        CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds),
+    coordinator = store.coordinator(
+        CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
     )
-    site = Site(clock, store, host.announced.address, host.cluster_id, settings.limits())
+    site = Site(clock, store.name, host.announced.address, host.cluster_id, settings.limits())
     probe = Probe(host.world, settings.masters, grace_seconds=silence)
     clocks = OtherClocks(host.world, settings.masters, site.address)
     candidate = Candidate(site, coordinator, probe if settings.standby else None, clocks)
-    host.watch_store(store)
+    store.watch(host)
     try:
         if not settings.standby:
             await candidate.lead_within(silence + _PATIENCE_SECONDS)

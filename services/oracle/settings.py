@@ -7,15 +7,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
-from services.chassis.coordinator.directory import GRACE_SECONDS_MIN
-from services.chassis.settings.loading import ListenAddress, StoreSettings
+from services.chassis.coordinator.times import GRACE_SECONDS_MIN
+from services.chassis.settings.loading import FramedSettings, ListenAddress
 from services.oracle.oracle import OracleLimits
 from services.oracle.physical_time import LEADING_SPEED
 
 _DEFAULTS = OracleLimits()
 
 
-class OracleSettings(StoreSettings):
+class OracleSettings(FramedSettings):
     """The settings of the oracle."""
 
     service: ClassVar[str] = "oracle"
@@ -24,7 +24,8 @@ class OracleSettings(StoreSettings):
     """host:port to serve on; port 0 is any free one."""
 
     store: Annotated[str, Field(min_length=1)]
-    """The store root: the mark is kept in its coordinator, which one oracle leads at a time."""
+    """The store root, or bigtable://PROJECT/INSTANCE?profile=NAME: the mark is kept there, and one
+    oracle at a time leads."""
 
     window_seconds: Annotated[float, Field(ge=0.5, lt=3.0)] = _DEFAULTS.window_seconds
     """How far ahead the mark is set. After a crash time jumps by at most this, so it has to be

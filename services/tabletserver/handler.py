@@ -22,6 +22,7 @@ from percolator.errors import (
     PercolatorError,
     StoreUnusable,
 )
+from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.tablet import TabletIdentity
 from percolator.tablet.writing.commit_work import not_executed
 from percolator.v1 import tabletserver_pb2 as wire
@@ -279,7 +280,7 @@ class TabletServerHandler:
             end=request.range.end,
         )
         ancestry = Ancestry(request.must_exist, request.origin_tablet_id, request.origin_epoch)
-        schema = Schema(request.schema_version, request.change_feed)
+        schema = Schema(request.schema_version, request.change_feed, ttls_of(request.ttls))
         served = await self._tablets.open(identity, schema, ancestry)
         return wire.OpenTabletResponse(tablet=served.describe())
 

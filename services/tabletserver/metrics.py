@@ -38,7 +38,7 @@ _PER_TABLET: list[
     (
         CounterMetricFamily,
         "mutations_refused",
-        "Mutations of which a condition failed.",
+        "Mutations refused because a condition failed.",
         lambda s: s.mutations_refused,
     ),
     (CounterMetricFamily, "reads", "Rows read.", lambda s: s.reads),
@@ -78,8 +78,8 @@ class TabletServerMetrics(Collector):
             "timestamps_refused", "Timestamps that the oracle had not handed out.", guard.refused
         )
         events = self._tablets.events
-        yield _counter("tablets_reopened", "Reopened after an I/O error.", events.reopened)
-        yield _counter("tablets_lost", "Found to have a later owner.", events.lost)
+        yield _counter("tablets_reopened", "Tablets reopened after an I/O error.", events.reopened)
+        yield _counter("tablets_lost", "Tablets found to have a later owner.", events.lost)
         yield _counter(
             "cells_trimmed",
             "Cells deleted that belong to other tablets since a split.",

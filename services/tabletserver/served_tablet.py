@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.state import CommitTimestamps
@@ -43,6 +44,7 @@ class Schema(NamedTuple):
 
     version: int
     change_feed: bool = False
+    ttls: Ttls = ()
 
 
 @dataclass
@@ -155,7 +157,9 @@ class ServedTablet:
 
     @staticmethod
     async def _follow(tablet: Tablet, schema: Schema) -> None:
-        await tablet.set_schema_version(schema.version, change_feed=schema.change_feed)
+        await tablet.set_schema_version(
+            schema.version, change_feed=schema.change_feed, ttls=schema.ttls
+        )
 
     async def close(self) -> None:
         """Lets the running batch finish, flushes, and never opens again."""
@@ -212,6 +216,7 @@ class ServedTablet:
             self.identity,
             schema_version=self._ordered.version,
             change_feed=self._ordered.change_feed,
+            ttls=self._ordered.ttls,
             storage=storage,
             clock=self._shared.clock,
             ownership=self._ownership,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from percolator.bigtable.place import SCHEME
 from percolator.tablet.limits import TabletLimits
-from services.chassis.settings.loading import ListenAddress, Seconds, StoreSettings
+from services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
 from services.tabletserver.handler import RequestLimits
 
 _DEFAULTS = TabletLimits()
@@ -15,7 +16,7 @@ _GIBIBYTE = 1 << 30
 _MEBIBYTE = 1 << 20
 
 
-class TabletServerSettings(StoreSettings):
+class TabletServerSettings(FramedSettings):
     """The settings of the tablet server."""
 
     service: ClassVar[str] = "tabletserver"
@@ -25,6 +26,13 @@ class TabletServerSettings(StoreSettings):
 
     store: Annotated[str, Field(min_length=1)]
     """The store root: a directory that all tablet servers of the cluster share."""
+
+    @field_validator("store")
+    @classmethod
+    def _is_a_directory(cls, store: str) -> str:
+        if store.startswith(SCHEME):
+            raise ValueError("a cluster in a row store has no tablet servers; expected a directory")
+        return store
 
     queue_bytes_max: Annotated[int, Field(ge=_MEBIBYTE, le=16 * _GIBIBYTE)] = 64 * _MEBIBYTE
     """Mutations in progress in the whole process; above it, Overloaded."""

@@ -24,7 +24,7 @@ _COUNTERS = {
     "conflicts": "Runs that conflicted with another transaction, and are retried.",
     "postponed": "Attempts that the cluster did not answer in time, and that are retried.",
     "failures": "Runs that raised, wrote too much, or took too long.",
-    "abandoned": "Failures that were runs that took too long.",
+    "abandoned": "Failures because a run took too long.",
     "dead_letters": "Changes put aside as dead letters.",
     "acknowledged": "Notifications with nothing left to do: answered already, or unwanted deletes.",
     "rows_read": "Rows that runs have asked for or scanned.",

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError
 from percolator.observers.registry.loading import load
 from percolator.observers.running.trace import trace_to
-from percolator.observers.worker import Worker
+from percolator.observers.starting import start_when_ready
 from services.chassis.cluster_client import connected
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
 from services.worker.metrics import WorkerMetrics
 from services.worker.settings import WorkerSettings
 
-_AGAIN_SECONDS = 0.25
 _DRAIN_SHARE = 0.5
 """The share of the time to shut down that runs in progress may take."""
 
@@ -33,7 +31,9 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
         worker = database.run_observers(
             observers, limits=settings.limits(), drain_seconds=drain_seconds
         )
-        await _start(worker, host)
+        await start_when_ready(
+            worker, host.world.clock, lambda reason: host.log.info("waiting", reason=reason)
+        )
 
         async def drain() -> None:
             if not await worker.stop():
@@ -49,18 +49,3 @@ async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Expos
         await worker.stop()
     finally:
         await database.close()
-
-
-async def _start(worker: Worker, host: Host[WorkerSettings]) -> None:
-    """Waits out what may pass: tables that do not exist yet, masters that do not answer."""
-    said = ""
-    while True:
-        try:
-            await worker.start()
-        except (SchemaError, NotExecuted, ExecutionUnknown) as error:
-            if str(error) != said:
-                said = str(error)
-                host.log.info("waiting", reason=said)
-            await host.world.clock.sleep(_AGAIN_SECONDS)
-        else:
-            return

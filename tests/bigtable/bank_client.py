@@ -50,7 +50,7 @@ async def transfer(tx: Transaction, name: str) -> None:
 async def main() -> None:
     master, emulator, instance, epoch, name = sys.argv[1:]
     network = BigtableNetwork()
-    place = Place(emulator, "bank", instance, scans_backwards=False)
+    place = Place(emulator, "bank-project", instance, scans_backwards=False)
     database = await connected(master, network, place, int(epoch))
     while True:
         try:

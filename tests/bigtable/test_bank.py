@@ -38,7 +38,7 @@ async def test_money_is_neither_made_nor_lost_while_clients_are_killed(tmp_path:
     epoch = round(time.time() * 1000) - _DAY_MILLISECONDS
     with emulator() as address, LocalCluster(tmp_path / "cluster", tablet_servers=1) as cluster:
         network = BigtableNetwork()
-        place = Place(address, "bank", f"i{uuid.uuid4().hex}", scans_backwards=False)
+        place = Place(address, "bank-project", f"i{uuid.uuid4().hex}", scans_backwards=False)
         db = await connected(cluster.address, network, place, epoch)
         await _open(db, network, place)
 

@@ -11,9 +11,9 @@ from percolator.wire.cluster import describe
 from percolator.wire.cluster_clock import clocks_of
 from percolator.world import Random
 from tests.chaos.faults import Fault
+from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.scene import Scene
 from tests.chaos.standing_still import DidNotStrike
-from tests.chaos.supervisor import RECOVERY_SECONDS_MAX
 
 _HOUR = 3_600_000
 _DAY = 24 * _HOUR

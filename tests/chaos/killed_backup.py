@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from percolator.aio.bulk_load import BulkLoad
 from percolator.aio.connecting import connect
 from percolator.backup import exporting, importing, layout
-from percolator.backup.cells_file import Piece
+from percolator.backup.cells_file import CellsFile
 from percolator.backup.import_log import ImportLog
 
 PIN_TTL = 3.0
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 EXPORT = {
     "the plan is half there": Point(Path, "replace"),
     "there is a plan and nothing else": Point(layout, "write_export", after=True),
-    "a file has just been begun": Point(Piece, "batch", after=True),
+    "a file has just been begun": Point(CellsFile, "write", after=True),
     "a file is there and not noted": Point(layout, "write_part"),
     "two files are noted": Point(layout, "write_part", 2, after=True),
     "all is there but the manifest": Point(layout, "write_export", 2),

@@ -10,9 +10,9 @@ from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import Random
 from tests.chaos.faults import Fault
+from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.scene import Scene
 from tests.chaos.standing_still import DidNotStrike
-from tests.chaos.supervisor import RECOVERY_SECONDS_MAX
 
 _TABLETS_MAX = 32
 _DRAIN_SECONDS = 5.0

@@ -18,9 +18,10 @@ from services.local.process import LocalClusterError, ServiceProcess
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import Filler
 from tests.chaos.host_clock import HostClock
+from tests.chaos.leading import RECOVERY_SECONDS_MAX, leader
 from tests.chaos.pulse import NoRecovery, Pulse, now
 from tests.chaos.standing_still import DidNotStrike
-from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, Supervisor
+from tests.chaos.supervisor import Supervisor
 from tests.mounted_file_system import FileSystem
 
 LONGER_THAN_LEASES_SECONDS = 4.5
@@ -104,7 +105,7 @@ class Scene:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 if kind in ("master", "oracle"):
-                    return at[await self.supervisor.leader(kind, list(at))]
+                    return at[await leader(self.supervisor.network, kind, list(at))]
                 if kind == "tabletserver":
                     return at[await self.supervisor.owner_of_most(at)]
         except (TimeoutError, PercolatorError, NoRecovery):

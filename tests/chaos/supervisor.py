@@ -6,24 +6,21 @@ What it does is part of the history like everything else.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 from percolator import aio
-from percolator.errors import PercolatorError, TabletLocation
+from percolator.errors import TabletLocation
 from percolator.testing.isolation.checker import check
 from percolator.testing.isolation.history import History
 from percolator.testing.isolation.history_file import HistoryFile, write_history
 from percolator.testing.isolation.outcomes import settled
 from percolator.testing.store_audit.audit import Audit, StoredTable, audit
 from percolator.testing.store_audit.stored_tables import stored_tables
-from percolator.v1 import master_pb2, oracle_pb2
-from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import describe
 from percolator.wire.credentials import client_credentials
@@ -31,13 +28,12 @@ from percolator.wire.through import routed_world
 from percolator.world import MachineClock, Network, Random, World, machine_random
 from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
+from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.pulse import NoRecovery
 from tests.simulation.sessions import Body, RecordedTx, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
 
-RECOVERY_SECONDS_MAX = 30.0
-_ASK_SECONDS = 1.0
 _RETRY_SECONDS = 0.01
 _LAST_WORDS = ("InvariantViolation", "never retrieved", "Fatal Python error")
 
@@ -115,26 +111,6 @@ class Supervisor:
             if time.monotonic() - began > RECOVERY_SECONDS_MAX:
                 raise NoRecovery(f"nothing has worked for {RECOVERY_SECONDS_MAX:g} s")
             await asyncio.sleep(_RETRY_SECONDS)
-
-    async def leader(self, kind: str, addresses: Sequence[str]) -> str:
-        """The one of them that answers a call that only a leader, or the active oracle, answers."""
-        network = self._world.network
-        deadline = time.monotonic() + RECOVERY_SECONDS_MAX
-        for address in itertools.cycle(addresses):
-            try:
-                if kind == "oracle":
-                    request = oracle_pb2.GetTimestampsRequest(count=1)
-                    await network.unary(address, methods.GET_TIMESTAMPS)(request, _ASK_SECONDS)
-                else:
-                    servers = master_pb2.ListServersRequest()
-                    await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
-            except PercolatorError as error:
-                if time.monotonic() > deadline:
-                    raise NoRecovery(f"no {kind} leads; {address}: {error}") from error
-                await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                return address
-        raise NoRecovery("there is no process that could lead")
 
     async def owner_of_most(self, addresses: Iterable[str]) -> str:
         """The server that serves the most tablets."""

@@ -32,6 +32,7 @@ from tests.chaos.client import Life
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import WRITE_BUFFERS_BYTES, Filler
 from tests.chaos.host_clock import HostClock
+from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.list_append.final import judge_lists
 from tests.chaos.list_append.lists import SPLITS, lists
 from tests.chaos.pulse import Pulse
@@ -41,7 +42,7 @@ from tests.chaos.recipes.judged import judge_recipes
 from tests.chaos.scene import Scene
 from tests.chaos.shop import Shop
 from tests.chaos.streams import Streams
-from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, Supervisor, Verdict, supervising
+from tests.chaos.supervisor import Supervisor, Verdict, supervising
 from tests.integration.recipes_at_work import FILE_VARIABLE
 from tests.mounted_file_system import MAY_MOUNT, FileSystem
 

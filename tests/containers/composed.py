@@ -1,4 +1,4 @@
-"""Controls the cluster of containers of compose.yaml and compose.tls.yaml from outside."""
+"""Controls the cluster of containers of compose.yaml, and of files that change it, from outside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,19 @@ class Container:
     def start(self) -> None:
         run(["docker", "start", self.id])
 
+    def runs(self, *command: str) -> str:
+        """The output of a command inside it."""
+        return run(["docker", "exec", self.id, *command])
+
+    def trouble(self) -> str:
+        """What its own health check, made now, complains about; empty if nothing."""
+        _, *check = self.state()["Config"]["Healthcheck"]["Test"]
+        try:
+            self.runs(*check)
+        except ContainersFailed as failed:
+            return f"{self.service} {self.id}: {failed}"
+        return ""
+
     def networks(self) -> list[str]:
         return list(self.state()["NetworkSettings"]["Networks"])
 
@@ -78,27 +91,30 @@ class ComposedCluster:
     """All containers of one project, whose images have to be built before."""
 
     def __init__(
-        self, project: str, port: int, files: Sequence[str], certificates: Path | None = None
+        self,
+        project: str,
+        port: int,
+        files: Sequence[str],
+        *,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        """With the profile `demo`. `variables` are those that the files name, without the port."""
         named = [part for name in files for part in ("--file", name)]
-        self._compose = [*compose_command(), "--project-name", project, *named]
-        self._environment = {"PERCOLATOR_PORT": str(port)}
-        if certificates is not None:
-            self._environment["CERTIFICATES"] = str(certificates)
+        command = [*compose_command(), "--project-name", project, *named]
+        self._compose = [*command, "--profile", "demo"]
+        self._environment = {"PERCOLATOR_PORT": str(port), **(variables or {})}
         self._logs: dict[str, str] = {}
         self.address = f"127.0.0.1:{port}"
 
-    def up(self, *, profile: str = "", **replicas: int) -> None:
+    def up(self, **replicas: int) -> None:
         """Starts this many containers of each named service; of the others, as the files say."""
         scales = [part for one in replicas.items() for part in ("--scale", "{}={}".format(*one))]
-        profiles = ["--profile", profile] if profile else []
-        self._run(*profiles, "up", "--detach", "--no-build", *scales)
+        self._run("up", "--detach", "--no-build", *scales)
 
-    def down(self, *, profile: str = "", even_data: bool = False) -> None:
+    def down(self, *, even_data: bool = False) -> None:
         self._logs = self.logs()
-        profiles = ["--profile", profile] if profile else []
         try:
-            self._run(*profiles, "down", *(("--volumes",) if even_data else ()))
+            self._run("down", *(("--volumes",) if even_data else ()))
         except ContainersFailed as failed:
             # Docker may lose count of what was connected, and then keep an empty network forever.
             if "has active endpoints" not in str(failed) or self.containers():
@@ -131,7 +147,7 @@ class ComposedCluster:
 
 
 def free_port() -> int:
-    """A free port on this machine, for the gateway."""
+    """A free port on this machine, for what is published."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from percolator.wire.cluster import addresses_of, describe
-from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, Supervisor
+from tests.chaos.leading import RECOVERY_SECONDS_MAX, leader
+from tests.chaos.supervisor import Supervisor
 from tests.containers.composed import ComposedCluster, Container, ContainersFailed
 from tests.containers.described import KINDS
 
@@ -36,7 +37,7 @@ class Scene:
         )
         addresses = addresses_of(described, KINDS[kind])
         if kind in ("master", "oracle"):
-            address = await self.supervisor.leader(kind, addresses)
+            address = await leader(self.supervisor.network, kind, addresses)
         elif kind == "tabletserver":
             address = await self.supervisor.owner_of_most(addresses)
         else:
@@ -114,7 +115,7 @@ class DownAndUp(Fault):
         before = {one.id for one in scene.cluster.containers()}
         struck = time.monotonic()
         await asyncio.to_thread(scene.cluster.down)
-        await asyncio.to_thread(scene.cluster.up, tabletserver=self._tablet_servers)
+        await asyncio.to_thread(scene.cluster.up, tabletserver=self._tablet_servers, loader=0)
         seconds = await scene.recovered_since(struck)
         if before & {one.id for one in scene.cluster.containers()}:
             raise ContainersFailed("containers have survived `down`")

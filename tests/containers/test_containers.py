@@ -25,7 +25,7 @@ from tests.containers.composed import ComposedCluster, free_port
 from tests.containers.container_faults import Scene, all_faults
 from tests.containers.described import KINDS, until_described
 
-FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.worker.yaml")
+FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.orders.yaml")
 TABLET_SERVERS = 3
 CLIENTS = 2
 SESSIONS_PER_CLIENT = 4
@@ -51,9 +51,10 @@ def _certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(name="cluster")
 def _cluster(certificates: Path) -> Iterator[ComposedCluster]:
     project = f"percolator-test-{os.getpid()}"
-    cluster = ComposedCluster(project, free_port(), FILES, certificates)
+    variables = {"CERTIFICATES": str(certificates)}
+    cluster = ComposedCluster(project, free_port(), FILES, variables=variables)
     try:
-        cluster.up(tabletserver=TABLET_SERVERS)
+        cluster.up(tabletserver=TABLET_SERVERS, loader=0)
         yield cluster
     finally:
         cluster.down(even_data=True)

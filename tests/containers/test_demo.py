@@ -32,10 +32,10 @@ def _cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComposedCluster]:
         monkeypatch.delenv(name, raising=False)
     cluster = ComposedCluster(f"percolator-demo-{os.getpid()}", free_port(), ["compose.yaml"])
     try:
-        cluster.up(profile="demo", tabletserver=TABLET_SERVERS)
+        cluster.up(tabletserver=TABLET_SERVERS)
         yield cluster
     finally:
-        cluster.down(profile="demo", even_data=True)
+        cluster.down(even_data=True)
 
 
 async def until_served(database: aio.Database, pages: int) -> None:
@@ -61,7 +61,7 @@ async def test_documents_are_loaded_and_served_by_as_many_workers_as_one_likes(
     async with aio.connect(cluster.address) as database:
         await until_served(database, PAGES)
         console.print(f"{PAGES} pages are served {time.monotonic() - began:.1f} s after `up`")
-        cluster.up(profile="demo", tabletserver=TABLET_SERVERS, worker=4)
+        cluster.up(tabletserver=TABLET_SERVERS, worker=4)
         await until_described(cluster.address, {"worker": 4})
         async with database.snapshot() as snapshot:
             before = len([page.key async for page in snapshot.scan(tables.serving)])

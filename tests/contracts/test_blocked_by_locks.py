@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -38,11 +39,13 @@ def test_one_handler_catches_a_read_and_a_write_that_a_lock_blocks(
         lambda: list(db.snapshot().scan(accounts.table, timeout=_SECONDS)),
         lambda: _write(db, accounts),
     ]
-    for use in blocked:
-        with pytest.raises(ConflictError, match="is locked by transaction") as caught:
-            use()
-        assert caught.value.cell is not None
-        assert caught.value.other_start_timestamp == holder
+    # Each waits for all of its time: they wait side by side.
+    with ThreadPoolExecutor(len(blocked)) as threads:
+        for refused in list(map(threads.submit, blocked)):
+            with pytest.raises(ConflictError, match="is locked by transaction") as caught:
+                refused.result()
+            assert caught.value.cell is not None
+            assert caught.value.other_start_timestamp == holder
     monkeypatch.undo()
 
 

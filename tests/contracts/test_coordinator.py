@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import random
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pytest
 
+from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.place import Place
+from percolator.bigtable.store import BigtableStore
+from percolator.bigtable.tables import create_table
 from percolator.errors import InvalidArgument, NotReady, StoreFault, StoreUnusable
+from percolator.rowstore.identity import TABLE_ID
+from percolator.rowstore.port import RowStore, SetCell
+from percolator.testing.bigtable_in_memory import BigtableInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.world import Clock, MachineClock
-from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
+from percolator.world import Clock, MachineClock, Network, World
+from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.coordinator.interface import Coordinator, Leadership
+from services.chassis.coordinator.row_coordinator import RowCoordinator
+from services.chassis.coordinator.row_leadership import role_key, value_column
+from services.chassis.coordinator.times import CoordinatorTimes
+from services.chassis.records.records import Records
 from services.chassis.store.files import FileLock, Files
 from services.chassis.store.real_files import RealFiles
 from tests.doubles.memory_disk import MemoryDisk
@@ -23,59 +40,91 @@ from tests.doubles.memory_files import MemoryFiles
 TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01)
 
 
-class PausableFiles:
-    """The files of a process that can be stopped between any two system calls."""
+class Pausable:
+    """What a process reaches the store through. It can be stopped between any two calls."""
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
         self.running = asyncio.Event()
         self.running.set()
         self.locks: list[FileLock] = []
-        self.pause_after = ""
-        """The system call after which the process pauses."""
+        self.pauses_after: Callable[..., bool] = lambda name, *arguments: False
+        """The call after which the process pauses."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._files, name)
-        if not asyncio.iscoroutinefunction(found):
+        found = getattr(self._inner, name)
+        if inspect.isasyncgenfunction(found):
+            return partial(self._streamed, found)
+        if not inspect.iscoroutinefunction(found):
             return found
+        return partial(self._called, name, found)
 
-        async def call(*arguments: Any, **named: Any) -> Any:
+    async def _called(self, name: str, found: Any, *arguments: Any, **named: Any) -> Any:
+        await self.running.wait()
+        result = await found(*arguments, **named)
+        if name == "lock":
+            self.locks.append(result)
+        if self.pauses_after(name, *arguments):
+            self.running.clear()
             await self.running.wait()
-            result = await found(*arguments, **named)
-            if name == "lock":
-                self.locks.append(result)
-            if name == self.pause_after:
-                self.running.clear()
-                await self.running.wait()
-            return result
+        return result
 
-        return call
+    async def _streamed(self, found: Any, *arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        await self.running.wait()
+        async for each in found(*arguments, **named):
+            yield each
 
 
 class Process:
     """One process, with its own access to the coordinator."""
 
-    def __init__(self, files: Files, clock: Clock, root: Path) -> None:
-        self.files = PausableFiles(files)
-        self.coordinator: Coordinator = DirectoryCoordinator(
-            cast("Files", self.files), clock, root, TIMES
-        )
+    def __init__(
+        self,
+        reach: Pausable,
+        coordinator: Coordinator,
+        writes_value: Callable[..., bool],
+    ) -> None:
+        """`writes_value` says of a call whether a leader's value is durable after it."""
+        self.reach = reach
+        self.coordinator = coordinator
+        self._writes_value = writes_value
 
     def pause(self) -> None:
-        self.files.running.clear()
+        self.reach.running.clear()
+
+    def pause_after_value(self) -> None:
+        self.reach.pauses_after = self._writes_value
 
     def resume(self) -> None:
-        self.files.running.set()
+        self.reach.pauses_after = lambda name, *arguments: False
+        self.reach.running.set()
 
     def kill(self) -> None:
         """It does nothing more, and the operating system frees what it held for it."""
         self.pause()
-        for lock in self.files.locks:
+        for lock in self.reach.locks:
             lock.release()
+
+
+class BackEnd(Protocol):
+    """A store, and processes that share it."""
+
+    clock: Clock
+    death_seconds: float
+    """Within this time, a leader that was killed is replaced."""
+
+    def process(self) -> Process: ...
+
+    async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
+        """What is stored for a value, which is replaced by `data` if there is any."""
+        ...
 
 
 class Directories:
     """The directory back end, on real files or in memory."""
+
+    death_seconds = TIMES.grace_seconds
+    """A killed process has no lock any more: nobody waits for it to be silent."""
 
     def __init__(self, root: Path, disk: MemoryDisk | None) -> None:
         self._root = root
@@ -83,39 +132,104 @@ class Directories:
         self.clock: Clock = (
             MachineClock() if disk is None else VirtualClock(asyncio.get_running_loop())
         )
-        self._started: list[Process] = []
+
+    def _files(self) -> Files:
+        return RealFiles() if self._disk is None else MemoryFiles(self._disk)
 
     def process(self) -> Process:
-        files: Files = RealFiles() if self._disk is None else MemoryFiles(self._disk)
-        started = Process(files, self.clock, self._root)
-        self._started.append(started)
-        return started
+        reach = Pausable(self._files())
+        coordinator = DirectoryCoordinator(cast("Files", reach), self.clock, self._root, TIMES)
+        return Process(reach, coordinator, lambda name, *arguments: name == "fsync_directory")
 
-    async def close(self) -> None:
-        for process in self._started:
-            process.resume()
-            await process.coordinator.close()
+    async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
+        path = self._root / "coordinator" / role / f"e{led.epoch}" / key
+        files = self._files()
+        if data is not None:
+            async with await files.create(path, exclusive=False) as file:
+                await file.append(data)
+        return await files.read(path, bytes_max=1000)
 
 
-BackEnd = Callable[[], Any]
+class Rows:
+    """The back end in a row store: in a model of Bigtable, or in its emulator."""
+
+    death_seconds = 3 * TIMES.grace_seconds
+    """Only its silence tells that a process is dead."""
+
+    def __init__(self, network: Network, place: Place, clock: Clock) -> None:
+        self.clock = clock
+        self._world = World(clock, network, random.Random(7))
+        self._store = BigtableStore(network, place)
+
+    def process(self) -> Process:
+        reach = Pausable(self._store)
+        records = Records(cast("RowStore", reach), self._world)
+        return Process(reach, RowCoordinator(records, self._world, TIMES), _sets_value)
+
+    async def damage(self, led: Leadership, role: str, key: str, data: bytes | None) -> bytes:
+        records, row, column = Records(self._store, self._world), role_key(role), value_column(key)
+        if data is not None:
+            await records.put(row, {column: data})
+        return (await records.read(row, [column]))[column]
+
+
+def _sets_value(name: str, *arguments: Any) -> bool:
+    if name != "check_and_mutate":
+        return False
+    changes = arguments[3]
+    return any(isinstance(one, SetCell) and one.column == value_column("map") for one in changes)
+
 
 BACK_ENDS = [
     pytest.param("memory", id="directory in memory"),
     pytest.param("real", id="directory", marks=pytest.mark.real_time),
+    pytest.param("model", id="rows in the model"),
+    pytest.param("emulator", id="rows in the emulator", marks=pytest.mark.bigtable),
 ]
 
 
-@pytest.fixture(params=BACK_ENDS)
-def back_end(request: pytest.FixtureRequest, tmp_path: Path) -> BackEnd:
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[Directories]:
+@asynccontextmanager
+async def _opened(kind: str, root: Path, emulator: Callable[[], str]) -> AsyncIterator[BackEnd]:
+    if kind in ("memory", "real"):
         disk = None
-        if request.param == "memory":
+        if kind == "memory":
             disk = MemoryDisk()
-            disk.make_durable_directory(tmp_path)
-        directories = Directories(tmp_path, disk)
-        yield directories
-        await directories.close()
+            disk.make_durable_directory(root)
+        yield Directories(root, disk)
+        return
+    if kind == "model":
+        place = MODEL
+        clock: Clock = VirtualClock(asyncio.get_running_loop())
+        network: Network = InProcessNetwork({place.address: BigtableInMemory()})
+    else:
+        place = Place(emulator(), "contracts", f"i{uuid.uuid4().hex}", scans_backwards=False)
+        clock, network = MachineClock(), BigtableNetwork()
+    await create_table(network, place, TABLE_ID, 10.0)
+    yield Rows(network, place, clock)
+    await network.close()
+
+
+Opened = Callable[[], AbstractAsyncContextManager[BackEnd]]
+
+
+@pytest.fixture(params=BACK_ENDS)
+def back_end(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[BackEnd]:
+        emulator = partial(request.getfixturevalue, "emulator_address")
+        async with _opened(request.param, tmp_path, emulator) as store:
+            started: list[Process] = []
+            start = store.process
+
+            def process() -> Process:
+                started.append(start())
+                return started[-1]
+
+            store.process = process  # type: ignore[method-assign]
+            yield store
+            for one in started:
+                one.resume()
+                await one.coordinator.close()
 
     return opened
 
@@ -129,9 +243,9 @@ async def is_waiting(task: asyncio.Task[Any], clock: Clock, seconds: float) -> b
     return not task.done()
 
 
-async def test_what_a_leader_wrote_is_read_by_it_and_by_all_others(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        leader, other = directories.process(), directories.process()
+async def test_what_a_leader_wrote_is_read_by_it_and_by_all_others(back_end: Opened) -> None:
+    async with back_end() as store:
+        leader, other = store.process(), store.process()
         led = await soon(leader.coordinator.campaign("master", "a:1"))
         assert await led.get("map") is None
         await led.put("map", b"one")
@@ -143,34 +257,34 @@ async def test_what_a_leader_wrote_is_read_by_it_and_by_all_others(back_end: Bac
         assert (found.epoch, found.holder) == (led.epoch, "a:1")
 
 
-async def test_a_role_that_never_had_a_leader_has_no_values(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        coordinator = directories.process().coordinator
+async def test_a_role_that_never_had_a_leader_has_no_values(back_end: Opened) -> None:
+    async with back_end() as store:
+        coordinator = store.process().coordinator
         assert await coordinator.leader("master") is None
         assert await coordinator.read("master", "map") is None
 
 
-async def test_while_a_leader_lives_candidates_wait(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        led = await soon(directories.process().coordinator.campaign("master", "a:1"))
-        waiting = asyncio.create_task(directories.process().coordinator.campaign("master", "b:1"))
-        assert await is_waiting(waiting, directories.clock, 3 * TIMES.grace_seconds)
+async def test_while_a_leader_lives_candidates_wait(back_end: Opened) -> None:
+    async with back_end() as store:
+        led = await soon(store.process().coordinator.campaign("master", "a:1"))
+        waiting = asyncio.create_task(store.process().coordinator.campaign("master", "b:1"))
+        assert await is_waiting(waiting, store.clock, 3 * TIMES.grace_seconds)
         assert await led.stands()
         waiting.cancel()
 
 
 async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_lives(
-    back_end: BackEnd,
+    back_end: Opened,
 ) -> None:
-    async with back_end() as directories:
-        first = await soon(directories.process().coordinator.campaign("oracle", "a:1"))
+    async with back_end() as store:
+        first = await soon(store.process().coordinator.campaign("oracle", "a:1"))
         await first.put("mark", b"one")
         lost = [""]
-        candidate = directories.process().coordinator
+        candidate = store.process().coordinator
         waiting = asyncio.create_task(candidate.campaign("oracle", "b:1", lambda: lost[-1]))
-        assert await is_waiting(waiting, directories.clock, 2 * TIMES.grace_seconds)
+        assert await is_waiting(waiting, store.clock, 2 * TIMES.grace_seconds)
         lost.append("another:1")
-        assert await is_waiting(waiting, directories.clock, 2 * TIMES.grace_seconds)
+        assert await is_waiting(waiting, store.clock, 2 * TIMES.grace_seconds)
         lost.append("a:1")
         second = await soon(waiting)
         assert await second.get("mark") == b"one"
@@ -179,12 +293,12 @@ async def test_a_leader_that_a_candidate_knows_to_be_lost_is_replaced_though_it_
             await first.put("mark", b"late")
 
 
-async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        first = await soon(directories.process().coordinator.campaign("master", "a:1"))
+async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: Opened) -> None:
+    async with back_end() as store:
+        first = await soon(store.process().coordinator.campaign("master", "a:1"))
         await first.put("map", b"one")
         await first.resign()
-        second = await soon(directories.process().coordinator.campaign("master", "b:1"))
+        second = await soon(store.process().coordinator.campaign("master", "b:1"))
         assert second.epoch > first.epoch
         assert await second.get("map") == b"one"
         with pytest.raises(NotReady):
@@ -194,28 +308,28 @@ async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: Bac
         assert await second.get("map") == b"one"
 
 
-async def test_a_killed_leader_is_replaced_long_before_the_grace_is_over(
-    back_end: BackEnd,
+async def test_a_killed_leader_is_replaced(
+    back_end: Opened,
 ) -> None:
-    async with back_end() as directories:
-        killed = directories.process()
+    async with back_end() as store:
+        killed = store.process()
         await soon(killed.coordinator.campaign("master", "a:1"))
         killed.kill()
-        started = directories.clock.monotonic_seconds()
-        await soon(directories.process().coordinator.campaign("master", "b:1"))
-        assert directories.clock.monotonic_seconds() - started < TIMES.grace_seconds
+        started = store.clock.monotonic_seconds()
+        await soon(store.process().coordinator.campaign("master", "b:1"))
+        assert store.clock.monotonic_seconds() - started < store.death_seconds
 
 
 async def test_a_paused_leader_is_replaced_and_refuses_to_answer_when_it_wakes(
-    back_end: BackEnd,
+    back_end: Opened,
 ) -> None:
-    async with back_end() as directories:
-        paused = directories.process()
+    async with back_end() as store:
+        paused = store.process()
         first = await soon(paused.coordinator.campaign("oracle", "a:1"))
         await first.put("mark", b"100")
         paused.pause()
         late = asyncio.create_task(first.put("mark", b"200"))
-        second = await soon(directories.process().coordinator.campaign("oracle", "b:1"))
+        second = await soon(store.process().coordinator.campaign("oracle", "b:1"))
         assert await second.get("mark") == b"100"
         paused.resume()
         assert not await first.stands()
@@ -228,15 +342,15 @@ async def test_a_paused_leader_is_replaced_and_refuses_to_answer_when_it_wakes(
 
 
 async def test_a_leader_paused_after_its_value_was_durable_does_not_say_so(
-    back_end: BackEnd,
+    back_end: Opened,
 ) -> None:
     """Its successor may have read the value or not: only a check after the pause can tell."""
-    async with back_end() as directories:
-        paused = directories.process()
+    async with back_end() as store:
+        paused = store.process()
         first = await soon(paused.coordinator.campaign("master", "a:1"))
-        paused.files.pause_after = "fsync_directory"
+        paused.pause_after_value()
         late = asyncio.create_task(first.put("map", b"one"))
-        second = await soon(directories.process().coordinator.campaign("master", "b:1"))
+        second = await soon(store.process().coordinator.campaign("master", "b:1"))
         await second.put("map", b"two")
         paused.resume()
         with pytest.raises(NotReady):
@@ -244,44 +358,45 @@ async def test_a_leader_paused_after_its_value_was_durable_does_not_say_so(
         assert await second.get("map") == b"two"
 
 
-async def test_a_successor_of_a_paused_leader_is_itself_replaced_at_once_when_killed(
-    back_end: BackEnd,
+async def test_a_successor_of_a_paused_leader_is_itself_replaced_when_killed(
+    back_end: Opened,
 ) -> None:
-    """It did not get the lock of the paused leader, and gets it as soon as that one wakes."""
-    async with back_end() as directories:
-        paused, second = directories.process(), directories.process()
+    """In a directory at once. It did not get the lock of the paused leader, and gets it as soon as
+    that one wakes."""
+    async with back_end() as store:
+        paused, second = store.process(), store.process()
         first = await soon(paused.coordinator.campaign("master", "a:1"))
         paused.pause()
         await soon(second.coordinator.campaign("master", "b:1"))
         paused.resume()
         await first.resign()
-        await directories.clock.sleep(5 * TIMES.beat_seconds)
+        await store.clock.sleep(5 * TIMES.beat_seconds)
         second.kill()
-        started = directories.clock.monotonic_seconds()
-        await soon(directories.process().coordinator.campaign("master", "c:1"))
-        assert directories.clock.monotonic_seconds() - started < TIMES.grace_seconds
+        started = store.clock.monotonic_seconds()
+        await soon(store.process().coordinator.campaign("master", "c:1"))
+        assert store.clock.monotonic_seconds() - started < store.death_seconds
 
 
-async def test_of_many_candidates_one_leads_at_a_time(back_end: BackEnd) -> None:
-    async with back_end() as directories:
+async def test_of_many_candidates_one_leads_at_a_time(back_end: Opened) -> None:
+    async with back_end() as store:
         order: list[int] = []
 
         async def serve_a_term(number: int) -> None:
-            led = await soon(directories.process().coordinator.campaign("master", f"h:{number}"))
+            led = await soon(store.process().coordinator.campaign("master", f"h:{number}"))
             value = await led.get("terms") or b""
             await led.put("terms", value + b"%d," % number)
             order.append(number)
             await led.resign()
 
         await asyncio.gather(*(serve_a_term(number) for number in range(1, 6)))
-        found = await directories.process().coordinator.read("master", "terms")
+        found = await store.process().coordinator.read("master", "terms")
         assert found == b"".join(b"%d," % number for number in order)
         assert len(order) == 5
 
 
-async def test_roles_do_not_touch_each_other(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        coordinator = directories.process().coordinator
+async def test_roles_do_not_touch_each_other(back_end: Opened) -> None:
+    async with back_end() as store:
+        coordinator = store.process().coordinator
         master = await soon(coordinator.campaign("master", "a:1"))
         oracle = await soon(coordinator.campaign("oracle", "a:2"))
         await master.put("mark", b"m")
@@ -290,10 +405,10 @@ async def test_roles_do_not_touch_each_other(back_end: BackEnd) -> None:
         assert await oracle.stands()
 
 
-async def test_watching_shows_the_value_now_and_every_later_change(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        led = await soon(directories.process().coordinator.campaign("master", "a:1"))
-        values = directories.process().coordinator.watch("master", "map")
+async def test_watching_shows_the_value_now_and_every_later_change(back_end: Opened) -> None:
+    async with back_end() as store:
+        led = await soon(store.process().coordinator.campaign("master", "a:1"))
+        values = store.process().coordinator.watch("master", "map")
         assert await anext(values) is None
         await led.put("map", b"one")
         assert await anext(values) == b"one"
@@ -302,28 +417,28 @@ async def test_watching_shows_the_value_now_and_every_later_change(back_end: Bac
         await values.aclose()
 
 
-async def test_sessions_are_listed_while_their_owners_live(back_end: BackEnd) -> None:
-    async with back_end() as directories:
-        stays, leaves, dies = (directories.process() for _ in range(3))
+async def test_sessions_are_listed_while_their_owners_live(back_end: Opened) -> None:
+    async with back_end() as store:
+        stays, leaves, dies = (store.process() for _ in range(3))
         await stays.coordinator.open_session("master-1", b"stays")
         left = await leaves.coordinator.open_session("master-2", b"leaves")
         await dies.coordinator.open_session("master-3", b"dies")
         await stays.coordinator.open_session("worker-1", b"another kind")
-        reader = directories.process().coordinator
+        reader = store.process().coordinator
         assert set((await reader.sessions("master-")).values()) == {b"stays", b"leaves", b"dies"}
         await left.close()
         dies.kill()
         assert set(await reader.sessions("master-")) == {"master-1", "master-3"}
         for _ in range(40):
-            await directories.clock.sleep(TIMES.grace_seconds / 20)
+            await store.clock.sleep(TIMES.grace_seconds / 20)
             await reader.sessions("master-")
         assert await reader.sessions("master-") == {"master-1": b"stays"}
 
 
 @pytest.mark.parametrize("name", ["", "Map", "../map", "a/b", "x" * 101, "-", "a.new"])
-async def test_names_that_no_back_end_could_store_are_refused(back_end: BackEnd, name: str) -> None:
-    async with back_end() as directories:
-        coordinator = directories.process().coordinator
+async def test_names_that_no_back_end_could_store_are_refused(back_end: Opened, name: str) -> None:
+    async with back_end() as store:
+        coordinator = store.process().coordinator
         with pytest.raises(InvalidArgument) as role:
             await coordinator.campaign(name, "a:1")
         assert role.value.field == "role"
@@ -333,18 +448,13 @@ async def test_names_that_no_back_end_could_store_are_refused(back_end: BackEnd,
         assert key.value.field == "key"
 
 
-async def test_a_damaged_value_is_refused_and_never_guessed(
-    back_end: BackEnd, tmp_path: Path
-) -> None:
-    async with back_end() as directories:
-        process = directories.process()
-        led = await soon(process.coordinator.campaign("master", "a:1"))
+async def test_a_damaged_value_is_refused_and_never_guessed(back_end: Opened) -> None:
+    async with back_end() as store:
+        led = await soon(store.process().coordinator.campaign("master", "a:1"))
         await led.put("map", b"all tablets")
-        path = tmp_path / "coordinator" / "master" / f"e{led.epoch}" / "map"
-        whole = await process.files.read(path, bytes_max=1000)
+        whole = await store.damage(led, "master", "map", None)
         for damaged in (b"", whole[:-1], whole + b"x", whole.replace(b"all", b"few")):
-            async with await process.files.create(path, exclusive=False) as file:
-                await file.append(damaged)
+            await store.damage(led, "master", "map", damaged)
             with pytest.raises(StoreUnusable) as caught:
                 await led.get("map")
             assert caught.value.fault is StoreFault.DAMAGED

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from percolator import Database, InvalidArgument, SchemaError, Table, codecs
+from percolator import Database, InvalidArgument, SchemaError, Table, Timestamp, codecs
 from percolator.arguments import COLUMNS_MAX
 from percolator.codec_names import COLUMNS_KEPT_MAX
 from percolator.schema import Column
 from percolator.v1 import master_pb2
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, needs_tablets
 
 
 def described(db: Database, table: Table[Any]) -> master_pb2.Table:
@@ -63,6 +63,11 @@ WAYS: dict[str, Callable[[Database, Column[Any]], object]] = {
     "scan": lambda db, column: db.run(lambda tx: list(tx.scan(column.table, columns=[column]))),
     "a scanned row": lambda db, column: db.run(
         lambda tx: [row.get(column) for row in tx.scan(column.table)]
+    ),
+    "a family": lambda db, column: db.run(
+        lambda tx: [
+            row.family(column.table.family("bal", column.codec)) for row in tx.scan(column.table)
+        ]
     ),
     "delete": lambda db, column: db.run(lambda tx: tx.delete("bob", column)),
     "lock": lambda db, column: db.run(lambda tx: tx.lock("bob", column)),
@@ -187,3 +192,31 @@ def test_a_table_keeps_the_codecs_of_so_many_columns_only(db: Database, accounts
     more = accounts.table.column("c7", codecs.integer)
     with pytest.raises(SchemaError, match="but the table has text"):
         db.get("bob", more)
+
+
+@needs_tablets
+def test_the_values_of_a_change_are_read_with_the_codec_of_the_column(db: Database) -> None:
+    table = Table(f"followed-{uuid.uuid4()}")
+    balance, text = table.column("balance", codecs.integer), table.column("balance", codecs.text)
+    db.create_table(table, change_feed=True)
+    with db.transaction() as tx:
+        tx.set("bob", balance, 7)
+    with db.changes(table, after=Timestamp((tx.commit_timestamp or 1) - 1), before=True) as changes:
+        change = next(changes)
+        assert (change.value(balance), change.before(balance)) == (7, None)
+        for read in (change.value, change.before):
+            with pytest.raises(SchemaError, match="declares the codec text, but the table has int"):
+                read(text)
+
+
+def test_a_family_reads_columns_that_were_declared_singly_with_the_same_codec(
+    db: Database, accounts: Accounts
+) -> None:
+    with db.transaction() as tx:
+        tx.set("bob", accounts.balance, 7)
+    family = accounts.table.family("bal", codecs.integer)
+    with db.snapshot() as snapshot:
+        (row,) = snapshot.scan(accounts.table, columns=[family])
+        assert row.family(family) == {"ance": 7}
+        with pytest.raises(SchemaError, match="text, but the table has integer"):
+            row.family(accounts.table.family("b", codecs.text))

@@ -10,9 +10,7 @@ from percolator import Database
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.verdicts import Verdicts
-from tests.contracts.conftest import Accounts, needs_tablets
-
-pytestmark = needs_tablets
+from tests.contracts.conftest import Accounts
 
 
 class Died(BaseException):

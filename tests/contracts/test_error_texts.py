@@ -147,10 +147,24 @@ def test_a_conflict_names_the_table_and_shortens_long_names(
     tx.set(row, accounts.balance, 1)
     with pytest.raises(ConflictError) as caught:
         tx.commit()
-    text = f"b'{'a' * 64}'... (4000 bytes), b'balance' of table '{accounts.table.name}' was"
+    text = f"row '{'a' * 99}... (4000 bytes), column 'balance' of table '{accounts.table.name}' was"
     assert text in str(caught.value)
     assert caught.value.cell is not None
     assert caught.value.cell.row == row.encode()
+
+
+def test_a_conflict_shows_the_key_of_its_row_as_the_command_line_takes_it(db: Database) -> None:
+    orders = Table("orders", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+    state = orders.column("state", codecs.text)
+    db.create_table(orders, exist_ok=True)
+    tx = db.transaction()
+    tx.get(("eu", 17), state)
+    db.run(lambda other: other.set(("eu", 17), state, "paid"))
+    tx.set(("eu", 17), state, "sent")
+    with pytest.raises(
+        ConflictError, match=r"^row \[\"eu\", 17\], column 'state' of table 'orders' was committed"
+    ):
+        tx.commit()
 
 
 @pytest.mark.parametrize("attempts", [1, 3])

@@ -86,7 +86,9 @@ def test_a_read_lock_that_committed_since_it_began_stops_a_writer(
     reader.set(edge, hub.balance, 1)
     reader.commit()
     WRITES[write](writer, hub)
-    with pytest.raises(ConflictError, match=r"b'hub', b'balance' .* was read-locked") as caught:
+    with pytest.raises(
+        ConflictError, match=r"row 'hub', column 'balance' .* was read-locked"
+    ) as caught:
         writer.commit()
     assert caught.value.cell is not None
     assert (caught.value.cell.row, caught.value.cell.column) == (b"hub", b"balance")
@@ -105,7 +107,9 @@ def test_a_write_that_committed_since_it_began_stops_a_read_lock(
         WRITES[write](tx, hub)
     reader.lock("hub", hub.balance, shared=True)
     reader.set(edge, hub.balance, 1)
-    with pytest.raises(ConflictError, match=r"b'hub', b'balance' .* was committed") as caught:
+    with pytest.raises(
+        ConflictError, match=r"row 'hub', column 'balance' .* was committed"
+    ) as caught:
         reader.commit()
     assert caught.value.cell is not None
     assert (caught.value.cell.row, caught.value.cell.column) == (b"hub", b"balance")

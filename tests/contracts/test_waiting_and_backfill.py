@@ -1,4 +1,5 @@
-"""Waiting for observers, backfilling and removing them: in this process and over real servers."""
+"""Waiting for observers, backfilling and removing them: in this process, over a row store, be it a
+model or Google's emulator, and over real servers."""
 
 from __future__ import annotations
 
@@ -15,20 +16,24 @@ import percolator
 import percolator.testing
 from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs, observes
 from percolator.aio.observing import worker_context
+from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.place import Place
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
-from percolator.observers.finding.notifications import WorkRequest
-from percolator.observers.finding.survey import survey
+from percolator.observers.port import WorkRequest
 from percolator.observers.registry.backfilling import backfill
 from percolator.observers.registry.removal import Removed, remove_observer
+from percolator.protocol.announcing import Announcement
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.schema import Column
+from percolator.testing.row_database import connect_over, connect_over_model
 from percolator.v1.master_pb2 import ChangeObserversRequest
 from percolator.v1.master_pb2 import Observer as Registered
 from services.local.cluster import LocalCluster
+from tests.contracts.conftest import EMULATOR, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +44,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 @pytest.fixture(
     scope="module",
-    params=["in this process", pytest.param("cluster", marks=pytest.mark.integration)],
+    params=[
+        "in this process",
+        ROWS,
+        pytest.param(EMULATOR, marks=pytest.mark.bigtable),
+        pytest.param("cluster", marks=pytest.mark.integration),
+    ],
 )
 def db(request: pytest.FixtureRequest) -> Iterator[Database]:
     if request.param == "in this process":
         with percolator.testing.connect() as database:
+            yield database
+        return
+    if request.param == ROWS:
+        with connect_over_model() as database:
+            yield database
+        return
+    if request.param == EMULATOR:
+        address = request.getfixturevalue("emulator_address")
+        place = Place(address, "observers", f"i{uuid.uuid4().hex}", scans_backwards=False)
+        with connect_over(BigtableNetwork, place) as database:
             yield database
         return
     started: LocalCluster = request.getfixturevalue("cluster")
@@ -107,7 +127,7 @@ class Pages:
 
         async def look(context: WorkerContext, table: str) -> list[str]:
             described = await context.describe(table)
-            answers = survey(context, WorkRequest(described.table_id))
+            answers = context.notifications.survey(WorkRequest(described.table_id))
             return [one.row.decode() async for answer in answers for one in answer.waiting]
 
         return sorted(self.call(look))
@@ -209,7 +229,7 @@ def test_waiting_that_times_out_says_for_what(pages: Pages) -> None:
     pages.register()
     pages.write(3)
     with pytest.raises(DeadlineExceeded, match=f"3 for 'measure' of '{pages.table.name}'"):
-        pages.db.wait_for_observers(timeout=0.3)
+        pages.db.wait_for_observers(timeout=2)
 
 
 def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
@@ -221,6 +241,9 @@ def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
         cell = CellAddress(table_id, b"a", b"body")
         start = await context.env.timestamps.get()
         write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, b"", 1024)
+        if context.env.announcing is not None:
+            announcement = Announcement(context.env, context.env.announcing, write)
+            await announcement.announce(write.cells, context.deadline())
         step = write.prewrite(cell, start + 1, 60_000)
         assert await context.env.cells.mutate([step], context.deadline()) == [APPLIED]
         return write

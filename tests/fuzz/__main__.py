@@ -30,7 +30,11 @@ _WIDTH = 140
 _GUIDED_SHARE, _FILES_SHARE = 0.2, 0.15
 """Shares of the time; the cluster has the rest."""
 
-UNREACHED: dict[str, str] = {}
+_ON_ROWS = "the cluster has tablet servers; only a master on a row store does this"
+UNREACHED = {
+    f"/percolator.v1.MasterService/{name}": _ON_ROWS
+    for name in ("BeginLoad", "PublishLoads", "AbandonLoad")
+}
 """Methods that no request gets past all checks of, with the reason."""
 
 

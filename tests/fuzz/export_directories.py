@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from percolator import Table, aio, codecs
 from percolator.backup.exporting import export
 from percolator.backup.importing import import_tables, verify
+from percolator.backup.layout import ExportFormat
 from percolator.errors import PercolatorError, SchemaError
 from percolator.world import Random
 from tests.fuzz.findings import Input, Record
@@ -49,10 +51,39 @@ _BOUNDARIES: tuple[Any, ...] = (
     "x" * 5_000,
 )
 
-_RESIGNED = ("edited record, right checksum", "damaged cells, right checksums")
+_RESIGNED = (
+    "edited record, right checksum",
+    "damaged cells, right checksums",
+    "edited line, right checksums",
+)
 """Anyone who can sign an export can write one with other rows."""
 
 Content = dict[str, tuple[int, bytes]]
+
+
+def _edit(record: Any, chance: Random) -> None:
+    """Changes one entry of a record, somewhere inside."""
+    place: Any = record
+    while True:
+        key = chance.choice(sorted(place) if isinstance(place, dict) else range(len(place)))
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or chance.random() < 0.2:
+            break
+        place = inner
+    if isinstance(place, dict) and chance.random() < 0.2:
+        del place[key]
+    else:
+        place[key] = chance.choice(_BOUNDARIES)
+
+
+def _edited_line(content: bytes, chance: Random) -> bytes:
+    """Lines of JSON, of which one has another entry."""
+    lines = content.splitlines(keepends=True)
+    number = chance.randrange(len(lines))
+    record = json.loads(lines[number])
+    _edit(record, chance)
+    lines[number] = json.dumps(record).encode() + b"\n"
+    return b"".join(lines)
 
 
 class Half(Exception):
@@ -60,10 +91,9 @@ class Half(Exception):
 
 
 class ExportDirectories:
-    """Imports into a new database in this process."""
+    """Imports of exports in one format, into a new database in this process."""
 
-    name = "exports"
-    kinds = (
+    kinds: tuple[str, ...] = (
         "whole",
         "damaged bytes",
         "cut",
@@ -74,11 +104,17 @@ class ExportDirectories:
         "edited record",
         "edited record, right checksum",
         "damaged cells, right checksums",
+        "edited line, right checksums",
         "import log",
     )
 
-    def __init__(self, directory: Path, database: aio.Database) -> None:
+    def __init__(self, directory: Path, database: aio.Database, form: ExportFormat) -> None:
+        self.name = f"exports ({form})"
+        self._form = form
+        if form is ExportFormat.PARQUET:
+            self.kinds = tuple(kind for kind in self.kinds if not kind.startswith("edited line"))
         self._database = database
+        directory /= form
         self._whole = directory / "whole"
         self._used = directory / "used"
         self._content: Content = {
@@ -93,7 +129,7 @@ class ExportDirectories:
         await self._database.set_many(
             (row, {price: one, label: text}) for row, (one, text) in self._content.items()
         )
-        await export(self._database, self._whole, tables=[goods.name])
+        await export(self._database, self._whole, tables=[goods.name], form=self._form)
         await self._database.drop_table(goods)
         self._files = sorted(
             str(path.relative_to(self._whole)) for path in self._whole.rglob("*") if path.is_file()
@@ -114,9 +150,10 @@ class ExportDirectories:
             case "missing":
                 changed[file] = None
             case "additional":
-                changed[chance.choice(("goods/part-00009.parquet", "a.json", "b/c.parquet"))] = (
-                    content
+                name = chance.choice(
+                    (f"goods/part-00009{self._form.suffix}", "a.json", f"b/c{self._form.suffix}")
                 )
+                changed[name] = content
             case "exchanged":
                 changed[file] = (self._whole / chance.choice(self._files)).read_bytes()
             case "a directory":
@@ -125,7 +162,9 @@ class ExportDirectories:
             case "edited record" | "edited record, right checksum":
                 changed["manifest.json"] = self._edited(kind, chance)
             case "damaged cells, right checksums":
-                changed = self._rehashed(chance)
+                changed = self._rehashed(damaged, chance)
+            case "edited line, right checksums":
+                changed = self._rehashed(_edited_line, chance)
             case "import log":
                 log = b'{"table": "goods", "start": 1, "commit": 2}\n'
                 changed["import.log"] = chance.choice(
@@ -141,23 +180,15 @@ class ExportDirectories:
         if kind == "edited record" and chance.random() < 0.3:
             return chance.choice((b"[" * 100_000, b"{}", b"null", b'{"checksum": 1}', b"1" * 6_000))
         record = json.loads((self._whole / "manifest.json").read_text())
-        place: Any = record
-        while True:
-            key = chance.choice(sorted(place) if isinstance(place, dict) else range(len(place)))
-            inner = place[key]
-            if not isinstance(inner, dict | list) or not inner or chance.random() < 0.2:
-                break
-            place = inner
-        if isinstance(place, dict) and chance.random() < 0.2:
-            del place[key]
-        else:
-            place[key] = chance.choice(_BOUNDARIES)
+        _edit(record, chance)
         return self._signed(record) if kind.endswith("checksum") else json.dumps(record).encode()
 
-    def _rehashed(self, chance: Random) -> dict[str, bytes | None]:
-        """Damaged cells that all checksums agree with: then only their format can betray them."""
-        file = chance.choice([one for one in self._files if one.endswith(".parquet")])
-        content = damaged((self._whole / file).read_bytes(), chance)
+    def _rehashed(
+        self, change: Callable[[bytes, Random], bytes], chance: Random
+    ) -> dict[str, bytes | None]:
+        """Other cells that all checksums agree with: then only their format can betray them."""
+        file = chance.choice([one for one in self._files if one.endswith(self._form.suffix)])
+        content = change((self._whole / file).read_bytes(), chance)
         record = json.loads((self._whole / "manifest.json").read_text())
         for table in record["tables"]:
             for part in table["parts"]:
@@ -248,5 +279,5 @@ async def judged(exports: ExportDirectories, one: Input, record: Record) -> None
         outcome = await exports.judge(one.data)
     except Exception as error:  # noqa: BLE001 (whatever it is, it is the finding)
         outcome = "wrong"
-        record.wrong(f"exports ({one.kind}): {type(error).__name__}: {error}", one)
+        record.wrong(f"{exports.name}, {one.kind}: {type(error).__name__}: {error}", one)
     record.count(exports.name, one.kind, outcome)

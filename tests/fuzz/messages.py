@@ -282,7 +282,9 @@ def mentions(message: Message, names: Mapping[str, frozenset[Any]]) -> bool:
     for place in places(message):
         for field, value in place.ListFields():
             wanted = names.get(field.name)
-            if wanted and any(one in wanted for one in (value if _repeated(field) else (value,))):
+            if not wanted or field.message_type is not None:
+                continue  # another message's field of that name, whose own fields are places, too
+            if any(one in wanted for one in (value if _repeated(field) else (value,))):
                 return True
     return False
 

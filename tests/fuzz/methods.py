@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from percolator.v1 import (
     cluster_pb2,
+    frames_pb2,
     gateway_pb2,
     lockservice_pb2,
     master_pb2,
@@ -27,6 +28,7 @@ _FILES: tuple[FileDescriptor, ...] = tuple(
     module.DESCRIPTOR
     for module in (
         cluster_pb2,
+        frames_pb2,
         gateway_pb2,
         lockservice_pb2,
         master_pb2,
@@ -44,6 +46,7 @@ _SERVED_BY = {
     "percolator.v1.OracleService": ("oracle",),
     "percolator.v1.LockService": ("lockservice",),
     "percolator.v1.ClusterService": ("master", "gateway"),
+    "percolator.v1.FrameService": ("oracle", "tabletserver"),
     "percolator.v1.MasterService": ("master", "gateway"),
     "percolator.v1.TabletServerService": ("tabletserver",),
     "percolator.v1.GatewayService": ("gateway",),
@@ -56,6 +59,7 @@ MAY_WAIT = {
     "/percolator.v1.MasterService/DeleteTable": "waits for a change of the map in progress",
     "/percolator.v1.MasterService/ChangeObservers": "returns when every tablet knows them",
     "/percolator.v1.MasterService/SetChangeFeed": "returns when every tablet knows",
+    "/percolator.v1.MasterService/SetTtls": "returns when every tablet knows",
     "/percolator.v1.MasterService/ChangeCodecs": "returns when every tablet knows",
     "/percolator.v1.MasterService/SplitTablet": "returns when both halves are served",
     "/percolator.v1.MasterService/MoveTablet": "returns when it is served there",

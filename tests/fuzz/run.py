@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from percolator.backup.layout import ExportFormat
 from percolator.errors import PercolatorError
 from percolator.wire import tls
 from percolator.wire.channels import GrpcNetwork
@@ -42,7 +43,7 @@ class Rig:
     cluster: LocalCluster
     scene: Scene
     canary: Canary
-    exports: ExportDirectories
+    exports: list[ExportDirectories]
     calls: Calls
     processes: Processes
     sockets: Sockets
@@ -90,7 +91,8 @@ async def rigged(
         processes = Processes(cluster, _https(certificates), record)
         calls = Calls(scene, known, record, client, Tokens(token, admin), seed)
         sockets = Sockets(cluster, certificates, record, seed)
-        exports = ExportDirectories(certificates.parent / "exports", database)
+        where = certificates.parent / "exports"
+        exports = [ExportDirectories(where, database, form) for form in ExportFormat]
         yield Rig(cluster, scene, canary, exports, calls, processes, sockets)
     finally:
         await database.close()
@@ -110,7 +112,9 @@ async def fuzz(directory: Path, record: Record, *, seconds: float, seed: int) ->
     with running(directory) as (cluster, certificates):
         async with rigged(cluster, certificates, record, seed) as rig:
             usual = await rig.processes.in_flight()
-            await fuzz_exports(rig.exports, record, seconds=seconds * _EXPORTS_SHARE, seed=seed)
+            for exports in rig.exports:
+                share = seconds * _EXPORTS_SHARE / len(rig.exports)
+                await fuzz_exports(exports, record, seconds=share, seed=seed)
             await _disturb(rig, record, seconds * (1 - _EXPORTS_SHARE))
             await rig.canary.judge()
             await rig.processes.require_done(usual)
@@ -127,10 +131,12 @@ async def replay(directory: Path, record: Record, inputs: Sequence[Input]) -> No
     """Gives calls, or exports, to a new cluster, one after another."""
     with running(directory) as (cluster, certificates):
         async with rigged(cluster, certificates, record, 0) as rig:
-            await rig.exports.prepare()
+            exports = {one.name: one for one in rig.exports}
+            for directories in exports.values():
+                await directories.prepare()
             for one in inputs:
-                if one.target == rig.exports.name:
-                    await judged(rig.exports, one, record)
+                if one.target in exports:
+                    await judged(exports[one.target], one, record)
                 else:
                     await rig.calls.send(one, Random(0))
             await rig.canary.judge()

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from percolator.errors import NotExecuted, TabletLocation, TabletMoved
+from percolator.errors import InvalidArgument, NotExecuted, TabletLocation, TabletMoved
 from percolator.v1 import cells_pb2, cluster_pb2, lockservice_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
@@ -30,6 +30,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 CALL_SECONDS = 5.0
 _ATTEMPTS = 20
 _AGAIN_SECONDS = 0.1
+_REGISTERED_SECONDS = 10.0
+"""A server that registers every second must be known again long before this."""
 _LOOPBACK = "127.0.0.1:"
 _TIMESTAMPS_AT_ONCE = 500
 _SESSION_MILLISECONDS = 30_000
@@ -146,8 +148,7 @@ class Scene:
         """New tables in place of those that were damaged, and every server may have tablets."""
         for name, process in self.cluster.processes.items():
             if name.startswith("tabletserver"):
-                undo = master_pb2.DrainServerRequest(server=process.address, undo=True)
-                await self.call(self._master, methods.DRAIN_SERVER, undo)
+                await self._take_tablets_again(process.address)
         former = [getattr(self, one, None) for one in ("table", "shaken", "loading")]
         number = next(self._numbers)
         table = await self._create(f"fuzzed-{number}", [SPLIT], change_feed=True)
@@ -168,6 +169,25 @@ class Scene:
                 gone = master_pb2.DeleteTableRequest(name=old.name, missing_ok=True)
                 await self.call(self._master, methods.DELETE_TABLE, gone)
         await self.learn()
+
+    async def _take_tablets_again(self, server: str) -> None:
+        """Undoes what an input may have asked of a tablet server: to give its tablets away.
+
+        Another input may have registered a second process at its address. The master takes the
+        first for gone then, until it registers again: every second or so.
+        """
+        undo = master_pb2.DrainServerRequest(server=server, undo=True)
+        loop = asyncio.get_running_loop()
+        waiting_until = loop.time() + _REGISTERED_SECONDS
+        while True:
+            try:
+                await self.call(self._master, methods.DRAIN_SERVER, undo)
+            except InvalidArgument as error:
+                if "is alive" not in str(error) or loop.time() > waiting_until:
+                    raise
+                await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                return
 
     async def _create(
         self, name: str, splits: Iterable[bytes], *, change_feed: bool = False

@@ -10,9 +10,12 @@ from percolator.world import Random
 from services.local.authority import files_in
 from services.local.cluster import LocalCluster
 from tests.fuzz.findings import Record
+from tests.fuzz.frames import hostile
 
 _PAUSE_SECONDS = 0.05
 _ANSWER_SECONDS = 0.2
+_FRAMES_SECURE = 0.9
+"""The share of what the port for frames gets that passes the handshake, or the hello."""
 _NOISE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"GET /metrics?name[]=%00 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
@@ -29,6 +32,7 @@ class Sockets:
     def __init__(
         self, cluster: LocalCluster, certificates: Path, record: Record, seed: int
     ) -> None:
+        self._token = (certificates / "client" / "client.token").read_text().strip()
         self._cluster = cluster
         self._record = record
         self._chance = Random(f"sockets {seed}")
@@ -44,24 +48,28 @@ class Sockets:
             process = self._chance.choice(
                 [one for one in self._cluster.processes.values() if one.ready is not None]
             )
-            port = self._chance.choice(("calls", "metrics"))
-            address = process.address
-            if port == "metrics" and process.ready is not None:
-                address = process.ready.metrics_address
-            secure = self._chance.random() < 0.5
+            ready = process.wait_ready(_ANSWER_SECONDS)
+            ports = {"calls": ready.address, "metrics": ready.metrics_address}
+            if ready.frames_address:
+                ports["frames"] = ready.frames_address
+            port = self._chance.choice(list(ports))
+            address = ports[port]
+            secure = self._chance.random() < (_FRAMES_SECURE if port == "frames" else 0.5)
             kind = f"{'TLS' if secure else 'plain'} to the port of {port}"
+            noise = self._chance.choice((*_NOISE, self._chance.randbytes(300)))
+            if port == "frames" and self._chance.random() < _FRAMES_SECURE:
+                noise = hostile(self._chance, ready.server_id, self._token)
             try:
-                outcome = await self._connect(address, secure=secure)
+                outcome = await self._connect(address, noise, secure=secure)
             except ConnectionRefusedError:
                 outcome = "wrong"
                 self._record.wrong(f"{process.name} no longer listens on {address}")
             self._record.count("sockets", kind, outcome)
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _connect(self, address: str, *, secure: bool) -> str:
+    async def _connect(self, address: str, noise: bytes, *, secure: bool) -> str:
         host, _, port = address.rpartition(":")
         context = self._tls if secure else None
-        noise = self._chance.choice((*_NOISE, self._chance.randbytes(300)))
         try:
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
         except ssl.SSLError:

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from percolator.formats.records import RecordKind, WriteRecord, timestamp_bytes
 from percolator.v1 import cells_pb2 as cells
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1 import frames_pb2 as frames
 from percolator.v1 import gateway_pb2 as gateway
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as master
@@ -87,6 +88,7 @@ def _commit_transactions(scene: Scene, chance: Random) -> Message:
         kinds=[RecordKind.PUT],
         values=[b"fuzzed"],
         observed=[tablets.ObservedColumn(column=COLUMN, observers=[b"fuzzed"])],
+        followed=[0] * chance.randrange(2),
     )
     return tablets.CommitTransactionsRequest(batches=[batch])
 
@@ -251,6 +253,7 @@ def _resolve(scene: Scene, chance: Random) -> Message:
 
 _V1 = "/percolator.v1."
 VALID: dict[str, Make] = {
+    f"{_V1}OracleService/AdvanceEpoch": lambda s, c: oracle.AdvanceEpochRequest(catalogue_epoch=1),
     f"{_V1}OracleService/GetTimestamps": lambda s, c: oracle.GetTimestampsRequest(count=1),
     f"{_V1}LockService/OpenSession": lambda s, c: locks.OpenSessionRequest(info=_info(s)),
     f"{_V1}LockService/RenewSession": lambda s, c: locks.RenewSessionRequest(
@@ -271,6 +274,7 @@ VALID: dict[str, Make] = {
         session_id=_session(s, c), names=[b"fuzzed"]
     ),
     f"{_V1}ClusterService/Describe": lambda s, c: cluster.DescribeRequest(),
+    f"{_V1}FrameService/OfferFrames": lambda s, c: frames.OfferFramesRequest(),
     f"{_V1}ClusterService/Register": _register,
     f"{_V1}MasterService/CreateTable": _create_table,
     f"{_V1}MasterService/DeleteTable": lambda s, c: master.DeleteTableRequest(
@@ -284,11 +288,30 @@ VALID: dict[str, Make] = {
     f"{_V1}MasterService/SetChangeFeed": lambda s, c: master.SetChangeFeedRequest(
         table=s.table.name, change_feed=True
     ),
+    f"{_V1}MasterService/SetTtls": lambda s, c: master.SetTtlsRequest(
+        table=s.table.name,
+        ttls=[tablets.ColumnTtl(column=b"brief", ttl_milliseconds=1 + c.randrange(9))],
+    ),
     f"{_V1}MasterService/DeclareCodecs": lambda s, c: master.DeclareCodecsRequest(
         table_id=s.table.table_id, codecs=_codecs(c)
     ),
     f"{_V1}MasterService/ChangeCodecs": lambda s, c: master.ChangeCodecsRequest(
         table=s.table.name, columns=_codecs(c).columns
+    ),
+    f"{_V1}MasterService/BeginLoad": lambda s, c: master.BeginLoadRequest(
+        table=master.CreateTableRequest(name=f"loaded-{c.randrange(6)}"),
+        load="fuzzed",
+        run=s.timestamp(),
+    ),
+    f"{_V1}MasterService/PublishLoads": lambda s, c: master.PublishLoadsRequest(
+        loads=[
+            master.PublishLoadsRequest.Loaded(
+                table_id=s.table.table_id, run=1, commit_timestamp=s.timestamp()
+            )
+        ]
+    ),
+    f"{_V1}MasterService/AbandonLoad": lambda s, c: master.AbandonLoadRequest(
+        table=f"loaded-{c.randrange(6)}", load="fuzzed", run=s.timestamp()
     ),
     f"{_V1}MasterService/LocateTablets": lambda s, c: master.LocateTabletsRequest(
         table_id=s.table.table_id, range=cells.RowRange(start=SPLIT), limit=2

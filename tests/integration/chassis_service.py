@@ -15,7 +15,12 @@ from typing import ClassVar, Literal
 
 from percolator.errors import InvalidArgument, NotReady
 from percolator.v1 import cluster_pb2, oracle_pb2
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.oracle_pb2 import (
+    AdvanceEpochRequest,
+    AdvanceEpochResponse,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
 from services.chassis.host import Host
 from services.chassis.lifecycle import run
 from services.chassis.serving.rpc import Exposed
@@ -60,6 +65,9 @@ class Waiter:
             time.sleep(60)  # noqa: ASYNC251  # a test asks for exactly this fault
         await asyncio.sleep(request.count / 1000)
         return GetTimestampsResponse(first=1, count=request.count)
+
+    async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
 
 
 def what_is_standard_error() -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ import pytest
 
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, PermissionDenied, Unauthenticated, Unavailable
+from percolator.v1.frames_pb2 import FramesHello
 from percolator.wire import methods, tls
+from percolator.wire.addresses import parse_host_port
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.credentials import PLAIN_TEXT, Credentials
+from percolator.wire.credentials import PLAIN_TEXT, SCHEME, Credentials
+from percolator.wire.frames.connection import FrameConnection
+from percolator.wire.frames.layout import FRAMED, NotFrames
 from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.through import ThroughNetwork
 from percolator.wire.tls import Tls
@@ -38,6 +43,7 @@ PROCESS_OF = {
     "OracleService": "oracle",
     "LockService": "lockservice",
     "TabletServerService": "tabletserver-1",
+    "FrameService": "tabletserver-1",
     "GatewayService": "gateway",
 }
 SECONDS = 5.0
@@ -122,6 +128,31 @@ def kinds(found: dict[str, PercolatorError | None]) -> dict[str, type[Percolator
     return {path: None if error is None else type(error) for path, error in found.items()}
 
 
+async def in_frames(
+    running: Running, credentials: Credentials
+) -> dict[str, type[PercolatorError] | None]:
+    """What empty requests result in that travel in frames, by path."""
+    found: dict[str, type[PercolatorError] | None] = {}
+    for name in ("oracle", "tabletserver-1"):
+        ready = running.cluster.processes[name].wait_ready(SECONDS)
+        at = parse_host_port(ready.frames_address, "frames_address")
+        hello = FramesHello(server_id=ready.server_id)
+        if credentials.token:
+            hello.authorization = SCHEME + credentials.token
+        context = credentials.tls.client_context if credentials.tls is not None else None
+        connection = await FrameConnection.open(at.host, at.port, hello, context, SECONDS)
+        for path in filter(connection.takes, FRAMED):
+            try:
+                await connection.call(path, b"", SECONDS)
+            except PercolatorError as error:
+                found[path] = type(error)
+            else:
+                found[path] = None
+        connection.close()
+    assert set(found) == FRAMED
+    return found
+
+
 Attempt = Callable[[Running], Credentials]
 UNKNOWN: dict[str, Attempt] = {
     "no token": lambda running: running.credentials(),
@@ -137,6 +168,8 @@ async def test_access_requires_a_token_that_the_cluster_knows(
 ) -> None:
     found = kinds(await outcomes(running, UNKNOWN[attempt](running)))
     assert found == dict.fromkeys(found, Unauthenticated)
+    framed = await in_frames(running, UNKNOWN[attempt](running))
+    assert framed == dict.fromkeys(FRAMED, Unauthenticated)
 
 
 @pytest.mark.parametrize("role", [Role.CLIENT, Role.ADMIN, Role.SERVER])
@@ -151,6 +184,7 @@ async def test_each_role_may_call_exactly_what_it_is_permitted_to(
     denied = {path for path, error in found.items() if isinstance(error, PermissionDenied)}
     assert denied == {path for path in found if REQUIRED[path] > role}
     assert Unauthenticated not in kinds(found).values()
+    assert await in_frames(running, credentials) == {path: kinds(found)[path] for path in FRAMED}
 
 
 async def test_a_certificate_of_another_authority_is_refused(
@@ -162,6 +196,12 @@ async def test_a_certificate_of_another_authority_is_refused(
     for credentials in (PLAIN_TEXT, Credentials(untried(trusting))):
         found = kinds(await outcomes(running, credentials))
         assert found == dict.fromkeys(found, Unavailable)
+    context = ssl.create_default_context(cafile=trusting.ca)
+    context.load_cert_chain(trusting.certificate, trusting.key)
+    known = material(files_in(running.certificates / "client"))
+    for tls_or_none in (None, replace(known, client_context=context)):
+        with pytest.raises((NotFrames, OSError)):
+            await in_frames(running, Credentials(tls_or_none, running.token("admin")))
 
 
 async def test_a_client_without_a_certificate_is_refused(running: Running) -> None:
@@ -256,7 +296,9 @@ async def test_a_token_removed_from_the_file_is_refused_within_seconds(
         async def write(tx: aio.Transaction) -> None:
             await tx.set("row", column, 1)
 
-        await database.run(write)
+        for _ in range(20):
+            # Most of them in frames, whose connection has shown its token once.
+            await database.run(write)
         replace_text(tokens, before[before.index("[admin]") :])
         try:
             deadline = time.monotonic() + WITHDRAWN_SECONDS

@@ -103,11 +103,15 @@ def shown_at(address: str, files: Tls) -> str:
 
 
 def shown(cluster: LocalCluster, renewing: Renewing) -> set[str]:
-    """The serial numbers that all services present, on their service and metrics ports."""
+    """The serial numbers that all services present, on all their ports."""
     files = files_in(renewing.used / "client")
     ports = [one.wait_ready(10.0) for one in cluster.processes.values()]
-    addresses = [address for one in ports for address in (one.address, one.metrics_address)]
-    return {shown_at(address, files) for address in addresses}
+    addresses = [
+        address
+        for one in ports
+        for address in (one.address, one.frames_address, one.metrics_address)
+    ]
+    return {shown_at(address, files) for address in addresses if address}
 
 
 async def test_everything_is_renewed_while_programs_keep_running(

@@ -154,6 +154,15 @@ def test_a_broken_module_is_told_and_the_corrected_one_runs(here: Path) -> None:
         launcher.hears("worker runs its observers")
 
 
+def test_observers_that_name_no_list_are_refused_before_anything_starts(here: Path) -> None:
+    launcher = Launcher(here, "--observers", "shop")
+    assert launcher.process.wait(60) == 2
+    assert launcher.said().splitlines() == [
+        "error: --observers: expected module:name, such as shop:observers, got 'shop'"
+    ]
+    assert not (here / ".percolator").exists()
+
+
 def test_what_was_temporary_is_gone_after_sigterm(here: Path) -> None:
     with launched(here, "--temporary", "--tablet-servers", "0", "--gateways", "0") as launcher:
         launcher.hears("percolator dev ps --data ")

@@ -18,7 +18,7 @@ import percolator
 from percolator import Table, Timestamp, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect
-from percolator.backup import cells_file, exporting, import_log, importing, layout
+from percolator.backup import cells_file, exporting, import_log, importing, layout, part_files
 from percolator.backup.layout import DamagedExport
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from services.local.cluster import LocalCluster
@@ -225,22 +225,27 @@ async def _change(tx: percolator.aio.Transaction) -> None:
 
 
 async def interrupted_import(db: Database, exported: Path) -> set[str]:
-    """Interrupts an import of one table after some parts are loaded. Returns their names."""
+    """Interrupts an import of one table after some parts are loaded. Returns their names.
+
+    Parts come one after another: of several at a time, none may be noted as loaded yet.
+    """
 
     def break_off(done: int, in_all: int) -> None:
         if done >= in_all - 1:
             raise Interrupted
 
     await db.drop_table(shop, missing_ok=True)
-    with pytest.raises(Interrupted):
-        await importing.import_tables(db, exported, tables=[shop.name], progress=break_off)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importing, "PARTS_AT_A_TIME", 1)
+        with pytest.raises(Interrupted):
+            await importing.import_tables(db, exported, tables=[shop.name], progress=break_off)
     with import_log.open_log(exported) as log:
         return log.tables[shop.name].parts
 
 
 async def require_closed(db: Database) -> None:
     with pytest.raises(PercolatorError, match="closed for the bulk load"):
-        async with db.snapshot(timeout=0.5) as snapshot:
+        async with db.snapshot(timeout=2) as snapshot:
             await snapshot.get("a00000", price)
 
 
@@ -255,14 +260,16 @@ async def test_an_interrupted_import_shows_nothing_and_is_resumed(
     exported = copied(exported, tmp_path / "copy")
     read = []
 
-    def noted(directory: Path, part: layout.ExportPart) -> Any:
-        read.append(part.file)
-        return cells_file.cells_of(directory, part)
+    whole = part_files.cells_of
+
+    def noted(directory: Path, *more: Any) -> Any:
+        read.append(more[-1].file)
+        return whole(directory, *more)
 
     async with connect(target.address) as db:
         done = await interrupted_import(db, exported)
         await require_closed(db)
-        monkeypatch.setattr(importing, "cells_of", noted)
+        monkeypatch.setattr(part_files, "cells_of", noted)
         told: list[int] = []
         made = await importing.import_tables(
             db, exported, tables=[shop.name], progress=lambda cells, _: told.append(cells)
@@ -357,10 +364,10 @@ async def test_a_part_is_not_closed_while_it_is_being_written(
     done: list[str] = []
 
     class SlowFile:
-        def __init__(self, _path: Path) -> None:
+        def __init__(self, *_arguments: object) -> None:
             pass
 
-        def write_batch(self, _batch: object) -> None:
+        def write(self, _piece: object) -> None:
             writing.set()
             assert go_on.wait(30)
             done.append("written")
@@ -368,7 +375,7 @@ async def test_a_part_is_not_closed_while_it_is_being_written(
         def close(self) -> None:
             done.append("closed")
 
-    monkeypatch.setattr(exporting, "writer", SlowFile)
+    monkeypatch.setattr(part_files, "create", SlowFile)
     monkeypatch.setattr(exporting, "PARTS_AT_A_TIME", 1)
     async with connect(cluster.address) as db:
         export = asyncio.create_task(exporting.export(db, tmp_path / "copy", tables=[shop.name]))

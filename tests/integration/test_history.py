@@ -18,7 +18,7 @@ from percolator import InvalidArgument, SnapshotTooOld, Table, Timestamp, codecs
 from percolator.errors import SchemaError, SessionExpired
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.spark.options import ReadOptions
-from percolator.spark.pins import pinned_timestamp
+from percolator.spark.reading.pins import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine

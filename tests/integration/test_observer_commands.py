@@ -72,10 +72,12 @@ def test_waiting_notifications_are_listed_counted_and_thrown_away(command: Comma
     counted = [{"table": "pages", "observer": "measure", "cells": 6}]
     assert command.data("notifications", "--count") == counted
     assert command.data("notifications", "--observer", "other") == []
-    late = command.error("wait", "--timeout", "0.2", code=1)
+    late = command.error("wait", "--timeout", "2", code=1)
     assert "6 for 'measure' of 'pages'" in late
-    assert "purge" in command.error("observers", "remove", "pages", "measure", code=2)
-    removed = command.data("observers", "remove", "pages", "measure", "--purge")
+    assert "--yes" in command.error("observers", "remove", "pages", "measure", "--purge", code=2)
+    refused = command.error("observers", "remove", "pages", "measure", "--yes", code=2)
+    assert "purge" in refused
+    removed = command.data("observers", "remove", "pages", "measure", "--purge", "--yes")
     assert (removed["removed"], removed["purged"], removed["left"]) == (True, 6, 0)
     assert command.text("observers", "list").strip() == "no observers"
 
@@ -83,7 +85,7 @@ def test_waiting_notifications_are_listed_counted_and_thrown_away(command: Comma
 def test_an_unknown_observer_or_table_is_named_in_the_error(command: CommandLine) -> None:
     assert "'unknown'" in command.error("observers", "pause", "pages", "unknown", code=2)
     assert "'unknown'" in command.error("observers", "backfill", "pages", "unknown", code=1)
-    assert "'unknown'" in command.error("observers", "remove", "pages", "unknown", code=1)
+    assert "'unknown'" in command.error("observers", "remove", "pages", "unknown", "--yes", code=1)
     assert "'none'" in command.error("notifications", "--table", "none", code=1)
     assert "'none'" in command.error("observers", "list", "--table", "none", code=1)
     assert "--from" in command.error(
@@ -145,3 +147,19 @@ def test_workers_of_the_library_and_what_they_do_are_shown(
         assert shown.count("commits/s") == 4, "two tables, twice"
         assert "measure" in shown
     assert "no observer matches" in command.error("observers", "stats", "--table", "x", code=1)
+
+
+def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped(
+    cluster: LocalCluster,
+) -> None:
+    observers = "tests.integration.observed_orders:observers"
+    command = ["--address", cluster.address, "worker", "--observers", observers]
+    with subprocess.Popen(
+        [sys.executable, "-m", "percolator.cli", *command], stderr=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stderr is not None
+        said = worker.stderr.readline()
+        worker.terminate()
+        worker.wait(_TIMEOUT_SECONDS)
+    assert said.startswith("waiting: there is no table 'orders': create it with db.create_table")
+    assert worker.returncode == 0

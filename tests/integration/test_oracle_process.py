@@ -252,7 +252,7 @@ def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> 
     good = Mark(1_800_000_000_000, "").encode()
     for name, mark, reason in (
         ("damaged", good.replace(b"18", b"17"), "'mark' of the role 'oracle' is damaged"),
-        ("newer", good.replace(b"mark 1", b"mark 2"), "written by a newer version: format 2"),
+        ("newer", good.replace(b"mark 1", b"mark 3"), "written by a newer version: format 3"),
     ):
         left = tmp_path / name / "store" / "coordinator" / "oracle" / "e1.sealed"
         left.mkdir(parents=True)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "webindex.md"
 WAIT_SECONDS = 120.0
-LOADED = 80
-"""How many documents have been written when processes are killed."""
+_LOOK_SECONDS = 0.05
+"""Between two looks at how far a loader, which is another process, has come."""
 
 
 @pytest.fixture(scope="module")
@@ -62,27 +62,38 @@ def crawled(db: Database) -> list[Document]:
         return [Document(row.key, row[tables.body]) for row in rows]
 
 
-def test_a_crawl_is_served_although_a_worker_and_a_tablet_server_are_killed_in_the_middle(
-    cluster: LocalCluster, db: Database
-) -> None:
-    tables.create_tables(db, ["http://site1", "http://site2"])
-    with load(cluster, "--documents", "180", "--updates", "60", "--deletions", "30") as loading:
+def crawl_among_kills(
+    cluster: LocalCluster, db: Database, *options: str, loaded: int, killed: Sequence[str]
+) -> list[Document]:
+    """Loads a crawl, kills these processes when that many documents are there, and compares what
+    is served in the end with its definition. Returns the documents."""
+    with load(cluster, *options) as loading:
         deadline = time.monotonic() + WAIT_SECONDS
-        while len(crawled(db)) < LOADED:
+        while len(crawled(db)) < loaded:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(_LOOK_SECONDS)
         assert loading.poll() is None, "everything was written before anything was killed"
-        for name in ("worker", "tabletserver-1"):
+        for name in killed:
             cluster.processes[name].kill()
-        cluster.restart("worker")
-        cluster.restart("tabletserver-1")
+        for name in killed:
+            cluster.restart(name)
         _, told = loading.communicate(timeout=WAIT_SECONDS)
         assert loading.returncode == 0, told
     quiet = db.wait_for_observers(timeout=WAIT_SECONDS)
     assert not quiet.dead_letters
     documents = crawled(db)
-    assert 150 < len(documents) < 180
     assert served_table(db) == served(documents)
+    return documents
+
+
+def test_a_crawl_is_served_although_a_worker_and_a_tablet_server_are_killed_in_the_middle(
+    cluster: LocalCluster, db: Database
+) -> None:
+    tables.create_tables(db, ["http://site1", "http://site2"])
+    options = ("--documents", "180", "--updates", "60", "--deletions", "30")
+    killed = ("worker", "tabletserver-1")
+    documents = crawl_among_kills(cluster, db, *options, loaded=80, killed=killed)
+    assert 150 < len(documents) < 180
 
 
 def test_the_program_in_the_guide_shows_what_is_served(cluster: LocalCluster, db: Database) -> None:

@@ -136,7 +136,6 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
             timeout=40,
         ).stdout
 
-    assert run("python", "program.py").splitlines() == ["one two", "conflict"]
     worker = subprocess.Popen(
         [environment / "percolator", "worker", "--observers", "watched_notes:observers"],
         cwd=tmp_path,
@@ -146,6 +145,8 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
     )
     try:
         assert worker.stderr is not None
+        assert worker.stderr.readline().startswith("waiting: there is no table 'notes'")
+        assert run("python", "program.py").splitlines() == ["one two", "conflict"]
         assert worker.stderr.readline() == "running count of notes\n"
         run("percolator", "set", "notes", "c", "text=four five six")
         run("percolator", "wait")
@@ -185,11 +186,20 @@ def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster
     assert "percolator-store[export]" in done.stderr
 
 
-def test_a_cluster_without_the_extra_says_what_to_install(
-    environment: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["percolator", "dev"],
+        ["python", "-m", "services.local"],
+        ["python", "-m", "services.oracle"],
+    ],
+)
+def test_services_without_the_extra_say_what_to_install(
+    environment: Path, tmp_path: Path, command: list[str]
 ) -> None:
+    program, *arguments = command
     done = subprocess.run(
-        [environment / "percolator", "dev"], cwd=tmp_path, capture_output=True, text=True
+        [environment / program, *arguments], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

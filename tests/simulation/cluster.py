@@ -20,6 +20,7 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import StoreUnusable, Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
+from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.testing.isolation.history import Recorder
 from percolator.testing.simulator.network_faults import PERFECT
 from percolator.testing.simulator.simulated_loop import SimulationLoop
@@ -41,6 +42,7 @@ from tests.simulation.programs import (
     Programs,
     StoreRoot,
 )
+from tests.simulation.row_collector import COLLECTOR, RowCollectorProgram
 from tests.simulation.rows import ON_ROWS, ROW_STORE, RowStoreProgram, rows_over
 from tests.simulation.scenario import CLIENTS, Scenario
 from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
@@ -84,7 +86,7 @@ class Cluster:
         """The earliest time of a restart, by address."""
         self._programs: dict[str, Main] = {}
         self.processes: dict[str, SimulatedProcess] = {}
-        self.row_store = RowStoreProgram() if scenario.on_rows else None
+        self.row_store = RowStoreProgram(self.root.collected) if scenario.on_rows else None
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
         """What has the cells: the favourite targets of strikes."""
         if self.row_store is not None:
@@ -105,6 +107,7 @@ class Cluster:
                     cells.splits,
                     registered(workload.observers, cells.name),
                     change_feed=workload.change_feed,
+                    ttls=workload.ttls,
                 )
         for address in self.masters:
             real = Masters(self.root).serve
@@ -116,11 +119,22 @@ class Cluster:
         for address in self.tablet_servers:
             store = self.row_store
             self._add(address, programs.tablet_server if store is None else store.serve)
+        self.row_collector = None if self.row_store is None else self._add_row_collector()
         self.servers = list(self.processes)
         for process, skew in zip(
             self.processes.values(), scenario.clock_skews_milliseconds, strict=False
         ):
             process.clock.set_wall_back(skew)
+
+    def _add_row_collector(self) -> RowCollectorProgram:
+        """In every other run with locks, it collects only what tells of ended transactions."""
+        found = RowCollectorProgram(
+            self.connected,
+            lambda: [table.table_id for table in self.placements.all_tables()],
+            keeps_snapshots=self.workload.locks and self.scenario.seed % 2 == 1,
+        )
+        self._add(COLLECTOR, found.serve)
+        return found
 
     def _add(self, address: str, program: Main) -> SimulatedProcess:
         process = SimulatedProcess(address, self.wire, Random(f"{address} {self.scenario.seed}"))
@@ -136,6 +150,7 @@ class Cluster:
     async def start_servers(self) -> None:
         """Starts the masters first: they refuse a root in which other services have written."""
         if self.row_store is not None:
+            await self.row_store.create(INTENTS_TABLE)
             for table in self.placements.tables.values():
                 await self.row_store.create(table.table_id)
         for address in self.servers:

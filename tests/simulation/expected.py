@@ -7,6 +7,7 @@ from collections import Counter
 from percolator.testing.simulator.network_faults import Fault
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP
 from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
+from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.rows import ON_ROWS
 from tests.simulation.scenario import Kind
 from tests.simulation.tablet_log import TORN
@@ -45,6 +46,7 @@ EXPECTED = (
     TORN,
     IN_ONE_ROUND,
     ON_ROWS,
+    COLLECTED_FROM_ROWS,
     *(f"client killed at: {step}" for step in CLIENT_STEPS),
     FAR_AHEAD,
     FAR_BEHIND,

@@ -48,6 +48,8 @@ class LastReading:
                 break
             await asyncio.sleep(_RETRY_SECONDS)
         self.timestamp = await database.timestamp()
+        if self._cluster.row_collector is not None:
+            self.collected_below = self._cluster.row_collector.decided.transactions
         if self._cluster.scenario.with_master:
             await _until_done(lambda: self._ask_the_master(world))
         await database.close()
@@ -85,9 +87,10 @@ class LastReading:
     async def _read_cells(self, world: World, database: Database) -> bool:
         deadline = world.clock.monotonic_seconds() + _CALL_SECONDS
         names = [table.name for table in self._tables]
-        store, placed = self._cluster.row_store, self._cluster.placements.tables
+        store = self._cluster.row_store
         if store is not None:
-            self.stored = [await store.stored(placed[name].table_id, name) for name in names]
+            placed = {one.name: one.table_id for one in self._cluster.placements.all_tables()}
+            self.stored = [await store.stored(placed[name], name) for name in names]
             return True
         try:
             catalog = database._engine.catalog

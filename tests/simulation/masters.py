@@ -9,15 +9,16 @@ from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.wire import methods
 from percolator.world import Random, World
-from services.chassis.coordinator.directory import CoordinatorTimes, DirectoryCoordinator
+from services.chassis.coordinator.directory import DirectoryCoordinator
+from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.lived_time import LivedTime
 from services.chassis.serving.rpc import Exposed
 from services.chassis.store.cluster_identity import establish_identity
 from services.chassis.version import version
 from services.master.cluster_handler import ClusterHandler
 from services.master.history.collection import CollectionTimes
-from services.master.leader import MasterTimes
-from services.master.master import Master, Site
+from services.master.leader import MasterTimes, TabletTerms
+from services.master.master import Master
 from services.master.master_handler import MasterHandler
 from services.master.registry import Registry
 from services.master.tablets.server_watch import WatchTimes
@@ -55,7 +56,9 @@ class Masters:
         coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
         watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
         times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
-        master = Master(Site(world, files, ROOT, own, times), coordinator, registry)
+        master = Master(
+            world, own, coordinator, registry, TabletTerms(world, files, ROOT, registry, times)
+        )
         cluster = ClusterHandler(clock, identity, own, registry, master)
         incarnation.listen(
             [

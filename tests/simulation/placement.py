@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.errors import PercolatorError, SchemaError
+from percolator.observers.registry.observer_change import changed_observers
 from percolator.testing.simulator.simulated_process import Incarnation
-from percolator.v1 import cluster_pb2, master_pb2
+from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.world import World
+from tests.simulation.loading import LoadedTables, Loading
 from tests.simulation.programs import CLUSTER_ID, LOCK_SERVICE, MASTER, ORACLE
 
 _ROUND_SECONDS = 0.4
@@ -47,6 +50,10 @@ class Placements:
     servers: Sequence[str]
     tables: dict[str, master_pb2.Table] = field(default_factory=dict)
     tablets: list[Placed] = field(default_factory=list)
+    epoch: int = 0
+    """The catalogue's."""
+    loaded: LoadedTables = field(default_factory=LoadedTables)
+    """Those that bulk loads into a row store have created."""
     moves: list[int] = field(default_factory=list)
     """Indexes in `tablets` of those that shall get another owner."""
 
@@ -57,14 +64,18 @@ class Placements:
         observers: Sequence[master_pb2.Observer] = (),
         *,
         change_feed: bool = False,
+        ttls: Mapping[bytes, int] = MappingProxyType({}),
     ) -> None:
+        options = master_pb2.TableOptions(change_feed=change_feed)
+        for column, ttl in ttls.items():
+            options.ttls.add(column=column, ttl_milliseconds=ttl)
         table = master_pb2.Table(
             table_id=len(self.tables) + 1,
             name=name,
             schema_version=_SCHEMA_VERSION,
             tablets=len(splits) + 1,
             observers=observers,
-            options=master_pb2.TableOptions(change_feed=change_feed),
+            options=options,
         )
         self.tables[name] = table
         for start, end in itertools.pairwise([b"", *splits, b""]):
@@ -74,6 +85,10 @@ class Placements:
                 range=RowRange(start=start, end=end),
             )
             self.tablets.append(Placed(location))
+
+    def all_tables(self) -> list[master_pb2.Table]:
+        """Those that clients can use."""
+        return [*self.tables.values(), *self.loaded.published()]
 
     async def serve(self, incarnation: Incarnation) -> None:
         """The program of the stand-in."""
@@ -101,6 +116,7 @@ class _StandIn:
     def __init__(self, world: World, placements: Placements) -> None:
         self._world = world
         self._placements = placements
+        self._loading = Loading(world, placements.loaded)
         self._serving: dict[str, dict[int, int]] = {}
         """The tablets and epochs of each server that answered recently."""
 
@@ -129,7 +145,38 @@ class _StandIn:
     async def list_tables(
         self, request: master_pb2.ListTablesRequest
     ) -> master_pb2.ListTablesResponse:
-        return master_pb2.ListTablesResponse(tables=self._placements.tables.values())
+        return master_pb2.ListTablesResponse(tables=self._placements.all_tables())
+
+    async def begin_load(
+        self, request: master_pb2.BeginLoadRequest
+    ) -> master_pb2.BeginLoadResponse:
+        return await self._loading.begin(request)
+
+    async def publish_loads(
+        self, request: master_pb2.PublishLoadsRequest
+    ) -> master_pb2.PublishLoadsResponse:
+        return await self._loading.publish(request)
+
+    async def abandon_load(
+        self, request: master_pb2.AbandonLoadRequest
+    ) -> master_pb2.AbandonLoadResponse:
+        return await self._loading.abandon(request)
+
+    async def change_observers(
+        self, request: master_pb2.ChangeObserversRequest
+    ) -> master_pb2.ChangeObserversResponse:
+        """Only on a row store, where no tablet has to be told: the catalogue first, then the
+        epoch."""
+        table = self._table(request.table, 0)
+        change = changed_observers(table.name, table.observers, request)
+        del table.observers[:]
+        table.observers.extend(change.observers)
+        table.schema_version += change.raises_version
+        self._placements.epoch += 1
+        raised = oracle_pb2.AdvanceEpochRequest(catalogue_epoch=self._placements.epoch)
+        advance = self._world.network.unary(ORACLE, methods.ADVANCE_EPOCH)
+        await advance(raised, _ORDER_SECONDS)
+        return master_pb2.ChangeObserversResponse(table=table)
 
     async def locate_tablets(
         self, request: master_pb2.LocateTabletsRequest
@@ -147,7 +194,7 @@ class _StandIn:
         )
 
     def _table(self, name: str, table_id: int) -> master_pb2.Table:
-        for table in self._placements.tables.values():
+        for table in self._placements.all_tables():
             if table.name == name or table.table_id == table_id:
                 return table
         raise SchemaError(f"there is no table {name or table_id}", table=name)
@@ -159,6 +206,7 @@ class _StandIn:
             await asyncio.gather(*map(self._ask, self._placements.servers))
             if self._serving:
                 await self._place()
+            await self._loading.remove_dropped()
             await asyncio.sleep(_ROUND_SECONDS)
 
     async def _ask(self, server: str) -> None:
@@ -190,6 +238,7 @@ class _StandIn:
         others = [server for server in living if server != location.address] or living
         location.epoch += 1
         location.address = self._world.random.choice(others)
+        options = self._table("", location.table_id).options
         request = wire.OpenTabletRequest(
             table_id=location.table_id,
             tablet_id=location.tablet_id,
@@ -197,7 +246,8 @@ class _StandIn:
             schema_version=_SCHEMA_VERSION,
             range=location.range,
             must_exist=placed.existed,
-            change_feed=self._table("", location.table_id).options.change_feed,
+            change_feed=options.change_feed,
+            ttls=options.ttls,
         )
         try:
             await self._world.network.unary(location.address, methods.OPEN_TABLET)(

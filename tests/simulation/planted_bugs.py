@@ -30,10 +30,14 @@ from percolator.v1.tabletserver_pb2 import (
 )
 from services.chassis.store.epoch_directory import EpochDirectory
 from services.oracle.ledger import Ledger
+from tests.simulation import planted_baton_bugs as baton_bugs
 from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
 from tests.simulation import planted_durability_bugs as durability_bugs
+from tests.simulation import planted_expiry_bugs as expiry_bugs
+from tests.simulation import planted_family_bugs as family_bugs
 from tests.simulation import planted_feed_bugs as feed_bugs
+from tests.simulation import planted_intent_bugs as intent_bugs
 from tests.simulation import planted_load_bugs as load_bugs
 from tests.simulation import planted_lock_only_bugs as lock_only_bugs
 from tests.simulation import planted_newest_bugs as newest_bugs
@@ -43,10 +47,13 @@ from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation import planted_read_lock_bugs as read_lock_bugs
 from tests.simulation import planted_recipe_bugs as recipe_bugs
 from tests.simulation import planted_row_bugs as row_bugs
+from tests.simulation import planted_row_collection_bugs as row_collection_bugs
+from tests.simulation import planted_row_load_bugs as row_load_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_step_bugs as step_bugs
 from tests.simulation import planted_store_bugs as store_bugs
 from tests.simulation import planted_table_bugs as table_bugs
+from tests.simulation.first_seeds import FIRST_SEEDS
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
 
@@ -191,6 +198,8 @@ class Bug:
     """Strikes wait this long, and there is work for as long: history has to be collected first."""
     lone_strike_seconds: float = 0.0
     """If not 0, there is only one strike, and it lasts this long: others would end it early."""
+    sessions_per_client: int = 0
+    """If not 0, each client has so many, and they begin at their own times: they form lines."""
     is_quickly_caught: bool = False
     """Whether it is caught in seconds: then it is part of every test run."""
 
@@ -212,6 +221,8 @@ class Bug:
                 for strike in found.strikes
             )
             found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
+        if self.sessions_per_client:
+            found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
         return replace(
             found,
             on_rows=self.on_rows,
@@ -351,8 +362,22 @@ BUGS = (
         seeds_max=300,
     ),
     *(
+        Bug(
+            plant,
+            workload="expiring",
+            with_master=with_master,
+            seeds_max=200,
+            is_quickly_caught=True,
+        )
+        for plant, with_master in expiry_bugs.ALL
+    ),
+    *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
         for plant, kinds, quickly in load_bugs.ALL
+    ),
+    *(
+        Bug(plant, workload="loads", on_rows=True, seeds_max=300, is_quickly_caught=True)
+        for plant in row_load_bugs.ALL
     ),
     *(
         Bug(
@@ -380,6 +405,21 @@ BUGS = (
         Bug(plant, workload="sequential", one_round_share=share, is_quickly_caught=True)
         for plant, share in newest_bugs.ALL
     ),
+    *(
+        Bug(
+            plant,
+            workload="counters",
+            one_round_share=0.8,
+            sessions_per_client=6,
+            is_quickly_caught=quickly,
+        )
+        for plant, quickly in baton_bugs.ALL
+    ),
+    *(
+        Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)
+        for plant, share in family_bugs.ALL
+    ),
+    Bug(observer_bugs.changes_during_a_pause_are_not_looked_at, workload="chains"),
     *(Bug(plant, workload="recipes", is_quickly_caught=True) for plant in recipe_bugs.ALL),
     *(
         Bug(
@@ -404,11 +444,35 @@ BUGS = (
         )
         for plant, kinds, workload, quickly in row_bugs.ALL
     ),
+    *(
+        Bug(
+            row_collection_bugs.eagerly(plant),
+            kinds,
+            workload=workload or "mixed",
+            on_rows=True,
+            seconds_max=3.0,
+            seeds_max=400,
+        )
+        for plant, kinds, workload in row_collection_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="chains",
+            on_rows=True,
+            seconds_max=3.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, quickly in intent_bugs.ALL
+    ),
 )
 
 
-def seeds_until_caught(bug: Bug, first: int = 0) -> tuple[int, Verdict | None]:
+def seeds_until_caught(bug: Bug) -> tuple[int, Verdict | None]:
     """The number of seeds that were run, and the failing verdict; None if it was not caught."""
+    first = FIRST_SEEDS.get(bug.name, 0)
     with pytest.MonkeyPatch.context() as patch:
         bug.plant(patch)
         for seeds in range(1, bug.seeds_max + 1):

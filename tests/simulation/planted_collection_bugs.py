@@ -33,7 +33,7 @@ def collects_before_old_locks_are_resolved(patch: Patch) -> None:
     # Tablets also refuse rollback markers below what they have collected. With that, nothing would
     # be torn: the locks would stay, and the cells behind them would never be read again.
     patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
-    _collect_eagerly(patch)
+    collect_eagerly(patch)
 
 
 def new_owner_forgets_the_safe_point(patch: Patch) -> None:
@@ -45,19 +45,19 @@ def new_owner_forgets_the_safe_point(patch: Patch) -> None:
         state.safe_points = SafePoints()
 
     patch.setattr(opening, "load", wrong)
-    _collect_eagerly(patch, round_seconds=1.0)  # the next round tells the new owner
+    collect_eagerly(patch, round_seconds=1.0)  # the next round tells the new owner
 
 
 def safe_point_checked_before_the_read(patch: Patch) -> None:
     """While a page is being read, cells that it has not reached yet are collected."""
     patch.setattr(PointReads, "_refuse_too_old", lambda self: None)
-    _collect_eagerly(patch)
+    collect_eagerly(patch)
 
 
 def newest_version_under_a_notification_collected(patch: Patch) -> None:
     """An observer that runs late does not find the change for which it had to run."""
     patch.setattr(Sweep, "_is_awaited", lambda self, cell: False)
-    _collect_eagerly(patch)
+    collect_eagerly(patch)
 
 
 def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
@@ -68,10 +68,10 @@ def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
         return []
 
     patch.setattr(AnsweredCells, "came_to", wrong)
-    _collect_eagerly(patch)
+    collect_eagerly(patch)
 
 
-def _collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
+def collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
     """So that a run of a few seconds sees much of it. No client tells what it needs: then only
     being refused keeps it from what is gone."""
     patch.setattr(OpenStarts, "oldest", lambda self: 0)

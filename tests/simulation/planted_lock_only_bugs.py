@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
-from percolator.formats.records import KIND_LOCK_ONLY
+from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
 from percolator.tablet.collection.collection import _WalkOfVersions
 from percolator.tablet.memory.last_change import LastChanges, newest_change_below
 from percolator.tablet.writing import judge
@@ -57,13 +57,11 @@ def lock_only_record_collected_once_there_is_a_newer_commit(patch: Patch) -> Non
     """The newer one excludes the same transactions, but does not tell how the older one ended."""
     correct = _WalkOfVersions._look_above
 
-    def wrong(
-        self: _WalkOfVersions, key: bytes, value: bytes, kind: int, timestamp: int
-    ) -> int | None:
-        if kind == KIND_LOCK_ONLY and self._newer:
+    def wrong(self: _WalkOfVersions, key: bytes, value: bytes, timestamp: int) -> int | None:
+        if value[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY and self._newer:
             self._delete(key, value)
             return None
-        return correct(self, key, value, kind, timestamp)
+        return correct(self, key, value, timestamp)
 
     patch.setattr(_WalkOfVersions, "_look_above", wrong)
     times = CollectionTimes(round_seconds=0.2, retention_seconds=1.0)

@@ -13,18 +13,20 @@ from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.run_pool import RunPool
 from percolator.observers.running.watched_cell import WatchedCell
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work
+from percolator.observers.work import Work, WorkQueue
 from percolator.protocol import steps
-from percolator.protocol.cleanup import Cleanup, MetLock
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.known_row import KnownRow
+from percolator.protocol.met_lock import MetLock
+from percolator.protocol.rolling import Rolling
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import FoundCell
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import CommitWork
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
-from services.master.map.cluster_map import Table
+from services.master.map.catalogue import Table
 from services.master.tablets.tables import Tables
 from tests.simulation.planted_protocol_bugs import without_lists
 
@@ -39,6 +41,17 @@ def notification_newer_than_the_snapshot_deleted(patch: Patch) -> None:
         correct(self, work, max(work.timestamps | {seen}))
 
     patch.setattr(RunPool, "_handled", wrong)
+
+
+def changes_during_a_pause_are_not_looked_at(patch: Patch) -> None:
+    """Whatever comes during the pause is taken for handled by the run before it."""
+    correct = WorkQueue._remember
+
+    def wrong(self: WorkQueue, work: Work, seen: int) -> None:
+        milliseconds = int(work.watched.observer.pause_seconds * 1000)
+        correct(self, work, seen + (milliseconds << SEQUENCE_BITS))
+
+    patch.setattr(WorkQueue, "_remember", wrong)
 
 
 def notification_at_the_start_timestamp(patch: Patch) -> None:
@@ -134,13 +147,13 @@ def weak_notification_not_written_again(patch: Patch) -> None:
 
 def roll_forward_without_the_notification(patch: Patch) -> None:
     """Another client commits an observed cell for its dead owner, and notifies no observer."""
-    correct = Cleanup._roll_forward_or_back
+    correct = Rolling.roll
 
-    async def wrong(self: Cleanup, met: list[MetLock], deadline: float) -> None:
+    async def wrong(self: Rolling, met: list[MetLock], deadline: float) -> list[MetLock]:
         env = replace(self._env, schemas=_Unobserved(self._env.schemas))
-        await correct(Cleanup(env), met, deadline)
+        return await correct(Rolling(env, self._once), met, deadline)
 
-    patch.setattr(Cleanup, "_roll_forward_or_back", wrong)
+    patch.setattr(Rolling, "roll", wrong)
 
 
 class _Unobserved:
@@ -163,7 +176,7 @@ def registration_returns_before_tablets_know(patch: Patch) -> None:
     async def wrong(self: Tables, table: Table, deadline: float) -> None:
         return
 
-    patch.setattr(Tables, "_until_served", wrong)
+    patch.setattr(Tables, "_until_current", wrong)
 
 
 def commits_of_any_schema_are_taken(patch: Patch) -> None:

@@ -45,7 +45,7 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
         except PercolatorError as error:
             self._end_all(transactions, not_executed(NotExecuted(error.message)))
             return
-        for commit, transaction in enumerate(transactions, first):
+        for commit, transaction in server.commit_timestamps(transactions, first):
             transaction.commit = commit
         correct(self, transactions)
 

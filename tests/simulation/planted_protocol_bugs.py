@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from percolator.protocol import steps
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.prewriting import Prewrite
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation

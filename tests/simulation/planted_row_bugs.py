@@ -14,7 +14,7 @@ from percolator.bigtable import filters
 from percolator.errors import NotExecuted, PercolatorError, Retry
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import START_TIMESTAMP_BYTES
-from percolator.routing.cells import APPLIED, RowRequest, RowResult
+from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
 from percolator.rowstore import judging, mapping, mutating, reading, selecting
 from percolator.rowstore.exclusion import OtherSide, other_sides
 from percolator.rowstore.layout import LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
@@ -101,7 +101,7 @@ def refusals_in_another_order(patch: Patch) -> None:
         del turned.conditions[:]
         turned.conditions.extend(reversed(step.conditions))
         refused = correct(turned, cells, times)
-        if refused is not None:
+        if isinstance(refused, Refused):
             refused.condition = len(step.conditions) - 1 - refused.condition
         return refused
 

@@ -17,15 +17,18 @@ from percolator.aio.tickets import Receipt
 from percolator.errors import CellAddress, PercolatorError, Retry
 from percolator.formats.records import shared_part
 from percolator.protocol import steps
-from percolator.protocol.cleanup import MetLock
+from percolator.protocol.met_lock import MetLock
+from percolator.protocol.pushing import Pushing
+from percolator.protocol.rolling import Rolling
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.names import Job, PartKey
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_steps import Write
-from percolator.routing.cells import Answer, CellMutation
+from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
+from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation.scenario import Kind
@@ -142,6 +145,25 @@ def _looks_elsewhere(job: Job) -> Mutation:
     return steps.require_open(job.row, b"elsewhere", job.began)
 
 
+def pushed_once_is_passed_for_good(patch: Patch) -> None:
+    """A part that was pushed above one snapshot is passed by later ones, and commits below them."""
+
+    def wrong(self: Pushing, start: int, read_at: int) -> bool:
+        return start in self._least
+
+    patch.setattr(Pushing, "is_above", wrong)
+
+
+def locks_are_read_below_their_commit(patch: Patch) -> None:
+    """A snapshot shows the value in a lock whose transaction has committed above it."""
+    correct = Rolling.read
+
+    def wrong(self: Rolling, met: MetLock, read_at: int) -> FoundCell | None:
+        return correct(self, met, TIMESTAMP_MAX)
+
+    patch.setattr(Rolling, "read", wrong)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (attempts_at_a_task_share_a_part, (), True),
     (named_before_everything_is_locked, (), True),
@@ -151,5 +173,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (timestamp_from_before_the_last_prewrite, (), True),
     (another_attempts_lock_is_taken_for_our_own, (), True),
     (a_part_begins_after_the_end, (), True),
+    (pushed_once_is_passed_for_good, (), True),
+    (locks_are_read_below_their_commit, (), True),
 )
 """Each with the strikes that bring it to light, and whether it is caught in seconds."""

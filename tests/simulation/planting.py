@@ -1,7 +1,7 @@
-"""`python -m tests.simulation.planting [WORD ...]`: plants the bugs, and reports which were found.
+"""`python -m tests.simulation.planting [--slow] [WORD ...]` plants bugs, and says which are found.
 
-Without words, plants all of them, otherwise those with one of the words in their names. The exit
-code is 1 if one was not found.
+Without words, plants all of them, otherwise those with one of the words in their names; with
+`--slow`, leaves out those that every test run plants. The exit code is 1 if one was not found.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from multiprocessing import get_context
 
 from tests.simulation.planted_bugs import BUGS, seeds_until_caught
 
+_SLOW = "--slow"
+
 
 def main() -> int:
     """Runs several at a time, each in its own process: a bug is planted into a whole process."""
-    wanted = sys.argv[1:]
+    only_slow = _SLOW in sys.argv
+    wanted = [word for word in sys.argv[1:] if word != _SLOW]
     places = [
         place
         for place, bug in enumerate(BUGS)
-        if not wanted or any(word in bug.name for word in wanted)
+        if not (only_slow and bug.is_quickly_caught)
+        and (not wanted or any(word in bug.name for word in wanted))
     ]
     if not places:
-        print(f"no bug has one of these words in its name: {', '.join(wanted)}")
+        print(f"no bug to plant has one of these words in its name: {', '.join(wanted)}")
         return 1
     missed = 0
     # The modules are imported once, by the process from which the others are forked.
@@ -48,7 +52,8 @@ def _planted(place: int) -> tuple[bool, str]:
     # What was logged comes first, but says less.
     seen = max(verdict.problems, key=lambda one: not one.startswith("logged"))
     seen = seen.split(": ")[0]
-    return True, f"caught in {seeds:4} seeds  {seconds:6.1f} s  {bug.name}: {seen}"
+    found = f"{bug.name}, seed {verdict.scenario.seed}: {seen}"
+    return True, f"caught in {seeds:4} seeds  {seconds:6.1f} s  {found}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from percolator.wire.methods import REGISTER
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.service_settings import ServiceSettings
+from services.chassis.stores.directory_store import DirectoryStore
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
@@ -95,7 +96,8 @@ class Programs:
         masters = tuple(self._masters) if len(self._masters) > 1 else ()
         settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
         host = _host(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE)
-        async with oracle_service(host, ROOT, poll_seconds=POLL_SECONDS) as exposed:
+        store = DirectoryStore(files, ROOT, incarnation.world)
+        async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
             incarnation.listen(exposed)
             host.background("register", self._register(incarnation, host.announced))
             await host.failed.wait()

@@ -6,18 +6,30 @@ may, and calls may be lost, late or doubled on their way, as all messages may.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.aio.engine import Rows
-from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, CREATE_TABLE, READ_ROWS
+from percolator.bigtable.methods import (
+    CHECK_AND_MUTATE_ROW,
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    MUTATE_ROWS,
+    READ_ROWS,
+)
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
+from percolator.bigtable.tables import create_table, delete_table, require_table
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from
+from percolator.rowstore.layout import LOCK_ONLY, WRITES
+from percolator.rowstore.port import Selection
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
@@ -25,6 +37,7 @@ from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS
 from percolator.testing.store_audit.audit import StoredTable
 from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1.cells_pb2 import SPACE_NOTIFY, SPACE_WRITE, Cell
 from percolator.world import Network
 
 ROW_STORE = "bigtable:443"
@@ -34,6 +47,9 @@ _TIMES = Times(WALL_MILLISECONDS - 60_000)
 _CHUNK_BYTES = 40
 """Far less than Bigtable's, so that most records come in several parts."""
 _SECONDS = 10.0
+
+
+_SERVED = (CHECK_AND_MUTATE_ROW, MUTATE_ROWS, READ_ROWS, CREATE_TABLE, DELETE_TABLE, GET_TABLE)
 
 
 class _Method(NamedTuple):
@@ -53,15 +69,38 @@ class _Service:
         return cast("ServiceDescriptor", self)
 
 
+class _Watched(BigtableInMemory):
+    """Remembers which commit records were collected."""
+
+    def __init__(self, collected: dict[int, int]) -> None:
+        super().__init__(chunk_bytes=_CHUNK_BYTES)
+        self._collected = collected
+
+    async def check_and_mutate_row(
+        self, request: wire.BigtableCheckAndMutateRowRequest
+    ) -> wire.BigtableCheckAndMutateRowResponse:
+        table = self.tables[request.table_name]
+        before = table.rows.get(request.row_key, {})
+        response = await super().check_and_mutate_row(request)
+        for cell in before.keys() - table.rows.get(request.row_key, {}).keys():
+            family, _, time = cell
+            if family in (WRITES, LOCK_ONLY):
+                start = int.from_bytes(before[cell][:START_TIMESTAMP_BYTES], "big")
+                self._collected[start] = _TIMES.timestamp(time)
+        return response
+
+
 class RowStoreProgram:
     """The store, and what survives every crash of its process."""
 
-    def __init__(self) -> None:
-        self._model = BigtableInMemory(chunk_bytes=_CHUNK_BYTES)
+    def __init__(self, collected: dict[int, int]) -> None:
+        """Adds to `collected` the transactions whose commit records were collected, and their
+        timestamps."""
+        self._model = _Watched(collected)
 
     async def serve(self, incarnation: Incarnation) -> None:
         services: dict[str, list[_Method]] = {}
-        for method in (CHECK_AND_MUTATE_ROW, READ_ROWS, CREATE_TABLE):
+        for method in _SERVED:
             _, service, name = method.path.split("/")
             services.setdefault(service, []).append(_Method(name))
         incarnation.listen(
@@ -80,12 +119,56 @@ class RowStoreProgram:
         """Everything that a table holds."""
         store = BigtableStore(self.directly(), _PLACE)
         cells = [cell async for cell in stored_cells(store, table_id, _TIMES, _SECONDS)]
+        cells += [cell async for cell in _notifications(store, table_id, cells)]
         return StoredTable(table_id, name, cells)
+
+
+async def _notifications(
+    store: BigtableStore, table_id: int, cells: Sequence[Cell]
+) -> AsyncGenerator[Cell, None]:
+    """The intents of changes that were committed, as the notifications that a tablet has."""
+    commits = {
+        (cell.row, cell.column, cell.value[:START_TIMESTAMP_BYTES]): cell.timestamp
+        for cell in cells
+        if cell.space == SPACE_WRITE
+    }
+    stream = store.scan(
+        INTENTS_TABLE,
+        key_from(BUCKETS[0]),
+        b"",
+        [Selection(WRITES)],
+        rows_max=0,
+        reverse=False,
+        timeout_seconds=_SECONDS,
+    )
+    async with aclosing(stream) as rows:
+        async for row in rows:
+            for stored in row.cells:
+                intent = intent_of(row, stored.column, stored.value)
+                start = intent.timestamp.to_bytes(START_TIMESTAMP_BYTES, "big")
+                commit = commits.get((intent.row, intent.column, start))
+                timestamp = intent.timestamp if intent.is_certain else commit
+                if intent.table_id == table_id and timestamp is not None:
+                    yield Cell(
+                        space=SPACE_NOTIFY,
+                        row=intent.row,
+                        column=intent.column,
+                        timestamp=timestamp,
+                        qualifier=intent.observer,
+                    )
 
 
 def rows_over(network: Network) -> Rows:
     """The store as a client reaches it."""
     return Rows(BigtableStore(network, _PLACE), _TIMES)
+
+
+async def make_table(network: Network, table_id: int) -> None:
+    await require_table(network, _PLACE, table_id, _SECONDS)
+
+
+async def drop_table(network: Network, table_id: int) -> None:
+    await delete_table(network, _PLACE, table_id, _SECONDS)
 
 
 def row_step(payload: bytes) -> str:

@@ -42,10 +42,11 @@ from tests.simulation.expected import IN_ONE_ROUND
 from tests.simulation.last_reading import LastReading
 from tests.simulation.late_observer import NAME, LateObserver
 from tests.simulation.observing import watched_columns
+from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
 from tests.simulation.sessions import Session
 from tests.simulation.strikes import Strikes
-from tests.simulation.workloads.catalogue import WORKLOADS
+from tests.simulation.workloads.catalogue import ON_ROWS, WORKLOADS
 from tests.simulation.workloads.workload import Ending
 
 _REST_SECONDS = 90.0
@@ -93,11 +94,14 @@ class _Run:
     def __init__(self, loop: SimulationLoop, verdict: Verdict) -> None:
         self._loop = loop
         self._verdict = verdict
-        self._workload = WORKLOADS[verdict.scenario.workload]()
+        name = verdict.scenario.workload
+        make = WORKLOADS[name]
+        self._workload = (ON_ROWS.get(name, make) if verdict.scenario.on_rows else make)()
         self._cluster = Cluster(loop, verdict.scenario, self._workload)
         self._late = (
             LateObserver(self._workload.observers)
-            if self._workload.observers and verdict.scenario.with_master
+            if self._workload.observers
+            and (verdict.scenario.with_master or verdict.scenario.on_rows)
             else None
         )
         self._observers_rest = False
@@ -127,6 +131,8 @@ class _Run:
             {fault.value: count for fault, count in cluster.wire.counts.items()}
         )
         verdict.struck[IN_ONE_ROUND] = cluster.chronicle.committed_in_one_round
+        if cluster.row_store is not None:
+            verdict.struck[COLLECTED_FROM_ROWS] = len(cluster.root.collected)
         verdict.messages = cluster.wire.messages
         verdict.virtual_seconds = self._loop.time()
         verdict.history = cluster.chronicle.recorder.history
@@ -166,8 +172,12 @@ class _Run:
                 engine = database.internal.engine
                 await shared_table(engine, engine.now() + 30.0)
                 continue
+            ttl = {
+                cells.column(name.decode()): timedelta(milliseconds=milliseconds)
+                for name, milliseconds in self._workload.ttls.items()
+            }
             await database.create_table(
-                cells.table, cells.splits, retention=retention, timeout=30.0
+                cells.table, cells.splits, retention=retention, ttl=ttl, timeout=30.0
             )
         if keeps_more:
             await database.create_table(Table("keeps-less"), timeout=30.0)
@@ -256,6 +266,11 @@ class _Run:
     def _wrong(self, reading: LastReading) -> Iterator[str]:
         yield from self._runaway(reading)
         history = self._cluster.chronicle.recorder.history
+        history.ttls = {
+            (cells.name, column): ttl
+            for cells in self._workload.tables
+            for column, ttl in self._workload.ttls.items()
+        }
         watched = watched_columns(self._workload.observers)
         found = audit(
             reading.stored,
@@ -286,6 +301,9 @@ class _Run:
                     f"and is {_called(committed)}"
                 )
         yield from self._workload.check(Ending(reading.tables, final))
+        for table in self._cluster.placements.loaded.current.tables.values():
+            if table.is_hidden and not table.deleting:
+                yield f"nobody ends the load of {table.name}"
 
 
 def _called(committed: bool) -> str:

@@ -24,7 +24,7 @@ from percolator.errors import (
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.retries import RetryPolicy
-from percolator.schema import Column, Table
+from percolator.schema import Column, Family, Table
 from percolator.testing.isolation.history import (
     CellKey,
     Found,
@@ -36,6 +36,8 @@ from percolator.testing.isolation.history import (
 from percolator.world import Random
 
 _ABANDONED_SECONDS_MAX = 0.02
+_DELAYED_SHARE = 0.3
+_DELAY_SECONDS_MAX = 0.02
 LIMIT_SECONDS = 3.5
 _SHORT_SECONDS = (0.05, 0.3, 2.0)
 
@@ -95,6 +97,18 @@ class RecordedTx:
         for row, value in values.items():
             self._recorded.read(_key(row, column), value)
         return values
+
+    async def get_family(
+        self, row: bytes, family: Family[bytes], columns: Sequence[Column[bytes]]
+    ) -> None:
+        """Reads a family of a row, whose columns are these."""
+        (found,) = await self._transaction.get_many(family.table, [row], [family])
+        self.note_start()
+        values = {family.column(name).name: value for name, value in found.family(family).items()}
+        for column in columns:
+            self._recorded.read(_key(row, column), values.pop(column.name, None))
+        if values:
+            raise RuntimeError(f"columns that are in no family: {sorted(values)}")
 
     def note_start(self) -> None:
         """Records the timestamp if the first read has fetched it, before what it has read."""
@@ -198,8 +212,14 @@ class Session:
         self._recorded_as = f"{name} #{life}"
         # Separate, so that the share of one kind does not change what the transactions do.
         self._phases = Random(f"phases of {self._recorded_as}")
+        self._delays = Random(f"delays of {self._recorded_as}")
         self._chronicle = chronicle
         self._database = database
+
+    @property
+    def client(self) -> str:
+        """The client that it belongs to: its address, whichever life it is in."""
+        return self.name.partition(" ")[0]
 
     @property
     def goes_on(self) -> bool:
@@ -293,6 +313,10 @@ class Session:
             return self._expected(error)
 
     async def _attempt(self, transaction: Transaction, body: Body) -> bool:
+        transaction._two_phases = self._takes_two_phases()
+        if self._delays.random() < _DELAYED_SHARE:
+            # It is older than transactions that have begun to read before it.
+            await asyncio.sleep(self._delays.random() * _DELAY_SECONDS_MAX)
         recorded = self._chronicle.recorder.begin(self._recorded_as)
         try:
             recorded_tx = RecordedTx(transaction, recorded)

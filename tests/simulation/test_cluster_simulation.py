@@ -8,12 +8,9 @@ import pytest
 
 from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.minimise import minimised
-from tests.simulation.planted_bugs import BUGS, Bug, seeds_until_caught
 from tests.simulation.run import simulate
 from tests.simulation.scenario import scenario_of
 from tests.simulation.workloads.catalogue import WORKLOADS
-
-_QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught]
 
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
@@ -37,13 +34,6 @@ def test_a_seed_takes_the_same_course_again() -> None:
     assert first.struck == again.struck
     assert first.messages == again.messages
     assert list(map(repr, first.history)) == list(map(repr, again.history))
-
-
-@pytest.mark.parametrize("bug", _QUICKLY_CAUGHT, ids=lambda bug: bug.name)
-def test_the_simulation_finds(bug: Bug) -> None:
-    """The slower ones are for `make planted-bugs`."""
-    _, verdict = seeds_until_caught(bug)
-    assert verdict is not None
 
 
 def test_a_failing_scenario_is_made_small() -> None:

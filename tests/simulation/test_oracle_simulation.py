@@ -64,7 +64,7 @@ class _Cluster:
         files = MemoryFiles(self.disk)
         incarnation.life.at_end(files.kill)
         clock = incarnation.world.clock
-        site = Site(clock, STORE, incarnation.address, "", OracleLimits())
+        site = Site(clock, str(STORE), incarnation.address, "", OracleLimits())
         candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
         incarnation.listen([Exposed(service, OracleHandler(candidate.candidacy.serving))])

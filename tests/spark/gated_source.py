@@ -28,10 +28,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from percolator.spark import locking
 from percolator.spark.data_source import PercolatorDataSource
 from percolator.spark.options import StreamOptions
 from percolator.spark.streaming.stream_reader import ChangeStreamReader
+from percolator.spark.writing import locking
 from tests.spark.gates import gate
 
 FLUSH_CELLS = 8

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
-from percolator.spark import locking
-from percolator.spark.atomic_writing import AtomicWriter, Locked
 from percolator.spark.options import WriteOptions
-from percolator.spark.writers import writer_of
+from percolator.spark.writing import locking
+from percolator.spark.writing.atomic_writing import AtomicWriter, Locked
+from percolator.spark.writing.writers import writer_of
 from tests.spark.tables import CATALOG, PAGES, Pages, failing, keys
 
 pytestmark = [
@@ -184,7 +184,7 @@ def test_what_was_given_up_cannot_be_committed_and_what_was_committed_not_given_
     writer = _writer(cluster, pages)
     locked = writer.write(iter([_batch(1)]))
     writer.abort([locked])
-    with pytest.raises(percolator.ConflictError, match="nothing of it is committed"):
+    with pytest.raises(percolator.ConflictError, match="none of it is committed"):
         writer.commit([locked])
     writer = _writer(cluster, pages)
     locked = writer.write(iter([_batch(2)]))

@@ -14,8 +14,9 @@ import percolator
 from percolator import errors
 from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps
 from percolator.blocking import loop_thread
-from percolator.spark.bulk_loading import BulkLoadWriter, abandon_load, bulk_load
+from percolator.spark.bulk_loading import abandon_load, bulk_load
 from percolator.spark.options import WriteOptions
+from percolator.spark.writing.bulk_load_writer import BulkLoadWriter
 from percolator.v1 import master_pb2
 from percolator.v1.tabletserver_pb2 import FenceRequest
 from percolator.wire import methods

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
-from percolator.spark import sink
-from percolator.spark.sink import Sink, sink_of
+from percolator.spark.writing import sink
+from percolator.spark.writing.sink import Sink, sink_of
 from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages
 

@@ -78,7 +78,7 @@ def test_a_job_of_which_a_write_has_failed_cannot_commit(
             with pytest.raises(Exception, match="the task fails after all its rows"):
                 _save(job, frame, second, "append")
 
-    with pytest.raises(ConflictError, match="nothing of it is committed"):
+    with pytest.raises(ConflictError, match="none of it is committed"):
         run()
     assert (first.stored(), second.stored()) == ({}, {})
 

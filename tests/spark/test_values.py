@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import codecs, errors
-from percolator.spark.values import decoded, encoded
+from percolator.spark.shapes.values import decoded, encoded
 
 pytestmark = pytest.mark.spark
 

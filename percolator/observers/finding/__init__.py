@@ -1,8 +1,13 @@
 """Finding work: which cells have changed that an observer has not answered yet.
 
-Open `scanner.py` first: a worker's passes over the notifications, each from a random row.
-`notifications.py` asks tablets for what waits; `notification_watch.py` hears of new work as soon as
-it is there; `row_locks.py` keeps workers out of each other's way; `survey.py` looks at everything.
+`percolator/observers/port.py` says what workers ask of an engine. Open `scanner.py` first: it makes
+a worker's passes. `admission.py` locks and queues what they find; `row_locks.py` keeps workers out
+of each other's way.
+
+    tablets    tablets.py; tablet_pass.py visits them, each from a random row, `notifications.py`
+               asks them for what waits, `notification_watch.py` hears of new work as soon as it is
+               there
+    rows       intents.py follows what transactions have announced
 
 All of it is hints. Two workers that find the same change do no harm: only one run commits.
 """

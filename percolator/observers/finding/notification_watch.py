@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from percolator.errors import PercolatorError, TabletLocation
+from percolator.observers.port import WorkHints
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as wire
@@ -35,19 +35,6 @@ _BATCHES_WAITING_MAX = 64
 
 Finder = Callable[[int, float], Awaitable[Sequence[TabletLocation]]]
 """Finds all tablets of a table, by a deadline: `Catalog.all_tablets`."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkHints:
-    """Some notifications that a tablet server has written."""
-
-    address: str
-    """The address of the server."""
-    began: bool
-    """The stream has just begun: notifications written before may not have been delivered."""
-    notifications: Sequence[wire.WatchedNotification]
-    left_out: int
-    """How many were dropped before these, because this process reads slowly."""
 
 
 async def watch_work(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -21,71 +21,19 @@ from percolator.errors import (
     TabletMoved,
     Unavailable,
 )
+from percolator.observers.port import FoundWork, Waiting, WorkRequest
 from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import tabletserver_pb2 as wire
-from percolator.v1.cells_pb2 import Cell, RowRange
+from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import SCAN_NOTIFICATIONS
 from percolator.wire.status import from_detail
 from percolator.world import World
 
-LOCKS_OF_ANY_AGE = 2**64 - 1
-
 _SCANS_PER_CALL_MAX = 64
 _ATTEMPT_SECONDS_MAX = 5.0
 _RETRY_SECONDS_MIN = 0.02
 _RETRY_SECONDS_MAX = 1.0
-
-
-@dataclass(frozen=True)
-class WorkRequest:
-    """Where to look, and for what."""
-
-    table_id: int
-    start: bytes = b""
-    end: bytes = b""
-    """The rows from start (inclusive) to end (exclusive); an empty end means to the last row."""
-    observers: tuple[bytes, ...] = ()
-    """The observers whose notifications to find; empty for all."""
-    locked_columns: tuple[bytes, ...] = ()
-    """Locks on these columns are work, too: an owner that died after its commit point leaves
-    nothing else behind, and resolving such a lock writes the notification."""
-    locks_before: int = 0
-    """Only locks with a start timestamp below this are found."""
-    row_limit: int = 0
-    """The most rows in each tablet's answer; 0 leaves it to the tablet server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The notifications of one observer about one cell."""
-
-    table_id: int
-    row: bytes
-    column: bytes
-    observer: bytes
-    timestamps: tuple[int, ...]
-    """Commit timestamps, newest first; only the oldest if there are very many."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundWork:
-    """One tablet's answer to one request."""
-
-    request: WorkRequest
-    """The request as sent to this tablet, with a range inside the tablet."""
-    location: TabletLocation | None
-    """The tablet, with its epoch. None if there was no answer."""
-    waiting: list[Waiting]
-    """Notifications in row order; all those of a row are in one answer."""
-    locks: list[Cell]
-    """Cells with locks, with their stored records."""
-    rest: tuple[bytes, bytes] | None
-    """The part of the range that remains to be requested; None if there is none."""
-    notifications_written: int
-    """How many the tablet had written by this answer, since it was opened at this epoch."""
-    problem: PercolatorError | None
-    """Why there was no answer in time; then all of the range remains."""
 
 
 async def find_work(
@@ -255,21 +203,22 @@ def _scan(part: _Part) -> wire.NotificationScan:
 
 
 def _found(part: _Part, result: wire.NotificationScanResult) -> FoundWork:
-    table_id = part.request.table_id
+    table_id, location = part.request.table_id, part.location
+    tablet = (location.tablet_id, location.epoch) if location is not None else None
     return FoundWork(
         request=part.request,
-        location=part.location,
         waiting=[
             Waiting(table_id, one.row, one.column, one.observer, tuple(one.timestamps))
             for one in result.notifications
         ],
         locks=list(result.locks),
         rest=(result.rest.start, result.rest.end) if result.HasField("rest") else None,
-        notifications_written=result.notifications_written,
         problem=None,
+        place=tablet,
+        mark=result.notifications_written,
     )
 
 
 def _unanswered(part: _Part) -> FoundWork:
     asked = part.request
-    return FoundWork(asked, None, [], [], (asked.start, asked.end), 0, part.problem)
+    return FoundWork(asked, [], [], (asked.start, asked.end), part.problem)

@@ -15,6 +15,7 @@ from percolator.errors import InvalidArgument, PercolatorError, SchemaError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.watched import Watched
+from percolator.routing.catalog import with_remedy
 from percolator.v1 import master_pb2 as wire
 
 _log = logging.getLogger(__name__)
@@ -31,7 +32,10 @@ async def register(context: WorkerContext, observers: Sequence[Observer]) -> lis
     """
     watched: list[Watched] = []
     for table, own in _by_table(observers).items():
-        described = await context.describe(table)
+        try:
+            described = await context.describe(table)
+        except SchemaError as error:
+            raise with_remedy(error, table) from None
         missing = _missing(described, own)
         if missing:
             request = wire.ChangeObserversRequest(table=table, add=missing)

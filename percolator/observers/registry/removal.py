@@ -12,12 +12,9 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from percolator.errors import PercolatorError, SchemaError, UsageError
+from percolator.errors import SchemaError, UsageError
 from percolator.observers.context import WorkerContext
-from percolator.observers.finding.notifications import FoundWork, WorkRequest
-from percolator.observers.finding.survey import survey
-from percolator.protocol import steps
-from percolator.routing.cells import CellMutation
+from percolator.observers.port import WorkRequest
 from percolator.v1 import master_pb2
 
 
@@ -68,7 +65,7 @@ async def remove_observer(
 
 
 async def _has_work(context: WorkerContext, request: WorkRequest) -> bool:
-    async with aclosing(survey(context, request)) as answers:
+    async with aclosing(context.notifications.survey(request)) as answers:
         async for answer in answers:
             if answer.waiting:
                 return True
@@ -76,7 +73,7 @@ async def _has_work(context: WorkerContext, request: WorkRequest) -> bool:
 
 
 async def _count(context: WorkerContext, request: WorkRequest) -> int:
-    async with aclosing(survey(context, request)) as answers:
+    async with aclosing(context.notifications.survey(request)) as answers:
         return sum([len(answer.waiting) async for answer in answers])
 
 
@@ -87,25 +84,14 @@ async def _purge(
     purged = 0
     while True:
         found = False
-        async with aclosing(survey(context, request)) as answers:
+        async with aclosing(context.notifications.survey(request)) as answers:
             async for answer in answers:
                 if answer.waiting:
                     found = True
-                    await _delete(context, answer)
+                    problem = await context.notifications.forget(answer.waiting, context.deadline())
+                    if problem is not None:
+                        raise problem
                     purged += len(answer.waiting)
                     on_progress(purged)
         if not found:
             return purged
-
-
-async def _delete(context: WorkerContext, answer: FoundWork) -> None:
-    sent = [
-        CellMutation(
-            one.table_id,
-            steps.forget_notifications(one.row, one.column, one.observer, one.timestamps),
-        )
-        for one in answer.waiting
-    ]
-    for outcome in await context.env.cells.mutate(sent, context.deadline()):
-        if isinstance(outcome, PercolatorError):
-            raise outcome

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from percolator.observers.context import WorkerContext
+from percolator.observers.port import Waiting
 from percolator.observers.work import Work
-from percolator.protocol import steps
-from percolator.protocol.environment import Environment
-from percolator.routing.cells import CellMutation
 
 _AT_ONCE_MAX = 1_024
 _WAITING_MAX = 65_536
@@ -23,9 +22,9 @@ _TIMESTAMPS_PER_STEP_MAX = 128
 class Deletions:
     """The deletions of one worker. Those requested while one batch is sent form the next one."""
 
-    def __init__(self, env: Environment) -> None:
-        self._env = env
-        self._waiting: list[CellMutation] = []
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._waiting: list[Waiting] = []
         self._sending: asyncio.Task[None] | None = None
 
     def add(self, work: Work, timestamps: Sequence[int]) -> None:
@@ -33,20 +32,20 @@ class Deletions:
         for portion in _portions(timestamps):
             if len(self._waiting) >= _WAITING_MAX:
                 return
-            step = steps.forget_notifications(work.row, work.column, work.watched.id, portion)
-            self._waiting.append(CellMutation(work.watched.table_id, step))
+            watched = work.watched
+            self._waiting.append(
+                Waiting(watched.table_id, work.row, work.column, watched.id, tuple(portion))
+            )
         if self._sending is None and self._waiting:
-            self._sending = self._env.background.start(self._send())
+            self._sending = self._context.env.background.start(self._send())
 
     async def _send(self) -> None:
         try:
             while self._waiting:
                 portion = self._waiting[:_AT_ONCE_MAX]
                 del self._waiting[:_AT_ONCE_MAX]
-                limits = self._env.limits
-                deadline = self._env.clock.monotonic_seconds() + limits.call_seconds
                 # Errors are ignored: a notification that is not deleted is found again.
-                await self._env.cells.mutate(portion, deadline)
+                await self._context.notifications.forget(portion, self._context.deadline())
         finally:
             self._sending = None
 

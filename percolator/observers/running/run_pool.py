@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from percolator.errors import ConflictError, OutcomeUnknown, PercolatorError, Retry, SnapshotTooOld
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    OutcomeUnknown,
+    PercolatorError,
+    Retry,
+    SnapshotTooOld,
+)
 from percolator.observers.context import WorkerContext
 from percolator.observers.run_time import RunTime
 from percolator.observers.running import trace
@@ -227,10 +234,11 @@ class RunPool:
             work.tried_commit, work.attempts = run.cell.commit, 0
         work.attempts += 1
         text = f"{type(error).__name__}: {message_of(error)}"[:_ERROR_CHARACTERS_MAX]
+        cell = CellAddress(work.watched.table_id, work.row, work.column)
         _log.warning(
-            "observer %s failed for row %r, attempt %d of %d: %s",
+            "observer %s failed for %s, attempt %d of %d: %s",
             observer.name,
-            work.row,
+            self._context.env.described(cell),
             work.attempts,
             observer.attempts,
             text,

@@ -36,13 +36,15 @@ from percolator.formats.records import (
 )
 from percolator.protocol import conflicts, steps
 from percolator.protocol.aftermath import offending_cell, portion, portions
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
-from percolator.protocol.shared.names import FINISHED, Job, PartKey, PartName
+from percolator.protocol.met_lock import MetLock
+from percolator.protocol.part_states import FINISHED
+from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.rolling_back import roll_back_part
 from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_steps import Prewrite, Write
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused
 
 PARTS_MAX = 256
@@ -181,11 +183,12 @@ class Attempt:
         lock = b"".join((LOCK_HEADER.pack(start, start + 1, ttl, kind), self._shared, value))
         since = self._job.unchanged_since
         table_id, row, column = cell
-        step = (
-            steps.prewrite_since(row, column, start, since, lock, data)
-            if since
-            else steps.prewrite(row, column, start, lock, data)
-        )
+        if since:
+            step = steps.prewrite_since(row, column, start, since, lock, data)
+        elif data is not None:
+            step = steps.prewrite(row, column, start, lock, data)
+        else:
+            return CellMutation(table_id, Prewrite(row, column, lock, start))
         return CellMutation(table_id, step)
 
     def _sort_out(

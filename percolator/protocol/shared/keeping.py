@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from percolator.errors import InvalidArgument
 from percolator.formats.records import TTL_MILLISECONDS_MAX, LockRecord
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
-from percolator.protocol.shared.names import FINISHED, Job
+from percolator.protocol.part_states import FINISHED
+from percolator.protocol.shared.names import Job
 from percolator.routing.cells import CellMutation, RowRequest
-from percolator.timestamps import SEQUENCE_BITS
+from percolator.timestamps import NEWEST, SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import RowRead
 
 
@@ -42,9 +44,24 @@ class Keeper:
 
 
 async def locks_of(env: Environment, job: Job, now: int, deadline: float) -> Sequence[LockRecord]:
-    """The locks on the primaries of all parts that were begun before `now`, but not of those that a
-    reader above `now` has pushed."""
-    read = RowRead(row=job.row, all_columns=True, timestamp=now)
+    """The locks on the primaries of all parts. They are read without a timestamp: readers push
+    parts a little ahead of all timestamps, and no snapshot has the lock of such a part in its way.
+
+    A server of an older release has no such reads. It reports the parts that were begun before
+    `now`, but not those that were pushed above it.
+    """
+    try:
+        return await _locks_at(NEWEST, env, job, deadline)
+    except InvalidArgument as refused:
+        if not refused.field.endswith(".timestamp"):
+            raise
+        return await _locks_at(now, env, job, deadline)
+
+
+async def _locks_at(
+    timestamp: int, env: Environment, job: Job, deadline: float
+) -> Sequence[LockRecord]:
+    read = RowRead(row=job.row, all_columns=True, timestamp=timestamp)
     (answer,) = await env.cells.read((RowRequest(job.table_id, read),), deadline)
     return [LockRecord.decode(cell.value) for cell in answer.locks]
 

@@ -10,10 +10,6 @@ from percolator.errors import CellAddress, InvalidArgument, InvariantViolation
 TASK_BYTES_MAX = 128
 GENERATION_MAX = 2**31
 
-OPEN = b"open"
-"""The value of the lock on a part's primary while its attempt writes."""
-FINISHED = b"finished"
-"""The attempt has locked all of its cells, and waits for the driver's decision."""
 CLOSED = b"closed"
 """The column of the transaction's row that says how it ended (closing.py). It names no part."""
 

@@ -22,8 +22,9 @@ from percolator.formats.records import (
 )
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
+from percolator.protocol.part_states import FINISHED, OPEN
 from percolator.protocol.shared.closing import ended, look
-from percolator.protocol.shared.names import FINISHED, OPEN, Job, PartKey, PartName
+from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.routing.cells import APPLIED, CellMutation, Groups, Refused
 from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.v1.tabletserver_pb2 import Mutation

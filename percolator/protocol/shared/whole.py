@@ -148,7 +148,7 @@ class Whole:
         if isinstance(answer, Refused):
             self._sent = False
             raise ConflictError(
-                "the shared transaction was rolled back: nothing of it is committed",
+                "the shared transaction was rolled back: none of it is committed",
                 cell=CellAddress(self._job.table_id, self._job.row, CLOSED),
                 start_timestamp=self._job.began,
             )
@@ -180,7 +180,7 @@ class Whole:
         self._sent = False
         raise ConflictError(
             f"a part of the shared transaction (begun at {lost.start}) was presumed dead, or "
-            "replaced by a later attempt, and rolled back: nothing of it is committed",
+            "replaced by a later attempt, and rolled back: none of it is committed",
             cell=self._primary(lost),
             start_timestamp=lost.start,
         )

@@ -18,11 +18,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage, StoredChange
-from percolator.spark.fields import field_named, type_name
 from percolator.spark.options import ReadOptions
-from percolator.spark.raw_cells import COLUMN, COMMITTED, ROW, VALUE, RawCells
+from percolator.spark.shapes.fields import field_named, type_name
+from percolator.spark.shapes.raw_cells import COLUMN, COMMITTED, ROW, VALUE, RawCells
+from percolator.spark.shapes.typed_rows import TypedRows, by_field
 from percolator.spark.streaming.row_images import DELETE, INSERT, UPDATE, RowImage
-from percolator.spark.typed_rows import TypedRows, by_field
 
 KIND = "change_kind"
 SNAPSHOT_KIND = "snapshot"

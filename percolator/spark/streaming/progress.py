@@ -18,9 +18,9 @@ from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangesSeen, StoredChange
 from percolator.schema import Table
+from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
 from percolator.spark.streaming.held_history import HeldHistory
 from percolator.spark.streaming.offset import Offset
-from percolator.spark.wanted_changes import NOW, SNAPSHOT, Wanted
 from percolator.timestamps import Timestamp
 
 _log = logging.getLogger("percolator.spark")

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from percolator.routing.cells import StoredChange
-from percolator.spark.row_ranges import RowRanges
+from percolator.spark.choosing.row_ranges import RowRanges
 
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
 

@@ -28,10 +28,10 @@ from percolator.aio import Snapshot
 from percolator.errors import InvalidArgument
 from percolator.routing.cells import ChangesRequest, StoredChange
 from percolator.schema import Table
-from percolator.spark.cell_pages import cell_pages
 from percolator.spark.connections import Connection, checked, connection_to
 from percolator.spark.options import StreamOptions
-from percolator.spark.partitions import TableRows, plan
+from percolator.spark.reading.cell_pages import cell_pages
+from percolator.spark.reading.partitions import TableRows, plan
 from percolator.spark.streaming.change_shapes import CellChanges, RowChanges
 from percolator.spark.streaming.offset import Offset
 from percolator.spark.streaming.progress import Progress, SomeChanges, WholeTable

@@ -1,19 +1,13 @@
 """Collection: deletes what no transaction can see any longer.
 
-Assume a safe point below which no read, prewrite or commit is admitted, and below which no table
-has a lock left. Then nothing can read versions of a cell that are older than the newest put or
-deletion at or below the safe point, nor that deletion itself once everything older is gone.
+percolator/formats/reach.py says which versions those are, apart from values that have expired
+(lifetimes.py): no snapshot at or above the safe point sees one that had expired by then. What else
+is to be observed in a tablet, and what each rule prevents:
 
-Lock-only records and rollback markers are part of no snapshot. They are evidence of the outcome of
-their transaction. So they need not stay as long as snapshots do: they are deleted once no
-transaction that began below them is still running in any table, which may be much earlier. They
-are not deleted before that, even if the cell has a newer commit. A newer commit excludes the same
-transactions, but does not show the outcome of the earlier one.
-
-What each rule prevents:
-
-* A deletion is removed last, in the same write as the versions left below it or in a later one:
-  removing it alone would bring back what it had deleted.
+* A deletion is removed last, in the same write as the versions left below it or in a later one.
+* So is a value that has expired, since the version before it may be visible under another time to
+  live. If the times to live change during a pass, it ends: a value that no longer expires may be
+  being read.
 * A deletion stays while its cell has a notification or a dead letter: otherwise an observer that
   has not run yet, or is to be retried, would never learn of it.
 * What observers have acknowledged of a cell is removed with the cell's last record, or after it
@@ -39,9 +33,8 @@ from dataclasses import replace
 
 from percolator.errors import InvariantViolation, NotReady
 from percolator.formats.hidden_cells import tells_of_a_dead_letter
+from percolator.formats.reach import Fate, Reach
 from percolator.formats.records import (
-    KIND_DELETE,
-    KIND_LOCK_ONLY,
     KIND_PUT_IN_DATA,
     LOCK_HEADER,
     START_TIMESTAMP_BYTES,
@@ -52,7 +45,7 @@ from percolator.tablet.collection.answered_cells import AnsweredCells, Record
 from percolator.tablet.collection.compaction import compact_heavy
 from percolator.tablet.collection.dead_letters import noted_value
 from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.keys import TIMESTAMP_BYTES, D, R, W, inverted, timestamp_of
+from percolator.tablet.keys import TIMESTAMP_BYTES, TIMESTAMP_MAX, D, R, W, inverted, timestamp_of
 from percolator.tablet.memory.state import Collected, TabletState
 from percolator.tablet.writing.write_latch import WriteLatch
 
@@ -82,19 +75,25 @@ async def collect(
         )
     await _require_no_older_locks(state, ended_below)
     last, recent = state.collected, state.recent
-    if not last.spared and max(recent.newest_commit, recent.newest_marker) < last.below:
-        # Whatever is below the safe point now was below the last one.
+    newest = max(recent.newest_commit, recent.newest_marker)
+    if not last.spared and below < last.more_at and newest < last.below:
+        # Whatever is below the safe point now was below the last one, and nothing has expired.
         return replace(last, below=below, cells=0, bytes=0)
     await before_deleting()
     sweep = Sweep(state, latch)
     walk = _WalkOfVersions(state, sweep, below, ended_below)
     await walk.run()
-    await _markers(state, sweep, ended_below)
+    await _markers(state, sweep, Reach(below, ended_below))
     await _changes(state, sweep, below)
     await sweep.write()
     await compact_heavy(state)
     return Collected(
-        below, sweep.deleted, sweep.deleted_bytes, walk.history_bytes, sweep.spared > 0
+        below,
+        sweep.deleted,
+        sweep.deleted_bytes,
+        walk.history_bytes,
+        sweep.spared > 0,
+        walk.more_at,
     )
 
 
@@ -122,15 +121,17 @@ class _WalkOfVersions:
         """How many versions of the cell above the safe point stay, so far."""
         self._walked = 0
         """The same count since the last deletion or seek."""
-        self._hidden = False
-        """Whether the newest put or deletion at or below the safe point was found: everything
-        after it in this cell is out of reach."""
-        self._deletion: tuple[bytes, int] | None = None
-        """That newest change and its size, if it is a deletion."""
+        self._reach = Reach(below, ended_below)
+        self._deletion: Record | None = None
+        """The newest change at or below the safe point, if it is a deletion, or has expired."""
         self._answered = AnsweredCells(lambda record: self._delete(*record))
         self._acknowledgements: list[Record] = []
         """Acknowledgements of the cell that may be deleted with it."""
+        self._lifetimes = state.lifetimes
+        self._any_expires = bool(state.lifetimes)
         self.history_bytes = 0
+        self.more_at = TIMESTAMP_MAX
+        """The first timestamp at which a value that stays has expired."""
 
     async def run(self) -> None:
         identity = self._state.identity
@@ -160,27 +161,36 @@ class _WalkOfVersions:
         cell = key[1:-TIMESTAMP_BYTES]
         if cell != self._cell:
             self._end_cell()
-            self._cell, self._newer, self._walked, self._hidden = cell, 0, 0, False
+            self._cell, self._newer, self._walked = cell, 0, 0
+            self._reach.next_cell()
             self._acknowledgements = self._answered.came_to(cell)
         kind, timestamp = value[WRITE_KIND_OFFSET], timestamp_of(key)
-        if timestamp > self._below:
-            return self._look_above(key, value, kind, timestamp)
-        if kind == KIND_LOCK_ONLY or self._hidden:
-            self._delete(key, value)
-        else:
-            self._hidden = True
-            if kind == KIND_DELETE:
-                self._deletion = key, len(key) + len(value)
-            elif not self._newer and self._answered.acknowledges(cell):
+        fate = self._reach.fate(kind, timestamp)
+        if fate is Fate.STAYS and self._any_expires and self._has_expired(cell, timestamp):
+            fate = Fate.GOES_LAST
+        match fate:
+            case Fate.NEWER:
+                return self._look_above(key, value, timestamp)
+            case Fate.GOES:
+                self._delete(key, value)
+                self._walked = 0
+            case Fate.GOES_LAST:
+                self._deletion = key, value
+            case Fate.STAYS if not self._newer and self._answered.acknowledges(cell):
                 self._keep_in_mind(key, value, kind)
         return None
 
-    def _look_above(self, key: bytes, value: bytes, kind: int, timestamp: int) -> int | None:
-        """Like `_look_at`, for a version above the safe point of reads."""
-        if kind == KIND_LOCK_ONLY and timestamp < self._ended_below:
-            self._delete(key, value)
-            self._walked = 0
-            return None
+    def _has_expired(self, cell: bytes, commit: int) -> bool:
+        """Whether no snapshot at or above the safe point sees this value."""
+        end = self._lifetimes.end_of(cell, commit)
+        if end is None:
+            return False
+        if end > self._below:
+            self.more_at = min(self.more_at, end)
+        return end <= self._below
+
+    def _look_above(self, key: bytes, value: bytes, timestamp: int) -> int | None:
+        """Like `_look_at`, for a version above the safe point of reads that stays."""
         self.history_bytes += len(key) + len(value) if self._newer else 0
         self._newer += 1
         self._walked += 1
@@ -205,24 +215,24 @@ class _WalkOfVersions:
                 self._sweep.delete(data, len(data) + len(stored), awaited)
 
     def _end_cell(self) -> None:
-        """Names the cell's deletion, now that everything below it has been named."""
+        """Names the cell's deletion or expired value, now that all below it has been named."""
         if self._deletion is None:
             return
-        self._sweep.delete(*self._deletion, unless_awaited=self._cell)
+        self._delete(*self._deletion, self._cell)
         self._deletion = None
         # In the same write or not at all: left alone, the deletion would be handled again.
         for record in self._acknowledgements:
             self._delete(*record, self._cell)
 
 
-async def _markers(state: TabletState, sweep: Sweep, below: int) -> None:
-    """Deletes rollback markers: they stop late prewrites, which the safe point refuses anyway."""
+async def _markers(state: TabletState, sweep: Sweep, reach: Reach) -> None:
+    """Deletes rollback markers that no late prewrite needs to meet."""
     first: bytes | None
     first, stop = keys.space_bounds(R, state.identity.start, state.identity.end)
     while first is not None:
         following, first = first, None
         for number, (key, value) in enumerate(state.storage.iterate(following, stop), 1):
-            if timestamp_of(key) < below:
+            if reach.drops_marker(timestamp_of(key)):
                 sweep.delete(key, len(key) + len(value))
             if sweep.slice_over(number):
                 first = key + b"\0"

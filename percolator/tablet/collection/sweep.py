@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from percolator.errors import NotReady
 from percolator.tablet import opening
 from percolator.tablet.collection.dead_letters import may_be_put_aside
 from percolator.tablet.keys import STATISTICS_KEY, D, N, R, W, after_component
@@ -29,6 +30,7 @@ class Sweep:
         """`latch` is held during writes: `GroupCommit.between_batches`."""
         self._state = state
         self._latch = latch
+        self._lifetimes = state.lifetimes
         self._named: list[tuple[bytes, int, bytes | None]] = []
         self._slice_began = state.clock.monotonic_seconds()
         self.deleted = 0
@@ -62,10 +64,16 @@ class Sweep:
         self._slice_began = clock.monotonic_seconds()
 
     async def write(self) -> None:
-        """Deletes what was named. Raises `StoreUnusable`, `TabletMoved`."""
+        """Deletes what was named. Raises `StoreUnusable`, `TabletMoved`, and `NotReady` if it may
+        be visible again, because the times to live have changed."""
         state = self._state
         async with self._latch:
             state.require_open()
+            if state.lifetimes is not self._lifetimes:
+                raise NotReady(
+                    f"the times to live of {state.identity} were changed during its collection",
+                    retry_after_seconds=1.0,
+                )
             named, self._named = self._named, []
             going = []
             for number, (key, size, cell) in enumerate(named, 1):

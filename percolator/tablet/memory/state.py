@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from percolator.errors import (
     PercolatorError,
     SchemaChanged,
-    SnapshotTooOld,
     StoreUnusable,
     TabletMoved,
 )
+from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.lifetimes import FOREVER, Lifetimes
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.change_feed import ChangeFeed
 from percolator.tablet.memory.held_cells import HeldCells
@@ -27,7 +28,6 @@ from percolator.tablet.memory.statistics import TabletCounts
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.memory.tombstones import Tombstones
 from percolator.tablet.ownership import Ownership
-from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
 
@@ -77,6 +77,8 @@ class Collected:
     """The size of superseded versions that stay because they are above the safe point."""
     spared: bool = False
     """Whether deletions stayed because an observer has yet to be notified of them."""
+    more_at: int = TIMESTAMP_MAX
+    """Once the safe point has reached this timestamp, a value that stayed has expired."""
 
 
 CommitTimestamps = Callable[[int], Awaitable[int]]
@@ -98,9 +100,12 @@ class TabletState:
         limits: TabletLimits,
         guard: TimestampGuard,
         timestamps: CommitTimestamps | None = None,
+        lifetimes: Lifetimes = FOREVER,
     ) -> None:
         self.identity = identity
         self.schema_version = schema_version
+        self.lifetimes = lifetimes
+        """Who reads takes them once, together with its cursor."""
         self.storage = storage
         self.clock = clock
         self.limits = limits
@@ -212,12 +217,4 @@ class TabletState:
             f"the schema is at version {self.schema_version}",
             table_id=self.identity.table_id,
             schema_version=self.schema_version,
-        )
-
-    def too_old(self, timestamp: int, safe_point: int) -> SnapshotTooOld:
-        return SnapshotTooOld(
-            f"timestamp {timestamp} ({Timestamp(timestamp).describe()}) is older than the history "
-            f"that is kept, which goes back to {safe_point} ({Timestamp(safe_point).describe()})",
-            timestamp=timestamp,
-            safe_point=safe_point,
         )

@@ -32,6 +32,7 @@ from functools import partial
 from itertools import islice
 
 from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld
+from percolator.formats.reach import too_old
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
@@ -107,7 +108,7 @@ def require_complete(state: TabletState, after: int) -> None:
     if not state.feed.on:
         raise InvalidArgument("target", f"the table of {state.identity} has no change feed")
     if after < state.safe_points.reads:
-        raise state.too_old(after, state.safe_points.reads)
+        raise too_old(after, state.safe_points.reads)
     complete_from = state.feed.complete_from
     if after < complete_from:
         raise SnapshotTooOld(
@@ -285,6 +286,7 @@ class _Found:
     def __init__(self, state: TabletState, after: int, cells: Cursor | None) -> None:
         """`cells` is a cursor for looking at what was before each change, if that is wanted."""
         self._state = state
+        self._lifetimes = state.lifetimes
         self._after = after
         self._cells = cells
         self.bytes = 0
@@ -335,7 +337,8 @@ class _Found:
         return self._value(cell, record, commit)
 
     def _value_before(self, cursor: Cursor, cell: bytes, commit: int) -> bytes | None:
-        """The value that the cell had just below this commit; None if it had none."""
+        """The value that the cell had just below this commit; None if it had none, or if it had
+        expired by then."""
         prefix = W + cell
         cursor.seek(prefix + inverted(commit - 1))
         while True:
@@ -343,6 +346,10 @@ class _Found:
             if not key.startswith(prefix) or record[WRITE_KIND_OFFSET] == KIND_DELETE:
                 return None
             if record[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
+                if self._lifetimes:
+                    end = self._lifetimes.end_of(cell, keys.timestamp_of(key))
+                    if end is not None and end < commit:
+                        return None
                 return self._value(cell, record, commit)
             named = last_change(record)
             if named is None:
@@ -362,7 +369,7 @@ class _Found:
         """What it means that a commit, or its value, is not there."""
         state, after = self._state, self._after
         if after < state.safe_points.reads:
-            return state.too_old(after, state.safe_points.reads)
+            return too_old(after, state.safe_points.reads)
         return InvariantViolation(
             f"{state.identity} has a change at {commit} in its feed whose value is missing"
         )

@@ -14,6 +14,7 @@ from typing import Any
 from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
 from percolator.tablet import keys
 from percolator.tablet.keys import L
+from percolator.tablet.lifetimes import FOREVER, Lifetimes
 from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.v1 import cells_pb2
 from percolator.world import Storage
@@ -111,6 +112,12 @@ class LockReader:
         return found
 
 
-def lock_cell(row: bytes, column: bytes, record: bytes) -> cells_pb2.Cell:
-    """A lock as responses report it."""
-    return cells_pb2.Cell(space=cells_pb2.SPACE_LOCK, row=row, column=column, value=record)
+def lock_cell(
+    row: bytes, column: bytes, record: bytes, lifetimes: Lifetimes = FOREVER
+) -> cells_pb2.Cell:
+    """A lock as responses report it. Readers may take the value that is in it, so they have to know
+    until when that is visible."""
+    cell = cells_pb2.Cell(space=cells_pb2.SPACE_LOCK, row=row, column=column, value=record)
+    if lifetimes:
+        cell.ttl_milliseconds = lifetimes.by_column.get(column, 0)
+    return cell

@@ -15,6 +15,7 @@ from collections.abc import Container, Sequence
 from itertools import islice
 
 from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
+from percolator.formats.reach import too_old
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
@@ -73,6 +74,8 @@ class PointReads:
         self._skipped = 0
         self._published = 0
         """How many commits had been published when the cursor was created."""
+        self._lifetimes = state.lifetimes
+        """As of the cursor in use."""
         self._refused: dict[int, PercolatorError] = {}
         self._chosen: dict[int, Container[bytes] | None] = {}
         """What each read wants that walks over its whole row."""
@@ -138,6 +141,8 @@ class PointReads:
         headers, encoded = self._state.mirror.headers, self._encoded
         last_changes = self._state.last_changes.inverted
         fences = self._state.load_fences
+        self._lifetimes = self._state.lifetimes
+        lifetimes = self._lifetimes or None  # a test of None is no call
         columns_max = self._state.limits.columns_max
         known, known_inverted = 0, b""
         wanted: list[_Wanted] = []
@@ -162,6 +167,12 @@ class PointReads:
                     f"reads[{index}].columns",
                     f"{len(columns)} entries, at most {columns_max} allowed",
                 )
+            if lifetimes and timestamp == NEWEST and self._may_expire(columns):
+                self._refused[index] = InvalidArgument(
+                    f"reads[{index}].timestamp",
+                    "values of the column expire, and only a timestamp decides which have",
+                )
+                continue
             if read.all_columns or read.column_prefixes:
                 field, limits = f"reads[{index}].", self._state.limits
                 self._chosen[index] = chosen_columns(field, read, encoded, limits)
@@ -192,6 +203,7 @@ class PointReads:
 
     async def _read_cells(self, cursor: Cursor, wanted: list[_Wanted]) -> None:
         seek, item = cursor.seek, cursor.item
+        lifetimes, asked = self._lifetimes or None, self._asked
         reads, columns, commits, values = self._reads, self._columns, self._commits, self._values
         size, size_max = self._bytes, self._state.limits.answer_bytes_max
         current, began = self._admitted, self._began
@@ -209,14 +221,16 @@ class PointReads:
                 continue
             kind = value[WRITE_KIND_OFFSET]
             if kind == KIND_LOCK_ONLY:
-                key, value = await self._under_locks(cursor, prefix, self._asked[index].timestamp)
+                key, value = await self._under_locks(cursor, prefix, asked[index].timestamp)
                 if not key:
                     continue
                 kind = value[WRITE_KIND_OFFSET]
+            if lifetimes and lifetimes.hides(column, timestamp_of(key), asked[index].timestamp):
+                kind = KIND_DELETE
             if kind == KIND_PUT:
                 values.append(value[WRITE_HEADER_BYTES:])
             elif kind == KIND_DELETE:
-                if not self._asked[index].report_deletes:
+                if not asked[index].report_deletes:
                     continue
                 self._deletes.append(len(values))
                 values.append(b"")
@@ -295,6 +309,7 @@ class PointReads:
                 wanted=wanted,
                 hidden=locks.cells,
                 report_deletes=read.report_deletes,
+                lifetimes=self._state.lifetimes,
             )
             start = W + component(row)
             cells.seek(start)
@@ -318,19 +333,25 @@ class PointReads:
         self._skipped += cells.skipped
         self._bytes += cells.bytes
 
+    def _may_expire(self, columns: Sequence[bytes]) -> bool:
+        """Whether values of these columns expire; no columns mean all of the row."""
+        by_column = self._lifetimes.by_column
+        return not columns or any(column in by_column for column in columns)
+
     def _locks(self, read: AskedRead) -> LockReader:
         passed = frozenset(read.passing)
         return LockReader(self._state.storage, self._state.mirror, read.timestamp, passed)
 
     def _report(self, index: int, row: bytes, column: bytes, record: bytes) -> None:
-        self._result.locks.add(read=index, lock=lock_cell(row, column, record))
+        lock = lock_cell(row, column, record, self._lifetimes)
+        self._result.locks.add(read=index, lock=lock)
         self._bytes += len(record)
 
     def _refuse_too_old(self) -> None:
-        state, safe_point = self._state, self._state.safe_points.reads
+        safe_point = self._state.safe_points.reads
         for index, read in enumerate(self._asked):
             if read.timestamp < safe_point:
-                self._refused[index] = state.too_old(read.timestamp, safe_point)
+                self._refused[index] = too_old(read.timestamp, safe_point)
 
     def _drop_refused(self) -> None:
         """Removes what was found for reads before they were refused."""

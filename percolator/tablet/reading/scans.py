@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from percolator.errors import InvalidArgument
+from percolator.formats.reach import too_old
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
@@ -65,7 +66,7 @@ async def pages(
         response = await page.read()
         # Check after reading, since versions may have been collected in the meantime.
         if plan.timestamp < state.safe_points.reads:
-            raise state.too_old(plan.timestamp, state.safe_points.reads)
+            raise too_old(plan.timestamp, state.safe_points.reads)
         await state.require_ownership()
         yield response
         rest = page.rest

@@ -26,8 +26,10 @@ from percolator.tablet.keys import (
     after_component,
     inverted,
     split_component,
+    timestamp_of,
     unescaped,
 )
+from percolator.tablet.lifetimes import FOREVER, Lifetimes
 from percolator.world import Cursor
 
 SLICE_BYTES = 4 << 20
@@ -69,9 +71,13 @@ class VisibleCells:
         wanted: Container[bytes] | None,
         hidden: Collection[bytes] = (),
         report_deletes: bool = False,
+        lifetimes: Lifetimes = FOREVER,
     ) -> None:
         """`wanted` are the encoded columns; None means all but reserved ones. `hidden` are cells
-        (`cell_prefix`) that have a lock in the way."""
+        (`cell_prefix`) that have a lock in the way. `lifetimes` are those at the time when the
+        cursor was created."""
+        self._timestamp = timestamp
+        self._lifetimes = lifetimes
         self._cursor = cursor
         self._get = get
         self._inverted = inverted(timestamp)
@@ -108,10 +114,10 @@ class VisibleCells:
         cursor = self._cursor
         item, step = cursor.item, cursor.next
         wanted, hidden, newest = self._wanted, self._hidden, self._inverted
+        lifetimes, bytes_stop = self._lifetimes or None, self.bytes + SLICE_BYTES
         row, row_prefix, admitted = self.row, self._row_prefix, self._row_admitted
         cell, decided = self._cell, self._decided
         steps = skipped = 0
-        bytes_stop = self.bytes + SLICE_BYTES
         for looked_at in range(entries_max):
             key, value = item()
             if not key.startswith(cell):
@@ -125,10 +131,8 @@ class VisibleCells:
                     row_prefix = key[:end]
                     admitted = False
                 steps = 0
-                if wanted is None:
-                    decided = cell.startswith(RESERVED, len(row_prefix))
-                else:
-                    decided = cell[len(row_prefix) :] not in wanted
+                column = cell[len(row_prefix) :]
+                decided = column.startswith(RESERVED) if wanted is None else column not in wanted
                 if hidden and cell[1:] in hidden:
                     decided = True
             if decided or key[-8:] < newest:
@@ -150,6 +154,8 @@ class VisibleCells:
                     cursor.seek(cell + inverted(named))
                 continue
             decided = True
+            if lifetimes and self._has_expired(key, cell[len(row_prefix) :]):
+                kind = KIND_DELETE
             if kind != KIND_DELETE or self._report_deletes:
                 if not admitted:
                     if not admit(row):
@@ -168,6 +174,9 @@ class VisibleCells:
         self.looked_at += looked_at + 1  # fewer than entries_max when the slice ended by its bytes
         self.skipped += skipped
         return Walked.SLICE
+
+    def _has_expired(self, key: bytes, column: bytes) -> bool:
+        return self._lifetimes.hides_component(column, timestamp_of(key), self._timestamp)
 
     def _take(self, key: bytes, value: bytes, kind: int, row: bytes, column: bytes) -> None:
         if kind == KIND_PUT:

@@ -11,6 +11,8 @@ fetched, so neither the disk nor the oracle waits for the other. What each rule 
 * Its own commit is looked for even below the safe point. Told there that it is too old, a client
   would report as failed what an earlier copy of the message has committed.
 * The commit timestamp is requested after that: readers above an earlier one may have passed by.
+* The timestamp after a commit may be the start of another transaction, if its client has asked for
+  that. Then it is one of those fetched, so nobody else has it as a start or a commit.
 * A refused transaction is answered with the next batch, after the ownership was checked.
 * Without a timestamp nothing is written: the transaction is definitely not executed. Nor are those
   that wait for cells: while the oracle is silent, each of them in turn would wait for it, and the
@@ -23,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from percolator.errors import NotExecuted, PercolatorError
+from percolator.formats.reach import too_old
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import ANSWER_FULL, not_executed
@@ -170,8 +173,7 @@ class HeldTransactions:
             return refusal
         if refusal is not None and refusal.failed_condition == OWN_COMMIT:
             return refusal
-        too_old = self._state.too_old(transaction.start, safe_points.transactions)
-        return not_executed(too_old)
+        return not_executed(too_old(transaction.start, safe_points.transactions))
 
     def _refusal(self, transaction: WholeTransaction) -> pb.MutationResult | None:
         """The first condition of a prewrite that fails on a cell, or None."""
@@ -215,7 +217,7 @@ class HeldTransactions:
         else:
             in_time: list[WholeTransaction] = []
             early: list[WholeTransaction] = []
-            for commit, transaction in enumerate(held, first):
+            for commit, transaction in commit_timestamps(held, first):
                 if commit > transaction.start:
                     transaction.commit = commit
                     in_time.append(transaction)
@@ -233,7 +235,8 @@ class HeldTransactions:
         timestamps = self._state.timestamps
         if timestamps is None:
             raise NotExecuted("this server has no oracle")
-        first = await timestamps(len(held))
+        # A transaction that follows takes the timestamp after the commit of the one before it.
+        first = await timestamps(len(held) + sum(one.is_followed for one in held))
         self._state.guard.heard(first)
         return first
 
@@ -304,3 +307,12 @@ class HeldTransactions:
     def _end(self, transaction: WholeTransaction, result: pb.MutationResult | None) -> None:
         if transaction.end(result):
             self._on_answered(transaction.work.weight)
+
+
+def commit_timestamps(
+    held: Iterable[WholeTransaction], first: int
+) -> Iterator[tuple[int, WholeTransaction]]:
+    """Hands out timestamps from the first on, and leaves out those that are set aside."""
+    for transaction in held:
+        yield first, transaction
+        first += 1 + transaction.is_followed

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from percolator.formats.reach import too_old
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
@@ -142,10 +143,10 @@ class MutationQueue:
                 continue
             if not_below:
                 if not_below < safe_point:
-                    results[index] = not_executed(state.too_old(not_below, safe_point))
+                    results[index] = not_executed(too_old(not_below, safe_point))
                     continue
             elif collected and (marked := marked_below(collected, changes)):
-                results[index] = not_executed(state.too_old(marked, collected))
+                results[index] = not_executed(too_old(marked, collected))
                 continue
             refusal = judge.refusal(mutation)
             if refusal is not None:

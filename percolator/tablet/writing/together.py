@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted
+from percolator.formats.reach import too_old
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
@@ -76,7 +77,7 @@ def _refusal(
     if fence is not None:
         return not_executed(closed(fence))
     if not_below and not_below < state.safe_points.transactions:
-        return not_executed(state.too_old(not_below, state.safe_points.transactions))
+        return not_executed(too_old(not_below, state.safe_points.transactions))
     return judge.refusal(mutation)
 
 

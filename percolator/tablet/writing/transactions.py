@@ -47,6 +47,7 @@ class TransactionWork:
         self.deadline_seconds = deadline_seconds
         self.commit_timestamps = [0] * transactions
         self.uncommitted: list[tuple[int, pb.MutationResult]] = []
+        self.followed: list[int] = []
         self.left = transactions
         self.refusal_bytes = 0
         """The size of the cells that made conditions fail."""
@@ -54,17 +55,23 @@ class TransactionWork:
             asyncio.get_running_loop().create_future()
         )
 
-    def ended(self, index: int, commit: int, result: pb.MutationResult | None) -> bool:
+    def ended(
+        self, index: int, commit: int, result: pb.MutationResult | None, *, is_followed: bool
+    ) -> bool:
         """Notes how a transaction ended. Returns True, and answers, when it was the last one."""
         if result is None:
             self.commit_timestamps[index] = commit
+            if is_followed:
+                self.followed.append(index)
         else:
             self.uncommitted.append((index, result))
         self.left -= 1
         if self.left:
             return False
         if not self.done.done():
-            answer = pb.TransactionBatchResult(commit_timestamps=self.commit_timestamps)
+            answer = pb.TransactionBatchResult(
+                commit_timestamps=self.commit_timestamps, followed=sorted(self.followed)
+            )
             for at, why in self.uncommitted:
                 answer.uncommitted.add(transaction=at, result=why)
             self.done.set_result(answer)
@@ -78,6 +85,7 @@ class WholeTransaction:
         "cells",
         "commit",
         "index",
+        "is_followed",
         "read_locked",
         "refusal",
         "start",
@@ -104,6 +112,8 @@ class WholeTransaction:
         self.read_locked: Sequence[bytes] = ()
         """The cells of which it sets read locks."""
         self.commit = 0
+        self.is_followed = False
+        """The timestamp after its commit is set aside for another transaction of its client."""
         self.refusal: pb.MutationResult | None = None
         """Why it is not committed, if it was judged and a condition failed."""
 
@@ -132,7 +142,7 @@ class WholeTransaction:
 
     def end(self, result: pb.MutationResult | None) -> bool:
         """Ends it: committed, or with this result. True if its request is answered with it."""
-        return self.work.ended(self.index, self.commit, result)
+        return self.work.ended(self.index, self.commit, result, is_followed=self.is_followed)
 
 
 class TransactionChecker:
@@ -157,6 +167,7 @@ class TransactionChecker:
             self._guard.admit(start, "start_timestamps[%d]", index)
         observed = self._cells.observed("observed", batch.observed)
         writes, weight = self._writes(batch, observed)
+        followed = _followed(batch, len(starts))
         weak, weak_weight = self._weak(batch, len(starts))
         weight += weak_weight
         work = TransactionWork(len(starts), weight, batch.target.schema_version, deadline_seconds)
@@ -173,6 +184,7 @@ class TransactionChecker:
                 transaction.read_locked = cells_locked_by(transaction.cells)
                 if not set(transaction.cells).isdisjoint(transaction.read_locked):
                     refuse_listed("cells", index, "a write of a cell, and a read lock of it")
+            transaction.is_followed = index in followed
             found.append(transaction)
             first = stop
         if first != len(writes):
@@ -223,3 +235,14 @@ class TransactionChecker:
             found.setdefault(one.transaction, []).append(write)
             weight += len(one.row) + sum(map(len, names)) + MUTATION_BYTES
         return found, weight
+
+
+def _followed(batch: pb.TransactionBatch, count: int) -> frozenset[int]:
+    """The transactions after which another one of their client begins."""
+    followed = batch.followed
+    if not followed:
+        return frozenset()
+    for at, index in enumerate(followed):
+        if index >= count:
+            refuse_listed("followed", at, f"there is no transaction {index}")
+    return frozenset(followed)

@@ -24,6 +24,8 @@ class Version(NamedTuple):
 
     value: bytes | None
     writer: TransactionRecord | None
+    expired: bool = False
+    """It had a value, whose time to live is over."""
 
 
 NEVER_WRITTEN = Version(None, None)
@@ -120,4 +122,6 @@ def _provenance(version: Version) -> str:
     if version.writer is None:
         return "there before the first transaction"
     verb = "deleted" if version.value is None else "written"
+    if version.expired:
+        verb = "written, with a time to live that is over,"
     return f"{verb} by {version.writer}, committed at {version.writer.commit_ts}"

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from percolator.errors import UsageError
 from percolator.formats.hidden_cells import read_lock_column
+from percolator.timestamps import SEQUENCE_BITS
 
 CellKey = tuple[str, bytes, bytes]
 """Table, row, column."""
@@ -173,6 +174,8 @@ class History:
 
     transactions: list[TransactionRecord] = field(default_factory=list)
     initial: dict[CellKey, bytes] = field(default_factory=dict)
+    ttls: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    """Milliseconds after which values expire, by table and column: the same during all of it."""
 
     def __len__(self) -> int:
         return len(self.transactions)
@@ -180,12 +183,19 @@ class History:
     def __iter__(self) -> Iterator[TransactionRecord]:
         return iter(self.transactions)
 
+    def end_of(self, key: CellKey, commit_ts: int) -> int | None:
+        """The first timestamp that no longer sees a value that this commit put there; None if it
+        does not expire. By the definition of a time to live: whole milliseconds are compared."""
+        ttl = self.ttls.get((key[0], key[2]))
+        return None if ttl is None else ((commit_ts >> SEQUENCE_BITS) + ttl) << SEQUENCE_BITS
+
     def merged_with(self, others: Iterable[History]) -> History:
         """One history of everything that several client processes recorded."""
-        merged = History(list(self.transactions), dict(self.initial))
+        merged = History(list(self.transactions), dict(self.initial), dict(self.ttls))
         for other in others:
             merged.transactions.extend(other.transactions)
             merged.initial.update(other.initial)
+            merged.ttls.update(other.ttls)
         return merged
 
 

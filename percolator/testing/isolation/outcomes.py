@@ -22,7 +22,8 @@ Resolver = Callable[[TransactionRecord], int | None]
 
 def settled(history: History, resolve: Resolver | None) -> History:
     """The history with every transaction either aborted, or committed at a known timestamp."""
-    return History([_settled(record, resolve) for record in history], history.initial)
+    records = [_settled(record, resolve) for record in history]
+    return History(records, history.initial, history.ttls)
 
 
 def _settled(record: TransactionRecord, resolve: Resolver | None) -> TransactionRecord:

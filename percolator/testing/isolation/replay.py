@@ -26,9 +26,9 @@ from percolator.testing.isolation.history import (
 from percolator.testing.isolation.scans import check_scan
 from percolator.testing.isolation.violations import ViolationKind
 
-_COMMIT = 0
-_START = 1
-"""At equal timestamps commits come first: a commit is visible iff commit_ts <= start_ts."""
+_COMMIT, _END, _START = range(3)
+"""At equal timestamps commits come first: a commit is visible iff commit_ts <= start_ts. At the end
+of its time to live, a value is no longer visible."""
 
 
 def replay(history: History, report: Report) -> None:
@@ -56,10 +56,14 @@ class _Replay:
                 events.append((record.start_ts, _START, index))
             if record.committed and record.commit_ts:
                 events.append((record.commit_ts, _COMMIT, index))
+                if self._history.ttls:
+                    events.extend((end, _END, index) for end in self._ends(record).values())
         events.sort()
-        for _, kind, index in events:
+        for timestamp, kind, index in events:
             if kind == _COMMIT:
                 self._commit(transactions[index])
+            elif kind == _END:
+                self._end(transactions[index], timestamp)
             else:
                 self._start(transactions[index])
 
@@ -102,6 +106,21 @@ class _Replay:
             self._last_commit[key] = record
         for key, value in record.writes().items():
             self._frontier.put(key, Version(value, record))
+
+    def _ends(self, record: TransactionRecord) -> dict[CellKey, int]:
+        """When the values expire that a transaction has put."""
+        ends = {
+            key: self._history.end_of(key, record.commit_ts)
+            for key, value in record.writes().items()
+            if value is not None
+        }
+        return {key: end for key, end in ends.items() if end is not None}
+
+    def _end(self, record: TransactionRecord, timestamp: int) -> None:
+        """Values of this transaction expire, unless others have replaced them."""
+        for key, end in self._ends(record).items():
+            if end == timestamp and self._frontier.get(key).writer is record:
+                self._frontier.put(key, Version(None, record, expired=True))
 
     def _exclude(
         self, record: TransactionRecord, other: TransactionRecord | None, key: CellKey

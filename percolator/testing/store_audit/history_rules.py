@@ -123,14 +123,24 @@ class _Audit:
 
 
 def _kept(history: History, collected_below: int) -> dict[CellKey, int]:
-    """For each cell, the commit at or below the safe point that collection has to keep, if any."""
+    """For each cell, the commit at or below the safe point that collection has to keep, if any: not
+    a deletion, nor a value that had expired by then."""
     newest: dict[CellKey, tuple[int, bytes | None]] = {}
     for record in history:
         if record.committed and record.commit_ts <= collected_below:
             for key, value in record.writes().items():
                 if record.commit_ts > newest.get(key, (0, None))[0]:
                     newest[key] = record.commit_ts, value
-    return {key: commit_ts for key, (commit_ts, value) in newest.items() if value is not None}
+    return {
+        key: commit_ts
+        for key, (commit_ts, value) in newest.items()
+        if value is not None and not _had_expired(history, key, commit_ts, collected_below)
+    }
+
+
+def _had_expired(history: History, key: CellKey, commit_ts: int, timestamp: int) -> bool:
+    end = history.end_of(key, commit_ts)
+    return end is not None and end <= timestamp
 
 
 def _meaning(commit: StoredCommit, stored: StoredCells) -> object:

@@ -8,8 +8,7 @@ directory over at the next epoch, exactly as a tablet is taken over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 
 import structlog
@@ -17,6 +16,7 @@ import structlog
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
+from services.chassis.coordinator.beating_session import BeatingSession
 from services.chassis.coordinator.directory_leadership import (
     BEAT,
     LEADER,
@@ -24,9 +24,10 @@ from services.chassis.coordinator.directory_leadership import (
     DirectoryLeadership,
     clone_values,
 )
-from services.chassis.coordinator.directory_sessions import DirectorySession, DirectorySessions
+from services.chassis.coordinator.directory_sessions import DirectorySessions, SessionFile
 from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
-from services.chassis.lived_time import LivedTime, milliseconds_between
+from services.chassis.coordinator.silence import Silence
+from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
 from services.chassis.store import epoch_names
 from services.chassis.store.epoch_directory import remove_superseded, take_over
 from services.chassis.store.epoch_names import EpochName, Stage
@@ -34,9 +35,6 @@ from services.chassis.store.files import FileLock, Files, fault_of, make_durable
 
 DIRECTORY = "coordinator"
 SESSIONS = "sessions"
-BEAT_SECONDS = 0.5
-GRACE_SECONDS_MIN = 2 * BEAT_SECONDS
-"""With one interval, a leader whose sign of life is a little late would be taken for dead."""
 _LOOKS_MAX = 20
 _SMALL_BYTES_MAX = 4096
 _PATHS_MAX = 1024
@@ -44,23 +42,11 @@ _PATHS_MAX = 1024
 _log = structlog.get_logger("percolator.coordinator")
 
 
-@dataclass(frozen=True)
-class CoordinatorTimes:
-    """How soon other processes notice a loss."""
-
-    beat_seconds: float = BEAT_SECONDS
-    """The interval between two signs of life."""
-    grace_seconds: float = 3.0
-    """A leader or session without a sign of life for this long is taken for dead."""
-    poll_seconds: float = 0.1
-    """The interval between two checks by a candidate or a watcher."""
-
-
 class DirectoryCoordinator:
     """The coordinator for one process. Belongs to one event loop."""
 
     def __init__(
-        self, files: Files, clock: Clock, root: Path, times: CoordinatorTimes = CoordinatorTimes()
+        self, files: Files, clock: Clock, root: Path, times: CoordinatorTimes = USUAL_TIMES
     ) -> None:
         self._files = files
         self._clock = clock
@@ -69,7 +55,7 @@ class DirectoryCoordinator:
         self._sessions = DirectorySessions(
             files, clock, self._directory / SESSIONS, grace_seconds=times.grace_seconds
         )
-        self._open: list[DirectorySession] = []
+        self._open: list[BeatingSession] = []
         self._led: list[DirectoryLeadership] = []
         self._paths: dict[tuple[str, ...], Path] = {}
         """Kept, because a process that waits for a leader checks the same few again and again."""
@@ -82,7 +68,7 @@ class DirectoryCoordinator:
         check_name("role", role)
         if role == SESSIONS:
             raise InvalidArgument("role", f"{SESSIONS!r} is not a role")
-        silence = _Silence(self._clock, self._times.grace_seconds)
+        silence = Silence(self._clock, self._times.grace_seconds)
         while True:
             try:
                 leadership = await self._try(await self._role(role), role, silence, lost)
@@ -114,7 +100,7 @@ class DirectoryCoordinator:
         found = await self._read(role, key, live_only=False)
         return None if found is None else found[1]
 
-    async def watch(self, role: str, key: str) -> AsyncIterator[bytes | None]:
+    async def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
         last = await self.read(role, key)
         yield last
         while True:
@@ -124,13 +110,13 @@ class DirectoryCoordinator:
                 last = value
                 yield value
 
-    async def open_session(self, name: str, value: bytes) -> DirectorySession:
+    async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)
         directory = await self._role(SESSIONS)
-        session = DirectorySession(
-            self._files,
+        session = BeatingSession(
+            SessionFile(self._files, directory / name),
             self._clock,
-            directory / name,
+            name,
             value,
             beat_seconds=self._times.beat_seconds,
         )
@@ -159,7 +145,7 @@ class DirectoryCoordinator:
     # ------------------------------------------------------------------------- candidates
 
     async def _try(
-        self, directory: Path, role: str, silence: _Silence, lost: Callable[[], str]
+        self, directory: Path, role: str, silence: Silence, lost: Callable[[], str]
     ) -> DirectoryLeadership | None:
         """None while there is a leader that may be alive, or if another candidate was faster."""
         lock = await self._try_lock(role)
@@ -199,7 +185,7 @@ class DirectoryCoordinator:
             return None
 
     async def _is_gone(
-        self, role: str, epoch: int, lock: FileLock | None, silence: _Silence
+        self, role: str, epoch: int, lock: FileLock | None, silence: Silence
     ) -> bool:
         if lock is not None:
             # The lock is free. If this very leader had it last, the leader is dead. If another one
@@ -261,20 +247,3 @@ class DirectoryCoordinator:
 
 def _cannot_lead(role: str, error: OSError) -> StoreUnusable:
     return StoreUnusable(f"cannot lead as {role}: {error}", fault=fault_of(error))
-
-
-class _Silence:
-    """Measures how long nothing has changed, by the time during which this process was running."""
-
-    def __init__(self, clock: Clock, grace_seconds: float) -> None:
-        self._time = LivedTime(clock)
-        self._grace_milliseconds = round(grace_seconds * 1000)
-        self._last: object = None
-        self._changed = 0
-
-    def lasts(self, seen: object) -> bool:
-        """Whether `seen` has been the same for the whole grace period."""
-        now = self._time.tick()
-        if seen != self._last:
-            self._last, self._changed = seen, now
-        return milliseconds_between(self._changed, now) > self._grace_milliseconds

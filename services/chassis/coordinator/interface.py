@@ -13,7 +13,7 @@ Contract:
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +46,8 @@ class Leadership(Protocol):
         ...
 
     async def stands(self) -> bool:
-        """Whether no later leader had read anything when this was called."""
+        """Whether no later leader had read anything when this was called. Raises `StoreUnusable` if
+        the store does not say."""
         ...
 
     async def check(self) -> None:
@@ -59,7 +60,7 @@ class Leadership(Protocol):
 
     async def put(self, key: str, value: bytes) -> None:
         """Returns when the value is durable and this process still leads; raises `NotReady` or
-        `StoreUnusable` otherwise."""
+        `StoreUnusable` otherwise, and `InvalidArgument` for a value that is too large."""
         ...
 
     async def resign(self) -> None:
@@ -93,7 +94,7 @@ class Coordinator(Protocol):
         process may read it."""
         ...
 
-    def watch(self, role: str, key: str) -> AsyncIterator[bytes | None]:
+    def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
         """Yields the present value, and then every new value that it sees. Never ends."""
         ...
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
+    Counter,
     Gauge,
     Histogram,
     Info,
@@ -128,6 +129,27 @@ def tell_expiry(registry: CollectorRegistry, expires_seconds: Callable[[], float
         "When this server's certificate expires, in seconds since 1970; absent without TLS.",
         registry=registry,
     ).set_function(expires_seconds)
+
+
+class FrameConnections:
+    """The figures of connections for frames. Their calls are counted as all others are."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._open = Gauge(
+            "percolator_frame_connections", "Connections for frames.", registry=registry
+        )
+        self._refused = Counter(
+            "percolator_frame_connections_refused",
+            "Connections for frames that were ended because they broke a rule or a limit.",
+            registry=registry,
+        )
+
+    def follow(self, connections: Callable[[], int]) -> None:
+        """Reports the number of connections, whenever it is asked for."""
+        self._open.set_function(connections)
+
+    def refuse(self) -> None:
+        self._refused.inc()
 
 
 async def watch_event_loop(registry: CollectorRegistry, clock: Clock) -> None:

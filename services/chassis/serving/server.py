@@ -1,4 +1,4 @@
-"""The listening sockets of a service: gRPC with health and reflection, and the metrics endpoint.
+"""The listening sockets of a service: gRPC with health and reflection, frames, and metrics.
 
 The port is taken, and calls are answered (with `NotReady`), from the start of the process on. So a
 port in use is reported at once, and callers do not have to wait for a time-out to learn that a
@@ -7,6 +7,7 @@ service is still starting.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -23,6 +24,7 @@ from percolator.world import Clock
 from services.chassis.serving import metrics, metrics_endpoint
 from services.chassis.serving.access import Access
 from services.chassis.serving.decoding import all_decoded, none_unless
+from services.chassis.serving.frame_server import FrameServer
 from services.chassis.serving.health import Health
 from services.chassis.serving.rpc import Exposed, Gate, Relay, RpcEdge
 from services.chassis.serving.server_tls import ServerTls
@@ -50,7 +52,7 @@ def received_bytes_max(request_bytes_max: int) -> int:
 
 
 class Server:
-    """The gRPC server of one process."""
+    """What answers the calls to one process: gRPC, and frames if its settings have them."""
 
     def __init__(
         self,
@@ -86,6 +88,14 @@ class Server:
             ]
         )
         self._server.add_generic_rpc_handlers((self._edge, self.health.handler()))
+        self._frames: FrameServer | None = None
+        if settings.frames_address is not None:
+            context = tls.stream_context() if tls is not None else None
+            counts = metrics.FrameConnections(registry)
+            self._frames = FrameServer(
+                settings.frames_address, settings.request_bytes_max, context, counts.refuse
+            )
+            counts.follow(self._frames.connections)
 
     async def start(self) -> HostPort:
         """Listens; returns the address with the port that was taken."""
@@ -94,6 +104,13 @@ class Server:
             port = self._take_port()
         except RuntimeError as error:
             raise CannotListen(f"listen {self._listen}: {error}") from None
+        if self._frames is not None:
+            check_free(self._frames.listen, "frames_listen")
+            try:
+                await self._frames.start(near=self._listen.with_port(port))
+            except OSError as error:
+                reason = f"frames_listen {self._frames.listen}: {error.strerror}"
+                raise CannotListen(reason) from None
         await self._server.start()
         return self._listen.with_port(port)
 
@@ -103,19 +120,31 @@ class Server:
             return int(self._server.add_insecure_port(address))
         return int(self._server.add_secure_port(address, self._tls.grpc_credentials()))
 
-    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+    @property
+    def frames_address(self) -> HostPort | None:
+        """Where frames are taken, once started; None if they are not."""
+        return self._frames.listen if self._frames is not None else None
+
+    def expose(self, services: list[Exposed], server_id: str, relay: Relay | None = None) -> None:
         """The service is built: from now on its calls are answered, and the relay's forwarded."""
+        if self._frames is not None:
+            services = [*services, self._frames.offer(server_id)]
         names = [exposed.descriptor.full_name for exposed in services]
         self.health.add(names)
         passed_on = relay.services if relay is not None else ()
         listed = [*names, *passed_on, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._edge.mount(_REFLECTION_PATH, reflection_handler(listed))
         self._edge.expose(services, relay)
+        if self._frames is not None:
+            self._frames.answer(self._edge.unary)
 
     async def stop(self, grace_seconds: float) -> None:
         """Closes all connections; cancels calls that are still in progress after the grace."""
         self.health.finish()
-        await self._server.stop(grace_seconds)
+        if self._frames is not None:
+            await asyncio.gather(self._frames.stop(grace_seconds), self._server.stop(grace_seconds))
+        else:
+            await self._server.stop(grace_seconds)
 
 
 def reflection_handler(names: list[str]) -> grpc.RpcMethodHandler:

@@ -50,6 +50,17 @@ class ServerTls:
             raise InvariantViolation("certificate files were not validated")
         return context
 
+    def stream_context(self) -> ssl.SSLContext:
+        """The TLS context for a port that has one for all its connections: each handshake uses the
+        certificate that is valid then."""
+        context = self.http_context()
+
+        def renewed(connection: ssl.SSLObject, name: str, of: ssl.SSLContext) -> None:
+            connection.context = self.http_context()
+
+        context.sni_callback = renewed
+        return context
+
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """The credentials for the gRPC port."""
         return grpc.dynamic_ssl_server_credentials(

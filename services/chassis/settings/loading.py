@@ -18,6 +18,7 @@ from services.chassis import standard_streams
 from services.chassis.settings.output import help_text, to_toml
 from services.chassis.settings.service_settings import (
     DialAddress,
+    FramedSettings,
     ListenAddress,
     Seconds,
     ServiceSettings,
@@ -26,6 +27,7 @@ from services.chassis.settings.service_settings import (
 
 __all__ = [
     "DialAddress",
+    "FramedSettings",
     "ListenAddress",
     "Seconds",
     "ServiceSettings",

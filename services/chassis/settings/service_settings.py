@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from percolator.bigtable.place import SCHEME, Place, parse_place
 from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
 from percolator.wire.tls import Tls
@@ -149,6 +150,8 @@ class ServiceSettings(BaseModel):
             self._require_loopback("listen", self.listen_address)
             if self.metrics_address is not None:
                 self._require_loopback("metrics_listen", self.metrics_address)
+            if self.frames_address is not None:
+                self._require_loopback("frames_listen", self.frames_address)
         return self
 
     @staticmethod
@@ -182,6 +185,11 @@ class ServiceSettings(BaseModel):
         # If the port + 1000 is above the last one, any free port is better than not starting.
         return own.with_port(own.port + 1000 if 0 < own.port <= 64_535 else 0)
 
+    @property
+    def frames_address(self) -> HostPort | None:
+        """Where to listen for frames; None if this service does not."""
+        return None
+
     def advertised(self, bound: HostPort) -> HostPort:
         """The address that others dial, once `listen` has become `bound`."""
         if self.advertise == AUTO:
@@ -194,11 +202,42 @@ class StoreSettings(ServiceSettings):
     """The settings of every service with a store. A subclass says what it keeps in `store`."""
 
     store: Annotated[str, Field(min_length=1)]
-    """A directory on a local file system."""
+    """A directory on a local file system, or bigtable://PROJECT/INSTANCE?profile=NAME."""
 
     store_unsafe: bool = False
     """Accept a store on a network file system, which can lose writes that were acknowledged."""
 
+    @field_validator("store")
+    @classmethod
+    def _is_a_place(cls, store: str) -> str:
+        if store.startswith(SCHEME):
+            try:
+                parse_place(store)
+            except InvalidArgument as error:
+                raise ValueError(error.reason) from None
+        return store
+
     @property
     def store_root(self) -> Path:
         return Path(self.store).absolute()
+
+    @property
+    def place(self) -> Place | None:
+        """The row store that is named; None if it is a directory."""
+        return parse_place(self.store) if self.store.startswith(SCHEME) else None
+
+
+class FramedSettings(StoreSettings):
+    """The settings of a service that the library also calls in frames (docs/frames.md)."""
+
+    frames_listen: _OptionalListenAddress = AUTO
+    """host:port on which the Python library calls this server faster than by gRPC; port 0 is any
+    free one; empty is none. auto: any free port at the host of `listen`."""
+
+    @property
+    def frames_address(self) -> HostPort | None:
+        if not self.frames_listen:
+            return None
+        if self.frames_listen == AUTO:
+            return self.listen_address.with_port(0)
+        return parse_host_port(self.frames_listen, "frames_listen")

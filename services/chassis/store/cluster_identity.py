@@ -76,18 +76,23 @@ async def read_identity(files: Files, root: Path) -> ClusterIdentity:
         raise InvalidArgument(
             "store", f"{root} belongs to no cluster yet: start a master on it first"
         ) from None
+    return parse_identity(data, str(path), f"store: {root}")
+
+
+def parse_identity(data: bytes, where: str, store: str) -> ClusterIdentity:
+    """The identity in these bytes. `where` names them in errors, and `store` the whole store."""
     try:
         content = json.loads(data)
         cluster_id, number = content["cluster_id"], content["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(where, str(error)) from None
     if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
-        raise _damaged(path, f"cluster_id is {str(cluster_id)[:64]!r}")
+        raise _damaged(where, f"cluster_id is {str(cluster_id)[:64]!r}")
     if type(number) is not int or number < 1:
-        raise _damaged(path, f"format is {number!r}")
+        raise _damaged(where, f"format is {number!r}")
     if number > STORE_FORMAT:
         raise WrongCluster(
-            f"store: {root} has format {number}, written by release "
+            f"{store} has format {number}, written by release "
             f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
             f"to {STORE_FORMAT}: use that release or a later one",
             expected=f"format {STORE_FORMAT}",
@@ -98,12 +103,17 @@ async def read_identity(files: Files, root: Path) -> ClusterIdentity:
 
 async def check_identity(files: Files, root: Path, cluster_id: str) -> None:
     """Refuses a root of a cluster other than the one to which this process belongs."""
-    found = (await read_identity(files, root)).cluster_id
-    if found != cluster_id:
+    require_same_cluster(await read_identity(files, root), str(root), cluster_id)
+
+
+def require_same_cluster(found: ClusterIdentity, store: str, cluster_id: str) -> None:
+    """Refuses a store of a cluster other than the one to which this process belongs."""
+    if found.cluster_id != cluster_id:
         raise WrongCluster(
-            f"store: {root} belongs to cluster {found}, the masters to cluster {cluster_id}",
+            f"store: {store} belongs to cluster {found.cluster_id}, the masters to cluster "
+            f"{cluster_id}",
             expected=cluster_id,
-            found=found,
+            found=found.cluster_id,
         )
 
 
@@ -147,5 +157,5 @@ def _refuse_foreign(root: Path, names: list[str]) -> None:
         )
 
 
-def _damaged(path: Path, reason: str) -> StoreUnusable:
-    return StoreUnusable(f"store: {path} is damaged: {reason}", fault=StoreFault.DAMAGED)
+def _damaged(where: str, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"store: {where} is damaged: {reason}", fault=StoreFault.DAMAGED)

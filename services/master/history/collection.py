@@ -3,45 +3,34 @@
 1. Decide how far: as far as each table's retention allows, but nothing that a session or pin needs.
 2. Write the decision down, and look at the sessions again. A pin that was set meanwhile wins: the
    tables whose history it would lose are left alone.
-3. Raise the safe points of every tablet of every table. Once all have acknowledged, nothing can
-   begin, read or commit below them.
-4. Resolve every older lock in every table. Since step 3 no new ones appear.
-5. Only now may the tablets delete.
+3. Only now is anything collected: by tablets (tablet_collecting.py), or row by row
+   (row_collecting.py).
 
 A round that fails at any step has deleted nothing that is needed, and the next one starts over.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from percolator.errors import NotReady, PercolatorError
+from percolator.protocol.environment import Timestamps
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
-from percolator.v1 import tabletserver_pb2 as wire
-from percolator.wire import methods
-from percolator.wire.liveness import Liveness, LivenessLookups
-from percolator.wire.lock_service import LockServiceCalls
-from percolator.wire.status import from_detail
 from percolator.world import World
 from services.master.history import safe_points
+from services.master.history.collecting import Collecting, LockOwners, TableCollected
 from services.master.history.history_needs import HistoryNeeds, history_needs
-from services.master.history.old_locks import OldLocks
 from services.master.history.safe_points import ClusterSafePoints
-from services.master.map.cluster_map import Tablet
-from services.master.map.map_store import MapStore
+from services.master.map.map_store import StoredMap
 from services.master.oracle_time import OracleTime
 from services.master.registry import Registry
 
-_ORDER_SECONDS = 30.0
 _TIMESTAMP_SECONDS = 5.0
-_TABLETS_AT_A_TIME = 8
 
 _log = structlog.get_logger("percolator.master")
 
@@ -63,11 +52,14 @@ class Collection:
     def __init__(
         self,
         world: World,
-        store: MapStore,
+        store: StoredMap[Any],
         registry: Registry,
         oracle_time: OracleTime,
         times: CollectionTimes,
+        collecting: Callable[[Timestamps, LockOwners], Collecting],
     ) -> None:
+        """`collecting` makes what collects: it resolves old locks with these timestamps, and asks
+        these for the owners."""
         self._world = world
         self._store = store
         self._registry = registry
@@ -77,16 +69,15 @@ class Collection:
         self._missed_since: dict[str, float] = {}
         """Lock services that have gone, by address, and when that was noticed."""
         self._began_at = world.clock.monotonic_seconds()
-        self._owners = _Owners(world, self._lock_services)
-        self._old_locks: OldLocks | None = None
+        self._owners = LockOwners(world, self._lock_services)
+        self._make_collecting = collecting
+        self._collecting: Collecting | None = None
         self._safe_points: ClusterSafePoints | None = None
         self._wanted: dict[int, int] = {}
         """The tables' safe points if no session or pin needed history."""
         self.now = 0
         """The oracle's time when the last round began."""
         self.needs = HistoryNeeds()
-        self.tablets: dict[int, wire.RaisedSafePoint] = {}
-        """Each tablet's last answer."""
         self.error: PercolatorError | None = None
         """Why the last round failed; None if it succeeded."""
         self.finished_at: float | None = None
@@ -114,7 +105,12 @@ class Collection:
 
     @property
     def old_locks_resolved(self) -> int:
-        return 0 if self._old_locks is None else self._old_locks.resolved
+        return 0 if self._collecting is None else self._collecting.locks_resolved
+
+    def collected(self, table_id: int) -> TableCollected:
+        """What is known of the collection of a table."""
+        found = self._collecting
+        return TableCollected() if found is None else found.collected(table_id)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -144,17 +140,9 @@ class Collection:
         if decided.reads and not ordered.reads:
             who = needs.description or "a session"
             raise NotReady(f"{who} needs history since {needs.oldest}, in all tables")
-        await self._every_tablet(lambda tablets: self._order(tablets, ordered, collect=False))
-        if self._old_locks is None:
-            self._old_locks = OldLocks(self._world, self._store, timestamps, self._owners)
-        old_locks = self._old_locks
-        await self._every_tablet(
-            _one_by_one(lambda tablet: old_locks.resolve(tablet, ordered.transactions))
-        )
-        tablets = self._tablets()
-        await self._order(tablets, ordered, collect=True)
-        present = {one.tablet_id for one in tablets}
-        self.tablets = {one: said for one, said in self.tablets.items() if one in present}
+        if self._collecting is None:
+            self._collecting = self._make_collecting(timestamps, self._owners)
+        await self._collecting.collect(ordered)
         self.error = None
         self.rounds += 1
         self.finished_at = self._world.clock.monotonic_seconds()
@@ -169,66 +157,6 @@ class Collection:
             self._wanted[table.table_id] = max(0, self.now - (int(retention) << SEQUENCE_BITS))
         oldest = needs.oldest or self.now
         return self.safe_points.raised({one: min(at, oldest) for one, at in self._wanted.items()})
-
-    # ------------------------------------------------------------------------- tablets
-
-    def _tablets(self) -> list[Tablet]:
-        """The tablets of all tables but deleted ones, which are removed as a whole."""
-        current = self._store.current
-        return [
-            one for one in current.tablets.values() if not current.tables[one.table_id].deleting
-        ]
-
-    async def _every_tablet(
-        self, work: Callable[[list[Tablet]], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Includes tablets that are made by splits meanwhile. A move makes no difference: what a
-        tablet has acknowledged is in its storage."""
-        done: set[int] = set()
-        while left := [one for one in self._tablets() if one.tablet_id not in done]:
-            await work(left)
-            done |= {one.tablet_id for one in left}
-
-    async def _order(
-        self, tablets: Iterable[Tablet], ordered: ClusterSafePoints, *, collect: bool
-    ) -> None:
-        """Raises `NotReady`, or a tablet's error, unless all have acknowledged."""
-        by_address: defaultdict[str, list[Tablet]] = defaultdict(list)
-        for tablet in tablets:
-            if not tablet.server_id:
-                raise NotReady(f"tablet {tablet.tablet_id} is not served at the moment")
-            by_address[tablet.address].append(tablet)
-        await self._store.leadership.check()
-        await asyncio.gather(
-            *(
-                self._order_server(address, found, ordered, collect)
-                for address, found in by_address.items()
-            )
-        )
-
-    async def _order_server(
-        self, address: str, tablets: list[Tablet], ordered: ClusterSafePoints, collect: bool
-    ) -> None:
-        orders = []
-        for tablet in tablets:
-            reads = ordered.reads.get(tablet.table_id, 0)
-            orders.append(
-                wire.SafePoint(
-                    tablet_id=tablet.tablet_id,
-                    epoch=tablet.epoch,
-                    reads=reads,
-                    transactions=ordered.transactions,
-                    collect_below=reads if collect else 0,
-                )
-            )
-        call = self._world.network.unary(address, methods.RAISE_SAFE_POINTS)
-        answer = await call(wire.RaiseSafePointsRequest(safe_points=orders), _ORDER_SECONDS)
-        if len(answer.safe_points) != len(tablets):
-            raise NotReady(f"{address} has not answered for every tablet")
-        for tablet, raised in zip(tablets, answer.safe_points, strict=True):
-            if raised.HasField("error"):
-                raise from_detail(raised.error)
-            self.tablets[tablet.tablet_id] = raised
 
     # ------------------------------------------------------------------------- servers
 
@@ -264,40 +192,6 @@ class Collection:
             )
 
     async def _close(self) -> None:
-        for one in (self._old_locks, self._owners):
+        for one in (self._collecting, self._owners):
             if one is not None:
                 await one.close()
-
-
-class _Owners:
-    """Whether the owners of old locks are alive. This master owns no locks itself."""
-
-    session_id = None
-
-    def __init__(self, world: World, lock_services: list[str]) -> None:
-        self._lookups = LivenessLookups(
-            LockServiceCalls(world.network, lock_services), timeout_seconds=1.0
-        )
-
-    async def liveness(self, session_ids: Sequence[bytes]) -> list[Liveness]:
-        return await self._lookups.ask(session_ids)
-
-    async def close(self) -> None:
-        await self._lookups.close()
-
-
-def _one_by_one(
-    work: Callable[[Tablet], Coroutine[Any, Any, None]],
-) -> Callable[[list[Tablet]], Coroutine[Any, Any, None]]:
-    """Does the work for one tablet each, for a few at a time."""
-
-    async def for_all(tablets: list[Tablet]) -> None:
-        limit = asyncio.Semaphore(_TABLETS_AT_A_TIME)
-
-        async def limited(tablet: Tablet) -> None:
-            async with limit:
-                await work(tablet)
-
-        await asyncio.gather(*map(limited, tablets))
-
-    return for_all

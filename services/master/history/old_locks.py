@@ -1,17 +1,15 @@
-"""Resolves every lock that is older than what is about to be collected, in all tables.
-
-The cells that show the outcome of a lock's transaction may be among those that are collected. A
-lock that was left would then be rolled back by the next reader, although its transaction committed.
-"""
+"""Resolves the locks of tablets that are older than what is about to be collected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from percolator.errors import NotReady, TabletLocation
+from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
-from percolator.protocol.cleanup import Cleanup, MetLock
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners, Timestamps
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import TableSchema
 from percolator.routing.router import Router
@@ -22,12 +20,6 @@ from services.master.map.cluster_map import Tablet
 from services.master.map.map_record import observer_messages
 from services.master.map.map_store import MapStore
 
-_SETTLE_SECONDS = 30.0
-_LOCKS_AT_A_TIME = 1_000
-_PATIENCE_SECONDS = 1.0
-"""Locks are treated as if readers had waited this long: sessions are asked at once."""
-_ROUNDS_MAX = 1_000
-
 
 class OldLocks:
     """A client of the tablet servers, for as long as this master leads."""
@@ -37,10 +29,9 @@ class OldLocks:
     ) -> None:
         self._world = world
         self._store = store
-        self._timestamps = timestamps
         limits = Limits()
         self._router = Router(world, TabletMap(self._find), limits)
-        env = Environment(
+        self._env = Environment(
             cells=self._router,
             timestamps=timestamps,
             owners=owners,
@@ -50,40 +41,27 @@ class OldLocks:
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
         )
-        self._cleanup = Cleanup(env)
+        self._cleanup = Cleanup(self._env)
         self.resolved = 0
 
     async def resolve(self, tablet: Tablet, below: int) -> None:
         """Returns when the tablet has no lock of a transaction that began below `below`, of which
         no prewrite is admitted any more. Raises `NotReady` if an owner is alive, and the errors of
         the network and of the tablet."""
-        for _ in range(_ROUNDS_MAX):
-            found = await self._scan(tablet, below)
-            if not found:
-                return
-            clock = self._world.clock
-            await self._cleanup.resolve(
-                found,
-                deadline=clock.monotonic_seconds() + _SETTLE_SECONDS,
-                known_now=await self._timestamps.get(),
-                waited_seconds=_PATIENCE_SECONDS,
-            )
-            left = {lock.address for lock in await self._scan(tablet, below)}
-            resolved = sum(lock.address not in left for lock in found)
-            self.resolved += resolved
-            if not resolved:
-                raise NotReady(
-                    f"a lock of transaction {found[0].lock.start_timestamp} in tablet "
-                    f"{tablet.tablet_id} is still held, below {below}"
-                )
-        raise NotReady(f"tablet {tablet.tablet_id} has too many old locks to resolve in one round")
+        self.resolved += await resolve_older_locks(
+            self._env,
+            self._cleanup,
+            lambda: self._scan(tablet, below),
+            below,
+            f"tablet {tablet.tablet_id}",
+        )
 
     async def close(self) -> None:
         await self._router.close()
 
     async def _scan(self, tablet: Tablet, below: int) -> list[MetLock]:
         cells = scan_locks(
-            self._world.network, self._store.current, tablet, below=below, limit=_LOCKS_AT_A_TIME
+            self._world.network, self._store.current, tablet, below=below, limit=LOCKS_AT_A_TIME
         )
         return [MetLock.of(tablet.table_id, cell) async for cell in cells]
 

@@ -2,8 +2,7 @@
 
 Invariants:
 - The tablets of a table cover every row exactly once.
-- Ids only grow, and are not used again after a deletion. Each epoch of a tablet is given to one
-  server, and epochs only grow.
+- Each epoch of a tablet is given to one server, and epochs only grow.
 """
 
 from __future__ import annotations
@@ -15,37 +14,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from percolator.codec_names import CodecNames
-from percolator.errors import InvariantViolation, SchemaError
-
-
-@dataclass(frozen=True)
-class Observer:
-    """An observer, and the columns whose changes it is notified of."""
-
-    name: str
-    columns: tuple[bytes, ...]
-    weak: bool = False
-    paused: bool = False
-    """Not run for now, though notifications are still written for it."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table, without its tablets."""
-
-    table_id: int
-    name: str
-    schema_version: int = 1
-    retention_milliseconds: int = 0
-    split_bytes: int = 0
-    observers: tuple[Observer, ...] = ()
-    deleting: bool = False
-    created_at: int = 0
-    """A timestamp of the oracle: no snapshot below it may use the table. 0 if an earlier release
-    created it."""
-    change_feed: bool = False
-    codecs: CodecNames = field(default_factory=CodecNames)
-    """Those that programs have declared. An earlier release kept none."""
+from percolator.errors import InvariantViolation
+from services.master.map.catalogue import Catalogue, Table
 
 
 @dataclass(frozen=True)
@@ -79,11 +49,9 @@ class Tablet:
 
 
 @dataclass(frozen=True)
-class ClusterMap:
+class ClusterMap(Catalogue):
     """Everything that the master decides. Each change makes a new map."""
 
-    next_id: int = 1
-    tables: Mapping[int, Table] = field(default_factory=lambda: MappingProxyType({}))
     tablets: Mapping[int, Tablet] = field(default_factory=lambda: MappingProxyType({}))
     draining: frozenset[str] = frozenset()
     """Ids of servers that get no more tablets."""
@@ -127,24 +95,10 @@ class ClusterMap:
             last += 1
         return tablets[first : max(last, first + 1)]
 
-    def named(self, name: str) -> Table | None:
-        """The table of that name. A table that is being deleted no longer has a name."""
-        for table in self.tables.values():
-            if table.name == name and not table.deleting:
-                return table
-        return None
-
-    def table(self, name: str) -> Table:
-        """The table of that name. Raises `SchemaError` if there is none."""
-        found = self.named(name)
-        if found is None:
-            raise SchemaError(f"there is no table {name!r}")
-        return found
+    def tablets_of(self, table: Table) -> int:
+        return len(self.of_tables[table.table_id])
 
     # ------------------------------------------------------------------------- changes
-
-    def with_tables(self, *tables: Table) -> ClusterMap:
-        return replace(self, tables={**self.tables, **{table.table_id: table for table in tables}})
 
     def with_tablets(self, tablets: Iterable[Tablet]) -> ClusterMap:
         changed = {tablet.tablet_id: tablet for tablet in tablets}
@@ -159,6 +113,7 @@ class ClusterMap:
         created_at: int = 0,
         *,
         change_feed: bool = False,
+        ttls: tuple[tuple[bytes, int], ...] = (),
         codecs: CodecNames | None = None,
     ) -> tuple[ClusterMap, Table]:
         """A table whose tablets are to be assigned."""
@@ -169,6 +124,7 @@ class ClusterMap:
             split_bytes=split_bytes,
             created_at=created_at,
             change_feed=change_feed,
+            ttls=ttls,
             codecs=codecs or CodecNames(),
         )
         bounds = [b"", *splits, b""]

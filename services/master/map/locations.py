@@ -7,24 +7,27 @@ from collections.abc import Callable
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
-from services.master.map.cluster_map import ClusterMap, Table, Tablet
+from services.master.map.catalogue import Catalogue, Table
+from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_record import (
     codecs_message,
     location_message,
     observer_messages,
     table_message,
+    ttl_messages,
 )
 
 LOCATIONS_MAX = 1_000
 
 
-def list_tables(current: ClusterMap) -> wire.ListTablesResponse:
-    tables = sorted(current.tables.values(), key=lambda table: (table.name, table.table_id))
+def list_tables(current: Catalogue) -> wire.ListTablesResponse:
+    known = (table for table in current.tables.values() if not table.is_hidden)
+    tables = sorted(known, key=lambda table: (table.name, table.table_id))
     return wire.ListTablesResponse(tables=[_message(current, table) for table in tables])
 
 
 def describe_table(
-    current: ClusterMap, request: wire.DescribeTableRequest
+    current: Catalogue, request: wire.DescribeTableRequest
 ) -> wire.DescribeTableResponse:
     if request.name and request.table_id:
         raise InvalidArgument("table_id", "give a name or an id, not both")
@@ -55,6 +58,7 @@ def locate_tablets(
         schema_version=table.schema_version,
         observers=observer_messages(table),
         codecs=codecs_message(table),
+        ttls=ttl_messages(table),
     )
     if len(found) > len(page):
         answer.rest.CopyFrom(RowRange(start=page[-1].end, end=end))
@@ -78,12 +82,12 @@ def tablets_page(
     return found[:limit], len(found) > limit
 
 
-def _by_id(current: ClusterMap, table_id: int, *, even_deleting: bool) -> Table:
+def _by_id(current: Catalogue, table_id: int, *, even_deleting: bool) -> Table:
     table = current.tables.get(table_id)
-    if table is None or (table.deleting and not even_deleting):
+    if table is None or table.is_hidden or (table.deleting and not even_deleting):
         raise SchemaError(f"there is no table with the id {table_id}")
     return table
 
 
-def _message(current: ClusterMap, table: Table) -> wire.Table:
-    return table_message(table, tablets=len(current.of_tables[table.table_id]))
+def _message(current: Catalogue, table: Table) -> wire.Table:
+    return table_message(table, tablets=current.tablets_of(table))

@@ -10,7 +10,9 @@ from percolator.codec_names import CodecNames
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.v1 import errors_pb2, master_pb2, master_records_pb2
 from percolator.v1.cells_pb2 import RowRange
-from services.master.map.cluster_map import ClusterMap, Observer, Table, Tablet
+from percolator.v1.tabletserver_pb2 import ColumnTtl
+from services.master.map.catalogue import Catalogue, Observer, Table, TableLoad
+from services.master.map.cluster_map import ClusterMap, Tablet
 
 
 def encode(current: ClusterMap) -> bytes:
@@ -30,12 +32,7 @@ def encode(current: ClusterMap) -> bytes:
 
 def decode(data: bytes) -> ClusterMap:
     """Raises `StoreUnusable` or `InvariantViolation` if `encode` cannot have written it."""
-    try:
-        record = master_records_pb2.MapRecord.FromString(data)
-    except DecodeError as error:
-        raise StoreUnusable(
-            f"the master's map is damaged: {error}", fault=StoreFault.DAMAGED
-        ) from None
+    record = _parsed(data)
     return ClusterMap(
         next_id=record.next_id,
         tables={table.table_id: _table(table) for table in record.tables},
@@ -43,6 +40,32 @@ def decode(data: bytes) -> ClusterMap:
         draining=frozenset(record.draining),
         retired=tuple((one.table_id, one.tablet_id) for one in record.retired),
     )
+
+
+def encode_catalogue(current: Catalogue) -> bytes:
+    """The same of a cluster without tablets."""
+    record = master_records_pb2.MapRecord(
+        next_id=current.next_id,
+        tables=[table_message(table) for table in current.tables.values()],
+        load_floor=current.load_floor,
+    )
+    return record.SerializeToString(deterministic=True)
+
+
+def decode_catalogue(data: bytes) -> Catalogue:
+    """Raises `StoreUnusable` if `encode_catalogue` cannot have written it."""
+    record = _parsed(data)
+    tables = {table.table_id: _table(table) for table in record.tables}
+    return Catalogue(record.next_id, tables, load_floor=record.load_floor)
+
+
+def _parsed(data: bytes) -> master_records_pb2.MapRecord:
+    try:
+        return master_records_pb2.MapRecord.FromString(data)
+    except DecodeError as error:
+        raise StoreUnusable(
+            f"the master's map is damaged: {error}", fault=StoreFault.DAMAGED
+        ) from None
 
 
 def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
@@ -57,7 +80,15 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
         deleting=table.deleting,
         created_at=table.created_at,
         codecs=codecs_message(table),
+        load=_load_message(table),
     )
+
+
+def _load_message(table: Table) -> master_pb2.TableLoad | None:
+    if table.load is None:
+        return None
+    name, run, commit = table.load.name, table.load.run, table.load.commit_timestamp
+    return master_pb2.TableLoad(name=name, run=run, commit_timestamp=commit)
 
 
 def codecs_message(table: Table) -> master_pb2.Codecs | None:
@@ -70,7 +101,17 @@ def options_message(table: Table) -> master_pb2.TableOptions:
         retention_milliseconds=table.retention_milliseconds,
         split_bytes=table.split_bytes,
         change_feed=table.change_feed,
+        ttls=ttl_messages(table),
     )
+
+
+def ttl_messages(table: Table) -> list[ColumnTtl]:
+    return [ColumnTtl(column=column, ttl_milliseconds=ttl) for column, ttl in table.ttls]
+
+
+def ttls_of(messages: Iterable[ColumnTtl]) -> tuple[tuple[bytes, int], ...]:
+    """Ordered by column, as tables keep them."""
+    return tuple(sorted((one.column, one.ttl_milliseconds) for one in messages))
 
 
 def observer_messages(table: Table) -> list[master_pb2.Observer]:
@@ -106,8 +147,16 @@ def _table(table: master_pb2.Table) -> Table:
         deleting=table.deleting,
         created_at=table.created_at,
         change_feed=table.options.change_feed,
+        ttls=ttls_of(table.options.ttls),
         codecs=CodecNames.of(table.codecs),
+        load=_load(table),
     )
+
+
+def _load(table: master_pb2.Table) -> TableLoad | None:
+    if not table.HasField("load"):
+        return None
+    return TableLoad(table.load.name, table.load.run, table.load.commit_timestamp)
 
 
 def _tablet_record(tablet: Tablet) -> master_records_pb2.TabletRecord:

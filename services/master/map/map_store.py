@@ -9,43 +9,76 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from percolator.tasks import Tasks
 from services.chassis.coordinator.interface import Leadership
 from services.master.map import map_record
+from services.master.map.catalogue import Catalogue
 from services.master.map.cluster_map import ClusterMap
 
 KEY = "map"
 T = TypeVar("T")
+MapT = TypeVar("MapT", bound=Catalogue)
 
 
-class MapStore:
-    """Made by `load`, which only the leader may call."""
+class StoredMap(Generic[MapT]):
+    """The map of one kind of cluster."""
 
-    def __init__(self, leadership: Leadership, current: ClusterMap) -> None:
+    def __init__(
+        self, leadership: Leadership, current: MapT, encode: Callable[[MapT], bytes]
+    ) -> None:
         self.leadership = leadership
         self.current = current
+        self._encode = encode
         self._changing = asyncio.Lock()
         self._tasks = Tasks()
         self.changes = 0
 
-    @classmethod
-    async def load(cls, leadership: Leadership) -> MapStore:
-        """The map that the previous leader left."""
-        stored = await leadership.get(KEY)
-        return cls(leadership, ClusterMap() if stored is None else map_record.decode(stored))
-
-    async def change(self, decide: Callable[[ClusterMap], tuple[ClusterMap, T]]) -> T:
+    async def change(self, decide: Callable[[MapT], tuple[MapT, T]]) -> T:
         """Replaces the map by the one that `decide` returns, unless `decide` raises."""
         # Not cancelled with a caller that gives up: what has become durable must take effect here.
         return await self._tasks.run_to_the_end(self._change(decide))
 
-    async def _change(self, decide: Callable[[ClusterMap], tuple[ClusterMap, T]]) -> T:
+    async def _change(self, decide: Callable[[MapT], tuple[MapT, T]]) -> T:
         async with self._changing:
             changed, result = decide(self.current)
             if changed is not self.current:
-                await self.leadership.put(KEY, map_record.encode(changed))
+                await self.leadership.put(KEY, self._encode(changed))
                 self.current = changed
                 self.changes += 1
         return result
+
+
+class MapStore(StoredMap[ClusterMap]):
+    """The map with its tablets. Made by `load`, which only the leader may call."""
+
+    def __init__(self, leadership: Leadership, current: ClusterMap) -> None:
+        super().__init__(leadership, current, map_record.encode)
+
+    @classmethod
+    async def load(cls, leadership: Leadership) -> MapStore:
+        """The map that the previous leader left."""
+        return cls(leadership, decoded(await leadership.get(KEY)))
+
+
+def decoded(stored: bytes | None) -> ClusterMap:
+    """The map of a value of the coordinator."""
+    return ClusterMap() if stored is None else map_record.decode(stored)
+
+
+class CatalogueStore(StoredMap[Catalogue]):
+    """The map of a cluster without tablets. Made by `load`, which only the leader may call."""
+
+    def __init__(self, leadership: Leadership, current: Catalogue) -> None:
+        super().__init__(leadership, current, map_record.encode_catalogue)
+
+    @classmethod
+    async def load(cls, leadership: Leadership) -> CatalogueStore:
+        """The map that the previous leader left."""
+        return cls(leadership, decoded_catalogue(await leadership.get(KEY)))
+
+
+def decoded_catalogue(stored: bytes | None) -> Catalogue:
+    """The same of a cluster without tablets."""
+    return Catalogue() if stored is None else map_record.decode_catalogue(stored)

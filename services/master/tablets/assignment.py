@@ -30,6 +30,7 @@ from percolator.wire.backoff import pause_seconds
 from percolator.world import World
 from services.chassis.store.epoch_directory import EPOCH_MAX
 from services.master.map.cluster_map import ClusterMap, Tablet
+from services.master.map.map_record import ttl_messages
 from services.master.map.map_store import MapStore
 from services.master.tablets.closing import Closing, Start
 from services.master.tablets.server_watch import ServerWatch, WatchedServer
@@ -279,6 +280,7 @@ class Assignment:
             epoch=tablet.epoch,
             schema_version=table.schema_version,
             change_feed=table.change_feed,
+            ttls=ttl_messages(table),
             range=RowRange(start=tablet.start, end=tablet.end),
             must_exist=tablet.exists,
             origin_tablet_id=tablet.origin_tablet_id,

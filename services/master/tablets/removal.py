@@ -19,7 +19,8 @@ from percolator.world import World
 from services.chassis.store.epoch_directory import remove_tree
 from services.chassis.store.files import Files
 from services.master.history.lock_scan import scan_locks
-from services.master.map.cluster_map import ClusterMap, Table, Tablet
+from services.master.map.catalogue import Table
+from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_store import MapStore
 from services.master.tablets.assignment import Assignment
 

@@ -1,53 +1,21 @@
-"""Creating and deleting tables, and changing their observers, change feeds and codecs."""
+"""Tables whose cells are in tablets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
-
-import structlog
-
 from percolator.codec_names import CodecNames
-from percolator.errors import (
-    ExecutionUnknown,
-    InvalidArgument,
-    NotExecuted,
-    NotReady,
-    SchemaError,
-)
-from percolator.observers.registry.observer_change import changed_observers
-from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES
-from percolator.v1 import master_pb2 as wire
-from percolator.wire.table_options import require_options
+from percolator.errors import InvalidArgument
 from percolator.world import Clock
-from services.master.map.cluster_map import ClusterMap, Table
-from services.master.map.map_record import observer_messages, observers_of, options_message
+from services.master.map.catalogue import Table
+from services.master.map.cluster_map import ClusterMap
+from services.master.map.map_record import ttls_of
 from services.master.map.map_store import MapStore
 from services.master.oracle_time import OracleTime
+from services.master.table_changes import Creation, TableChanges
 from services.master.tablets.assignment import Assignment
 
-NAME_BYTES_MAX = 255
-ROW_BYTES_MAX = 4_096
-RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
-SPLIT_BYTES_MIN = 64 << 10
-_ORACLE_SECONDS = 2.0
 
-_log = structlog.get_logger("percolator.master")
-
-
-class Creation(NamedTuple):
-    """A table to be created."""
-
-    request: wire.CreateTableRequest
-    created_at: int
-    deletions: int
-    """How many tables had been deleted when the timestamp was asked for; -1 without one."""
-
-
-class Tables:
-    """Changes that the leading master makes to tables. A bad request changes nothing."""
+class Tables(TableChanges[ClusterMap]):
+    """A change is made when every tablet is served, and judges under the new version."""
 
     def __init__(
         self,
@@ -59,231 +27,41 @@ class Tables:
         tablets_max: int,
         retention_min_seconds: float,
     ) -> None:
-        self._clock = clock
-        self._store = store
+        super().__init__(clock, store, oracle_time, retention_min_seconds=retention_min_seconds)
         self._assignment = assignment
-        self._oracle_time = oracle_time
-        self._deletions = 0
-        """How many tables were deleted in this term."""
         self._tablets_max = tablets_max
-        self._retention_min = round(retention_min_seconds * 1000)
 
-    async def create(self, request: wire.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
-        """The table, all of whose tablets are served, and whether this call created it."""
-        _check_name("name", request.name)
-        _check_splits(request.splits)
-        self._check_options(request.options)
+    async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
+        table = await super().delete(name, missing_ok=missing_ok)
+        if table is not None:
+            self._assignment.wake()
+        return table
 
-        # Without a timestamp at first: if the table exists, the oracle is not needed.
-        creation = Creation(request, created_at=0, deletions=-1)
-        while True:
-            decide = partial(self._decide_creation, creation)
-            decided = await self._store.change(decide)
-            if decided is not None:
-                break
-            creation = await self._with_timestamp(request, deadline)
-        table, created = decided
-        if created:
-            _log.info("table created", table=table.name, table_id=table.table_id)
-        await self._until_served(table, deadline)
-        return table, created
-
-    async def _with_timestamp(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
-        deletions = self._deletions
-        left = deadline - self._clock.monotonic_seconds()
-        seconds = min(max(left, 0.001), _ORACLE_SECONDS)
-        try:
-            created_at = await self._oracle_time.source().get(timeout_seconds=seconds)
-        except (NotExecuted, ExecutionUnknown) as error:
-            raise NotReady(f"the oracle gave no timestamp for it: {error.message}") from error
-        return Creation(request, created_at, deletions)
-
-    def _decide_creation(
-        self, creation: Creation, current: ClusterMap
-    ) -> tuple[ClusterMap, tuple[Table, bool] | None]:
-        """None instead of a table if it needs a timestamp above the last deletion. With an older
-        one, a snapshot that has read a deleted table of this name could read the new one."""
+    def _with_new_table(self, current: ClusterMap, creation: Creation) -> tuple[ClusterMap, Table]:
         request = creation.request
-        known = current.named(request.name)
-        if known is not None:
-            if not request.exist_ok:
-                raise InvalidArgument(
-                    "name", f"table {request.name!r} exists; pass exist_ok=True to use it"
-                )
-            require_options(request.name, options_message(known), request.options)
-            return _with_codecs(current, known, request.codecs), (known, False)
         if len(current.tablets) + len(request.splits) + 1 > self._tablets_max:
             raise InvalidArgument(
                 "splits", f"the cluster would have more than {self._tablets_max} tablets"
             )
-        if creation.deletions != self._deletions:
-            return current, None
-        changed, table = current.with_new_table(
+        return current.with_new_table(
             request.name,
             request.splits,
             request.options.retention_milliseconds,
             request.options.split_bytes,
             creation.created_at,
             change_feed=request.options.change_feed,
+            ttls=ttls_of(request.options.ttls),
             codecs=CodecNames().declared(request.name, request.codecs),
         )
-        return changed, (table, True)
 
-    async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
-        """Takes a table out of use. What is left of it is removed later.
+    def _taken_out(self, current: ClusterMap, table: Table) -> ClusterMap:
+        """Its tablets get new epochs, which only callers that resolve locks are told. Calls with
+        the old epochs are refused, so nothing can begin in the table from now on."""
+        tablets = [
+            one.given_to(one.server_id, one.address) for one in current.of_tables[table.table_id]
+        ]
+        return current.with_tables(table).with_tablets(tablets)
 
-        Its tablets get new epochs, which only callers that resolve locks are told. Calls with the
-        old epochs are refused, so nothing can begin in the table from now on.
-        """
-
-        def decide(current: ClusterMap) -> tuple[ClusterMap, Table | None]:
-            table = current.named(name)
-            if table is None:
-                if missing_ok:
-                    return current, None
-                raise SchemaError(f"there is no table {name!r}")
-            self._deletions += 1
-            changed = replace(table, deleting=True, schema_version=table.schema_version + 1)
-            tablets = [
-                one.given_to(one.server_id, one.address)
-                for one in current.of_tables[table.table_id]
-            ]
-            return current.with_tables(changed).with_tablets(tablets), changed
-
-        table = await self._store.change(decide)
-        if table is not None:
-            _log.info("table being deleted", table=table.name, table_id=table.table_id)
-            self._assignment.wake()
-        return table
-
-    async def change_observers(
-        self, request: wire.ChangeObserversRequest, deadline: float
-    ) -> Table:
-        """Returns when every tablet judges under the new version, so no commit is missed."""
-
-        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
-            table = current.table(request.table)
-            change = changed_observers(table.name, observer_messages(table), request)
-            observers = observers_of(change.observers)
-            if observers == table.observers:
-                return current, table
-            version = table.schema_version + change.raises_version
-            changed = replace(table, observers=observers, schema_version=version)
-            return current.with_tables(changed), changed
-
-        table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_served(table, deadline)
-        return table
-
-    async def set_change_feed(self, request: wire.SetChangeFeedRequest, deadline: float) -> Table:
-        """Returns when every tablet follows the new version, so no commit is left out."""
-
-        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
-            table = current.table(request.table)
-            if table.change_feed == request.change_feed:
-                return current, table
-            changed = replace(
-                table,
-                change_feed=request.change_feed,
-                schema_version=table.schema_version + 1,
-            )
-            return current.with_tables(changed), changed
-
-        table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_served(table, deadline)
-        return table
-
-    async def declare_codecs(self, request: wire.DeclareCodecsRequest) -> Table:
-        """Whoever declares first is right: a later program with another codec is refused.
-
-        It does not raise the version of the schema. Whoever writes a column, and does not know its
-        codec, asks first.
-        """
-
-        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
-            table = current.tables.get(request.table_id)
-            if table is None or table.deleting:
-                raise SchemaError(
-                    f"there is no table with the id {request.table_id}", table_id=request.table_id
-                )
-            changed = _with_codecs(current, table, request.codecs)
-            return changed, changed.tables[table.table_id]
-
-        return await self._store.change(decide)
-
-    async def change_codecs(self, request: wire.ChangeCodecsRequest, deadline: float) -> Table:
-        """Returns when every tablet follows the new version: then whoever has written under another
-        name learns of it when they commit."""
-
-        def decide(current: ClusterMap) -> tuple[ClusterMap, Table]:
-            table = current.table(request.table)
-            codecs = table.codecs.changed(request)
-            if codecs == table.codecs:
-                return current, table
-            version = table.schema_version + table.codecs.contradicts(codecs)
-            changed = replace(table, codecs=codecs, schema_version=version)
-            return current.with_tables(changed), changed
-
-        table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_served(table, deadline)
-        return table
-
-    def _check_options(self, options: wire.TableOptions) -> None:
-        retention = options.retention_milliseconds
-        if retention > RETENTION_MILLISECONDS_MAX:
-            raise InvalidArgument(
-                "options.retention_milliseconds",
-                f"is {retention}; expected at most {RETENTION_MILLISECONDS_MAX}, 100 years",
-            )
-        if 0 < retention < self._retention_min:
-            raise InvalidArgument(
-                "options.retention_milliseconds",
-                f"is {retention}, below {self._retention_min}: long transactions would lose the "
-                "history that they read",
-            )
-        if 0 < options.split_bytes < SPLIT_BYTES_MIN:
-            raise InvalidArgument(
-                "options.split_bytes",
-                f"is {options.split_bytes}; expected 0, or at least {SPLIT_BYTES_MIN}",
-            )
-
-    async def _until_served(self, table: Table, deadline: float) -> None:
+    async def _until_current(self, table: Table, deadline: float) -> None:
         tablets = self._store.current.of_tables.get(table.table_id, ())
         await self._assignment.until_served([one.tablet_id for one in tablets], deadline)
-
-
-def _with_codecs(current: ClusterMap, table: Table, declared: wire.Codecs) -> ClusterMap:
-    codecs = table.codecs.declared(table.name, declared)
-    if codecs == table.codecs:
-        return current
-    return current.with_tables(replace(table, codecs=codecs))
-
-
-def _check_name(field: str, name: str) -> None:
-    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-        raise InvalidArgument(field, f"expected 1 to {NAME_BYTES_MAX} bytes")
-    if not name.isprintable() or name != name.strip():
-        raise InvalidArgument(field, f"{name!r} has unprintable characters, or spaces at an end")
-    if name.startswith(INTERNAL_PREFIX) and name not in INTERNAL_TABLES:
-        raise InvalidArgument(
-            field, f"{INTERNAL_PREFIX!r} begins the names of internal tables only"
-        )
-
-
-def _check_splits(splits: Sequence[bytes]) -> None:
-    before = b""
-    for index, row in enumerate(splits):
-        if not row:
-            raise InvalidArgument(
-                f"splits[{index}]", "is empty; the first tablet starts at the empty row anyway"
-            )
-        if len(row) > ROW_BYTES_MAX:
-            raise InvalidArgument(f"splits[{index}]", f"is longer than {ROW_BYTES_MAX} bytes")
-        if row <= before:
-            raise InvalidArgument(
-                f"splits[{index}]", f"{row!r} is not above {before!r}: expected ascending rows"
-            )
-        before = row

@@ -20,9 +20,9 @@ from percolator.wire import methods
 from percolator.world import World
 from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_store import MapStore
+from services.master.table_changes import ROW_BYTES_MAX
 from services.master.tablets.assignment import Assignment
 from services.master.tablets.server_watch import ServerWatch, WatchedServer
-from services.master.tablets.tables import ROW_BYTES_MAX
 
 _PROPOSE_SECONDS = 10.0
 _MOVES_AT_ONCE = 4

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from tests.simulation.workloads.appends import Appends
+from tests.simulation.workloads.arrivals import Arrivals
 from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
+from tests.simulation.workloads.expiring import Expiring
 from tests.simulation.workloads.feeds import Feeds
 from tests.simulation.workloads.hubs import Hubs
 from tests.simulation.workloads.jobs import Jobs
@@ -23,6 +25,9 @@ from tests.simulation.workloads.sets import Sets
 from tests.simulation.workloads.successors import Successors
 from tests.simulation.workloads.workload import MakeWorkload
 
+ON_ROWS: dict[str, MakeWorkload] = {"loads": Arrivals}
+"""What workloads are on a row store, if it differs."""
+
 WORKLOADS: dict[str, MakeWorkload] = {
     "bank": Bank,
     "counters": Counters,
@@ -36,6 +41,7 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "hubs": Hubs,
     "large": Large,
     "loads": Loads,
+    "expiring": Expiring,
     "feeds": Feeds,
     "chains": Chains,
     "crowd": Crowd,

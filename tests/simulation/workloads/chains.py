@@ -20,6 +20,7 @@ from tests.simulation.workloads.workload import Ending, Workload
 
 _ROWS = [b"row-%02d" % number for number in range(9)]
 _SHARED = b"shared"
+_PAUSE_SECONDS = 0.05
 _FAILS_EVERY = 13
 _ATTEMPTS = 1_000
 """So many that an observer that fails now and then never leaves a dead letter."""
@@ -46,7 +47,7 @@ class Chains(Workload):
         return self._observers
 
     def _define(self) -> list[Observer]:
-        @observes(self._source, name="copy", attempts=_ATTEMPTS)
+        @observes(self._source, name="copy", pause=_PAUSE_SECONDS, attempts=_ATTEMPTS)
         async def copy(tx: Transaction, row: bytes) -> None:
             value = await tx.get(row, self._source)
             if value is None:

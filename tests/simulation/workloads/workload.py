@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from percolator.observers.definition import Observer
 from percolator.testing.isolation.history import History, TransactionRecord
@@ -53,6 +54,9 @@ class Workload(ABC):
 
     change_feed = False
     """Whether its tables have a change feed; under the real master, it is switched on later."""
+
+    ttls: Mapping[bytes, int] = MappingProxyType({})
+    """Milliseconds after which values expire, by column of any of its tables."""
 
     leaves_behind = False
     """Whether its clients may leave something behind that `rest` has to end."""

@@ -18,7 +18,7 @@ async def test_a_transaction_dropped_with_writes_warns() -> None:
     async with connected() as (db, _):
         tx = db.transaction()
         await tx.set("bob", balance, 1)
-        with pytest.warns(ResourceWarning, match=r"are lost \(cells: 1\): leave its block"):
+        with pytest.warns(RuntimeWarning, match=r"are lost \(cells: 1\): leave its block"):
             del tx
         assert await db.get("bob", balance) is None
 
@@ -42,5 +42,5 @@ def test_a_blocking_transaction_warns_too(percolator_db: Database) -> None:
     percolator_db.create_table(accounts)
     tx = percolator_db.transaction()
     tx.set("bob", balance, 1)
-    with pytest.warns(ResourceWarning, match="writes of a dropped transaction are lost"):
+    with pytest.warns(RuntimeWarning, match="writes of a dropped transaction are lost"):
         del tx

@@ -207,7 +207,7 @@ async def test_errors_of_codecs_name_table_row_and_column() -> None:
     async with shop() as db:
         start = await db.timestamp()
         async with db.transaction() as tx:
-            await tx.set("a", orders.column("price", codecs.text), "ten")
+            await tx.set("a", orders.column("price", codecs.stored), b"ten")
         until = await db.timestamp()
         [change] = [one async for one in db.changes(orders, after=start, until=until, before=True)]
         where = "table 'orders', row 'a', column 'price': "

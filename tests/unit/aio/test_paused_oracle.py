@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from math import inf
 
 import pytest
 
-from percolator import RetryPolicy
-from percolator.aio import Transaction
+from percolator import RetryPolicy, Timestamp
+from percolator.aio import Database, Transaction
 from percolator.errors import DeadlineExceeded, Retry
 from percolator.v1 import oracle_pb2
 from tests.unit.connected import Cluster, balance, connected_to
@@ -71,4 +72,26 @@ async def test_several_readers_are_told_that_a_missing_timestamp_is_harmless() -
             (DeadlineExceeded, Retry.SAFE)
         ] * 2
         tx.rollback()
+        cluster.until = 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db, at: db.timestamp(timeout=2.0),
+        lambda db, at: db.snapshot(at=at, timeout=2.0).get("a", balance),
+        lambda db, at: db.pin(timeout=2.0).set(),
+    ],
+    ids=["timestamp", "snapshot of the past", "pin"],
+)
+async def test_whatever_only_misses_a_timestamp_can_be_repeated(
+    call: Callable[[Database, Timestamp], Awaitable[object]],
+) -> None:
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+        at = await db.timestamp()
+        cluster.until = inf
+        with pytest.raises(DeadlineExceeded) as late:
+            await call(db, at)
+        assert late.value.retry is Retry.SAFE
         cluster.until = 0.0

@@ -18,8 +18,7 @@ from percolator import Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
-from percolator.observers.finding.notifications import WorkRequest
-from percolator.observers.finding.survey import survey
+from percolator.observers.port import WorkRequest
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
@@ -105,7 +104,7 @@ async def connected() -> AsyncIterator[tuple[Cluster, Callable[[], Database]]]:
 async def notified(database: Database) -> dict[bytes, tuple[int, ...]]:
     context = worker_context(database.internal.engine)
     table = await context.describe("pages")
-    answers = survey(context, WorkRequest(table.table_id))
+    answers = context.notifications.survey(WorkRequest(table.table_id))
     return {one.row: one.timestamps async for answer in answers for one in answer.waiting}
 
 
@@ -157,6 +156,7 @@ async def test_rolling_forward_for_a_dead_owner_notifies_under_the_present_schem
         assert commit is not None
         async with passer_by.snapshot() as snapshot:
             assert await snapshot.get("z", body) == "text"
+        await passer_by.internal.engine.env.background.drain(10.0)
         assert (await notified(passer_by))[b"z"] == (commit,)
 
 

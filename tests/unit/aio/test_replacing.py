@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,7 +12,9 @@ from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
-from percolator.errors import ConflictError, SchemaError
+from percolator.errors import CellAddress, ConflictError, SchemaError
+from percolator.protocol.shared.attempt import Attempt
+from percolator.protocol.write_steps import Write
 from tests.unit.aio.shared_attempts import ROWS, receipt_of, set_value, share_of, values_of
 from tests.unit.connected import accounts, balance, connected
 
@@ -54,6 +57,34 @@ async def test_readers_see_the_old_rows_or_the_new_ones() -> None:
         assert commit is not None
         assert await values_of(db, Timestamp(commit - 1)) == dict.fromkeys(ROWS, 1)
         assert await values_of(db, commit) == {"ann": 2, "mia": 2, "zoe": 2}
+
+
+async def test_cells_that_the_job_writes_over_are_not_locked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would cost as much as one that goes, although it is only refused."""
+    async with connected() as (db, _):
+        for row in ROWS:
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            receipts = [
+                await receipt_of(db, whole.ticket, "0", ann=2),
+                await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+            ]
+            asked: set[bytes] = set()
+            prewrite = Attempt.prewrite
+
+            async def noting(
+                attempt: Attempt, writes: Mapping[CellAddress, Write], deadline: float
+            ) -> None:
+                asked.update(cell.row for cell in writes)
+                await prewrite(attempt, writes, deadline)
+
+            monkeypatch.setattr(Attempt, "prewrite", noting)
+            rest = await _rest(db, whole, *receipts)
+            assert asked == {b"bob", b"joe"}
+            await whole.commit([*receipts, rest])
+        assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
 
 
 async def test_a_table_is_replaced_again_and_again_and_emptied() -> None:
@@ -110,7 +141,7 @@ async def test_a_job_that_is_given_up_leaves_the_old_rows() -> None:
             await whole.abort()
         assert await values_of(db) == dict.fromkeys(ROWS, 1)
         async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as again:
-            with pytest.raises(ConflictError, match="nothing of it is committed"):
+            with pytest.raises(ConflictError, match="none of it is committed"):
                 await again.commit([receipt, rest])
         for row in ROWS:
             await set_value(db, row, 3)  # nothing is in the way

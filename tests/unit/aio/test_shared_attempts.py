@@ -112,7 +112,7 @@ async def test_with_a_replaced_attempt_nothing_is_committed() -> None:
         async with share:
             await share.set("ann", balance, 2)
             await share.finish()
-        with pytest.raises(ConflictError, match="nothing of it is committed"):
+        with pytest.raises(ConflictError, match="none of it is committed"):
             await whole.commit([first, other])
         assert await values_of(db) == {}
 
@@ -158,7 +158,7 @@ async def test_an_attempt_that_has_failed_cannot_finish() -> None:
 async def test_two_tasks_may_not_write_one_cell() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         await receipt_of(db, whole.ticket, "1", ann=1)
-        with pytest.raises(WrittenTwice, match="tasks '1' and '2' both write b'ann'"):
+        with pytest.raises(WrittenTwice, match="tasks '1' and '2' both write row 'ann'"):
             await receipt_of(db, whole.ticket, "2", ann=1)
 
 
@@ -168,9 +168,9 @@ async def test_a_task_may_not_write_two_values_to_one_cell() -> None:
         await share.set("ann", balance, 1)
         await share._flush()
         await share.set("ann", balance, 2)
-        with pytest.raises(WrittenTwice, match="task '1' writes b'ann'"):
+        with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
             await share.set("ann", balance, 3)
-        with pytest.raises(WrittenTwice, match="task '1' writes b'ann'"):
+        with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
             await share.finish()
 
 

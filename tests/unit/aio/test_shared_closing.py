@@ -120,7 +120,7 @@ async def test_a_transaction_that_another_process_has_given_up_cannot_be_committ
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
         async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as other:
             assert await other.abort() is None
-        with pytest.raises(ConflictError, match="nothing of it is committed"):
+        with pytest.raises(ConflictError, match="none of it is committed"):
             await whole.commit([receipt])
         assert await values_of(db) == {}
 
@@ -134,3 +134,18 @@ async def test_a_transaction_that_another_process_has_committed_is_not_given_up(
             commit = await other.commit([receipt])
         assert await whole.abort() == commit
         assert await values_of(db) == {"ann": 1}
+
+
+@pytest.mark.parametrize("ends", ENDINGS)
+async def test_an_attempt_that_readers_have_just_pushed_is_found_and_rolled_back(
+    ends: Callable[[Database, SharedTransaction], Awaitable[None]],
+) -> None:
+    """They push it ahead of all timestamps, so that no snapshot has its lock in the way."""
+    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        assert await values_of(db) == {}
+        await ends(db, whole)
+        await asyncio.sleep(0.1)  # after a commit, they are rolled back in the background
+        await _is_free_at_once(db, "ann")
+        with pytest.raises(ConflictError, match="was rolled back"):
+            await share.finish()

@@ -64,6 +64,7 @@ async def test_a_scan_settles_all_locks_with_few_messages(
         found = await values_of(db)
         assert found == (_rows("a") | _rows("z") if committed else {})
         assert counted.messages <= MESSAGES_MAX
+        await db.internal.engine.env.background.drain(10.0)
         assert counted.mutations >= ROWS, "the locks were settled, not passed"
         settled = counted.messages
         assert await values_of(db) == found

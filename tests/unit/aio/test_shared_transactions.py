@@ -134,7 +134,7 @@ async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
             await whole.commit(receipts)
         cluster.silent = False
         assert await db.resolve(unknown.value) is Outcome.ABORTED
-        with pytest.raises(ConflictError, match="nothing of it is committed"):
+        with pytest.raises(ConflictError, match="none of it is committed"):
             await whole.commit(receipts)
         assert await values_of(db) == {}
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator import ConflictError, RetryPolicy
+from percolator import ConflictError, Limits, RetryPolicy
 from percolator.aio import Database, Transaction
 from percolator.errors import CellAddress
 from percolator.protocol.hot_cells import TURN_SECONDS, Contender
@@ -71,6 +71,23 @@ async def test_increments_of_one_cell_lose_once_at_most() -> None:
             assert await snapshot.get("bob", balance) == INCREMENTS
         assert increments.attempts <= 2 * INCREMENTS
         assert len(db.internal.engine.env.hot_cells) == 0
+
+
+async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_a_read() -> None:
+    trips: list[int] = []
+
+    async def add(tx: Transaction) -> None:
+        await tx.set("bob", balance, await tx.get("bob", balance, default=0) + 1)
+        trips.append(tx.statistics.round_trips)
+
+    async with connected(Limits()) as (db, _):
+        owner = await held_turn(db, caller=add.__code__)
+        tasks = [asyncio.create_task(db.run(add)) for _ in range(INCREMENTS)]
+        await asyncio.sleep(0.1)
+        owner.leave()
+        await asyncio.gather(*tasks)
+        assert trips == [2, *[0] * (INCREMENTS - 1)]
+        assert await db.get("bob", balance) == INCREMENTS
 
 
 async def test_the_oldest_commit_first_and_newcomers_last() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from percolator.backup import cells_file, layout
-from percolator.backup.cells_file import Piece, cells_of, writer
+from percolator.aio.bulk_load import LoadedCell
+from percolator.backup import cells_file, layout, part_files, pieces
+from percolator.backup.cells_file import CellsFile
 from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
+from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
 
@@ -27,27 +30,33 @@ def written(directory: Path, *pages: CellPage) -> ExportPart:
     """Writes pages to a file, as the exporter does."""
     path = directory / PART.file
     path.parent.mkdir(exist_ok=True)
-    file, piece, cells = writer(path), Piece(), 0
+    file, piece, cells = CellsFile(path), Piece(), 0
     for one in pages:
         piece.add(one)
         if piece.is_full:
-            file.write_batch(piece.batch())
+            file.write(piece)
             cells, piece = cells + piece.cells, Piece()
     if piece.cells:
-        file.write_batch(piece.batch())
+        file.write(piece)
     file.close()
     return ExportPart(PART.file, "", "", cells + piece.cells)
+
+
+def _read(directory: Path, part: ExportPart) -> Iterator[list[LoadedCell]]:
+    export = export_of(part)
+    return part_files.cells_of(directory, export, export.tables[0], part)
 
 
 def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells_file, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
     # All values are equal: a dictionary of them would be small, but what is read would not.
     pages = [page((b"%03d" % row, b"c", b"v" * 30_000)) for row in range(20)]
     part = written(tmp_path, *pages)
     groups = pq.ParquetFile(tmp_path / part.file).num_row_groups
-    batches = list(cells_of(tmp_path, part))
+    batches = list(_read(tmp_path, part))
     assert groups == 5
     assert max(map(len, batches)) <= 4
     assert [cell for batch in batches for cell in batch] == [
@@ -58,9 +67,9 @@ def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
 def test_a_value_larger_than_a_piece_forms_its_own_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells_file, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1_000)
     part = written(tmp_path, page((b"a", b"c", b"v" * 5_000)), page((b"b", b"c", b"")))
-    assert [len(batch) for batch in cells_of(tmp_path, part)] == [1, 1]
+    assert [len(batch) for batch in _read(tmp_path, part)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +85,7 @@ def test_any_bytes_are_read_back_unchanged(
     cells: list[tuple[bytes, bytes, bytes]], tmp_path: Path
 ) -> None:
     part = written(tmp_path, *[page(cell) for cell in cells])
-    assert [cell for batch in cells_of(tmp_path, part) for cell in batch] == cells
+    assert [cell for batch in _read(tmp_path, part) for cell in batch] == cells
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,7 @@ def test_cells_out_of_order_or_of_another_part_are_refused(
     part = written(tmp_path, page(*cells))
     clipped = ExportPart(part.file, "", b"m".hex(), part.cells)
     with pytest.raises(DamagedExport, match=wrong):
-        list(cells_of(tmp_path, clipped))
+        list(_read(tmp_path, clipped))
 
 
 def test_a_file_that_has_other_columns_or_ends_early_is_refused(tmp_path: Path) -> None:
@@ -102,16 +111,16 @@ def test_a_file_that_has_other_columns_or_ends_early_is_refused(tmp_path: Path) 
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     with pytest.raises(DamagedExport, match="cannot be read"):
-        list(cells_of(tmp_path, part))
+        list(_read(tmp_path, part))
     pq.write_table(pa.table({"row": [1]}), path)
     with pytest.raises(DamagedExport, match="other columns"):
-        list(cells_of(tmp_path, part))
+        list(_read(tmp_path, part))
     path.unlink()
     with pytest.raises(DamagedExport, match="is missing"):
-        list(cells_of(tmp_path, part))
+        list(_read(tmp_path, part))
     path.write_bytes(whole)
-    with pytest.raises(DamagedExport, match="1 cells instead of 2"):
-        list(cells_of(tmp_path, ExportPart(part.file, "", "", 2)))
+    with pytest.raises(DamagedExport, match="1 cell instead of 2"):
+        list(_read(tmp_path, ExportPart(part.file, "", "", 2)))
 
 
 # ---------------------------------------------------------------------------- the manifest
@@ -136,9 +145,10 @@ def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
     layout.write_record(path, content)
     with pytest.raises(DamagedExport, match="is not the record of an export"):
         layout.read_manifest(tmp_path)
-    layout.write_record(path, content | {"format": 2})
-    with pytest.raises(InvalidArgument, match="is of format 2; this release reads 1"):
-        layout.read_manifest(tmp_path)
+    for other in (3, True, "1", None):
+        layout.write_record(path, content | {"format": other})
+        with pytest.raises(InvalidArgument, match=f"is of format {other}; this release reads 1"):
+            layout.read_manifest(tmp_path)
 
 
 def test_a_number_that_is_a_list_is_damaged_before_anything_is_imported(tmp_path: Path) -> None:

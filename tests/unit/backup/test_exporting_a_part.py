@@ -8,29 +8,32 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
-from percolator.backup import exporting, layout
-from percolator.backup.cells_file import SCHEMA
-from percolator.backup.layout import Export, ExportPart
+from percolator.backup import exporting, layout, part_files
+from percolator.backup.cells_file import CellsFile
+from percolator.backup.layout import Export, ExportedTable, ExportPart
+from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, UsageError
+from percolator.routing.cells import CellPage
 
 pytestmark = pytest.mark.real_time
 
 PART = ExportPart("table/part-00000.parquet", "", "")
-BATCH = pa.RecordBatch.from_pylist(
-    [
-        {"row": b"%05d" % at, "column": b"c", "value": b"v" * 50, "commit_timestamp": 1}
-        for at in range(2_000)
-    ],
-    schema=SCHEMA,
-)
+TABLE = ExportedTable("table", 1, 0, 0, (), (PART,))
+CELLS = 2_000
+
+
+def piece() -> Piece:
+    made = Piece()
+    rows = [b"%05d" % at for at in range(CELLS)]
+    lists = rows, [b"c"] * CELLS, [1] * CELLS, [b"v" * 50] * CELLS
+    made.add(CellPage(*lists, [], [], b"", b""))
+    return made
 
 
 class Exported(exporting._Exporting):
@@ -43,13 +46,11 @@ class Exported(exporting._Exporting):
         )
         self.scan_is_open = False
 
-    async def _batches(
-        self, table: str, planned: ExportPart
-    ) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _pieces(self, table: str, planned: ExportPart) -> AsyncGenerator[Piece, None]:
         self.scan_is_open = True
         try:
             for _ in range(10):
-                yield BATCH
+                yield piece()
         finally:
             self.scan_is_open = False
 
@@ -61,7 +62,7 @@ class HeldFile:
         self.writing, self.go_on = threading.Event(), threading.Event()
         self.done: list[str] = []
 
-    def write_batch(self, _batch: object) -> None:
+    def write(self, _piece: object) -> None:
         self.writing.set()
         assert self.go_on.wait(30)
         self.done.append("written")
@@ -87,8 +88,8 @@ class FullDisk(io.RawIOBase):
         return len(data)
 
 
-def full_after(room: int) -> Callable[[Path], pq.ParquetWriter]:
-    return lambda path: pq.ParquetWriter(FullDisk(room), SCHEMA, compression="none")
+def full_after(room: int) -> Callable[..., CellsFile]:
+    return lambda *_: CellsFile(cast("IO[bytes]", FullDisk(room)))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
@@ -96,14 +97,15 @@ async def test_a_disk_that_fills_up_at_any_point_is_reported_and_leaves_no_part(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = io.BytesIO()
-    with pq.ParquetWriter(whole, SCHEMA, compression="none") as file:
-        for _ in range(10):
-            file.write_batch(BATCH)
+    file = CellsFile(whole)
+    for _ in range(10):
+        file.write(piece())
+    file.close()
     exported = Exported(tmp_path)
-    monkeypatch.setattr(exporting, "writer", full_after(int(whole.tell() * share) - 1))
+    monkeypatch.setattr(part_files, "create", full_after(int(len(whole.getvalue()) * share) - 1))
     threads = threading.active_count()
     with pytest.raises(InvalidArgument, match=r"part-00000.*cannot be written.*No space") as told:
-        await exported._export("table", PART)
+        await exported._export(TABLE, PART)
     assert told.value.field == "directory"
     assert not (tmp_path / PART.file).exists()
     assert not exported.scan_is_open
@@ -113,7 +115,7 @@ async def test_a_disk_that_fills_up_at_any_point_is_reported_and_leaves_no_part(
 async def test_a_table_whose_directory_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "table").write_text("a file")
     with pytest.raises(InvalidArgument, match="cannot be written"):
-        await Exported(tmp_path)._export("table", PART)
+        await Exported(tmp_path)._export(TABLE, PART)
 
 
 async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
@@ -128,10 +130,10 @@ async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_wri
             file.go_on.set()
             super().__exit__(*raised)
 
-    monkeypatch.setattr(exporting, "writer", lambda path: file)
+    monkeypatch.setattr(part_files, "create", lambda *_: file)
     monkeypatch.setattr(exporting, "ThreadPoolExecutor", Last)
     exported = Exported(tmp_path)
-    export = asyncio.create_task(exported._export("table", PART))
+    export = asyncio.create_task(exported._export(TABLE, PART))
     assert await asyncio.to_thread(file.writing.wait, 30)
     for _ in range(2):
         export.cancel()
@@ -148,14 +150,14 @@ async def test_an_exception_while_a_batch_is_written_propagates_and_the_file_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Wrong(HeldFile):
-        def write_batch(self, _batch: object) -> None:
+        def write(self, _piece: object) -> None:
             raise ValueError("a bug")
 
     file = Wrong()
-    monkeypatch.setattr(exporting, "writer", lambda path: file)
+    monkeypatch.setattr(part_files, "create", lambda *_: file)
     exported = Exported(tmp_path)
     with pytest.raises(ValueError, match="a bug"):
-        await exported._export("table", PART)
+        await exported._export(TABLE, PART)
     assert file.done == ["closed"]
     assert not exported.scan_is_open
 

@@ -135,7 +135,7 @@ def test_a_program_that_ends_does_not_wait_for_forgotten_scans_and_snapshots() -
         import warnings
         import percolator.testing
         from percolator import Limits, Table, codecs
-        warnings.simplefilter("ignore", ResourceWarning)  # about the transaction, which is dropped
+        warnings.simplefilter("ignore", RuntimeWarning)  # about the transaction, which is dropped
         table = Table("t")
         column = table.column("c", codecs.integer)
         # On a busy machine all transactions are slow, and would be logged.

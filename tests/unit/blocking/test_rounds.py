@@ -23,7 +23,7 @@ class _Rounds:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.rounds = Rounds(self._loop, self._note)
+        self.rounds = Rounds(self._loop, self._note, self._loop.time)
         self.started: list[float] = []
 
     def _note(self) -> None:
@@ -140,6 +140,21 @@ def test_the_loop_waits_for_a_late_thread_again_after_several_calls_in_time() ->
             assert not it.is_waited_for(caller)
             it.rounds.back(caller)
         assert it.is_waited_for(caller)
+
+    _virtually(work)
+
+
+def test_a_thread_is_late_even_if_the_time_of_the_loop_stands_still() -> None:
+    """As that of uvloop does while the loop waits."""
+
+    async def work(it: _Rounds) -> None:
+        now = 0.0
+        rounds_of_the_loop = Rounds(asyncio.get_running_loop(), lambda: None, lambda: now)
+        caller = it.caller()
+        rounds_of_the_loop.begin([caller], 1)
+        now = LONG
+        rounds_of_the_loop.back(caller)
+        assert not it.is_waited_for(caller)
 
     _virtually(work)
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.directory import (
+from services.chassis.coordinator.directory import DirectoryCoordinator
+from services.chassis.coordinator.times import (
     BEAT_SECONDS,
     GRACE_SECONDS_MIN,
     CoordinatorTimes,
-    DirectoryCoordinator,
 )
 from services.chassis.settings.loading import load
 from services.chassis.settings.service_settings import ServiceSettings

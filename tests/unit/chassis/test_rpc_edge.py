@@ -15,7 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from percolator import errors
 from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
-from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.oracle_pb2 import (
+    AdvanceEpochRequest,
+    AdvanceEpochResponse,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -48,6 +53,9 @@ class OracleHandler:
             raise found
         assert isinstance(found, GetTimestampsResponse)
         return found
+
+    async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
 
 
 @dataclass

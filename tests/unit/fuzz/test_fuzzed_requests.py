@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.v1 import cluster_pb2, tabletserver_pb2
+from percolator.v1 import cluster_pb2, master_pb2, tabletserver_pb2
 from percolator.wire import methods
 from percolator.world import Random, StreamMethod, UnaryMethod
 from tests.fuzz.findings import Input, Record
@@ -61,6 +61,10 @@ def test_a_request_is_recognised_that_names_what_must_not_be_harmed() -> None:
     request = tabletserver_pb2.MutateRequest(batches=[batch])
     assert mentions(request, {"tablet_id": frozenset({7})})
     assert not mentions(request, {"tablet_id": frozenset({8}), "epoch": frozenset({7})})
+    load = master_pb2.BeginLoadRequest(load="canary")
+    load.table.name = "canary"
+    assert mentions(load, {"name": frozenset({"canary"})})
+    assert not mentions(load, {"table": frozenset({"canary"})}), "its table is a message"
 
 
 def test_the_same_seed_makes_the_same_request() -> None:

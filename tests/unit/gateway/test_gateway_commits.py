@@ -167,7 +167,7 @@ async def test_resolving_at_a_cell_that_is_not_the_primary_removes_no_lock() -> 
             one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
         )
         await asyncio.sleep(0.5)
-        with pytest.raises(InvalidArgument, match=r"cells: .* is decided at b'bob'"):
+        with pytest.raises(InvalidArgument, match=r"cells: .* is decided at row 'bob'"):
             await other.resolve(start, b"zoe")
         await committing
         assert await other.read(b"bob", b"zoe") == [b"1", b"1"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typer.testing import Result
 from percolator.cli import app
 from percolator.cli import dev as dev_command
 from services.local import launching, welcome
-from services.local.directory import Ownership, running
+from services.local.directory import Ownership, delete, running
 from services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
@@ -43,15 +45,35 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def used_port() -> Iterator[int]:
+    """A port that is in use, while the one 10 below, which goes with it, is not."""
+    while True:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = other.getsockname()[1]
+            if is_free(port - 10):
+                yield port
+                return
+
+
 def test_a_used_port_is_named_with_what_to_do() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        for option in (port, port - 10):  # the master's, the gateway's
+    with used_port() as port:
+        gateways = f", the gateway's ({port - 10} + 10),"
+        for option, whose in ((port, ""), (port - 10, gateways)):
             assert refused("--temporary", "--port", str(option)) == (
-                f"error: --port: {port} is in use by another program: stop that, or pass another "
-                "port; --port 0 takes free ones"
+                f"error: --port: {port}{whose} is in use by another program: stop that, or pass "
+                "another port; --port 0 takes free ones"
             )
 
 
@@ -147,6 +169,13 @@ def test_a_cluster_in_a_project_is_not_a_part_of_it(here: Path) -> None:
     assert not (here / ".gitignore").exists()
 
 
+def test_deletion_leaves_nothing_of_a_cluster_and_all_that_was_there_before(here: Path) -> None:
+    for data in (here / ".percolator", here):
+        Ownership(data, print).release()
+        delete(data)
+    assert list(here.iterdir()) == []
+
+
 STATE: dict[str, Any] = {
     "address": "127.0.0.1:7100",
     "gateway_address": "127.0.0.1:7110",
@@ -171,7 +200,7 @@ def test_the_next_steps_have_options_only_where_needed() -> None:
 
 
 def test_a_plan_survives_the_way_to_the_background() -> None:
-    plan = launching.Plan(2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"))
+    plan = launching.Plan("", 2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"))
     assert plan.options() == [
         *("--tablet-servers", "2", "--gateways", "0", "--workers", "3", "--port", "0"),
         *("--observers=shop:a", "--observers=shop:b", "--certificates", "c"),

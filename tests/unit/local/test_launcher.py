@@ -70,6 +70,17 @@ def test_a_data_directory_in_use_is_refused(
         LocalCluster(tmp_path).start()
 
 
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [("/srv/data", "--store: expected bigtable://"), ("bigtable://x/y", "--store: project: ")],
+)
+def test_a_store_that_is_no_row_store_is_refused_before_anything_starts(
+    tmp_path: Path, store: str, says: str
+) -> None:
+    with pytest.raises(LocalClusterError, match=says):
+        LocalCluster(tmp_path, store=store, tablet_servers=0)
+
+
 @pytest.mark.parametrize("command", ["down", "destroy", "up"])
 def test_whatever_is_wrong_with_the_data_directory_is_one_line_that_names_it(
     command: str,

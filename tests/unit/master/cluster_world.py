@@ -40,8 +40,9 @@ from percolator.world import (
 from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.lived_time import LivedTime
 from services.master.history.collection import CollectionTimes
-from services.master.leader import MasterTimes
-from services.master.master import Master, Site
+from services.master.leader import Leader, MasterTimes, TabletTerms
+from services.master.map.cluster_map import ClusterMap
+from services.master.master import Master
 from services.master.master_handler import MasterHandler
 from services.master.registry import Registry
 from services.master.tablets.balance import BalanceLimits
@@ -130,7 +131,7 @@ class MasterProcess:
 
     address: str
     files: MemoryFiles
-    master: Master
+    master: Master[ClusterMap, Leader]
     tasks: list[asyncio.Task[Any]]
 
 
@@ -176,7 +177,13 @@ class ModelCluster:
         times = MasterTimes(
             balance=self.limits, collection=self.collection_times, gather_seconds=0.2
         )
-        master = Master(Site(self.world, files, ROOT, own, times), coordinator, registry)
+        master = Master(
+            self.world,
+            own,
+            coordinator,
+            registry,
+            TabletTerms(self.world, files, ROOT, registry, times),
+        )
         tasks = [asyncio.create_task(master.run()), asyncio.create_task(master.keep_listed())]
         process = MasterProcess(address, files, master, tasks)
         self.masters.append(process)

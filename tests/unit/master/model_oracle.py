@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from percolator.errors import NotReady
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
@@ -19,6 +20,9 @@ class ModelOracle:
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
+        self.epoch = 0
+        self.refusals = 0
+        """How many calls it refuses, as a standby."""
 
     def now(self) -> int:
         # Long after the epoch, so that retention never reaches back to 0.
@@ -27,4 +31,15 @@ class ModelOracle:
     async def get_timestamps(
         self, request: oracle.GetTimestampsRequest
     ) -> oracle.GetTimestampsResponse:
-        return oracle.GetTimestampsResponse(first=self.now(), count=request.count)
+        return oracle.GetTimestampsResponse(
+            first=self.now(), count=request.count, catalogue_epoch=self.epoch
+        )
+
+    async def advance_epoch(
+        self, request: oracle.AdvanceEpochRequest
+    ) -> oracle.AdvanceEpochResponse:
+        if self.refusals:
+            self.refusals -= 1
+            raise NotReady("another oracle leads")
+        self.epoch = max(self.epoch, request.catalogue_epoch)
+        return oracle.AdvanceEpochResponse(catalogue_epoch=self.epoch)

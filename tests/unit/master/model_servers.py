@@ -90,6 +90,8 @@ class ModelServer:
         elif present.schema_version < request.schema_version:
             present.schema_version = request.schema_version
             present.change_feed = request.change_feed
+            del present.ttls[:]
+            present.ttls.extend(request.ttls)
         now = self.open[request.tablet_id]
         return tablets.OpenTabletResponse(
             tablet=tablets.TabletDescription(

@@ -10,7 +10,9 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
+from percolator.wire.table_options import by_column
 from services.master.map import map_record
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import (
@@ -179,3 +181,76 @@ def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
 
 
 _T = wire.DescribeTableRequest(name="t")
+
+
+async def test_times_to_live_are_changed_when_every_tablet_has_heard_of_them() -> None:
+    async with cluster("a:1", "b:1") as world:
+        await create(world)
+        for version, changes, ttls in (
+            (2, {b"b": 5, b"a": 7}, {b"a": 7, b"b": 5}),
+            (2, {b"a": 7}, {b"a": 7, b"b": 5}),
+            (3, {b"b": 0, b"a": 9}, {b"a": 9}),
+            (3, {b"unknown": 0}, {b"a": 9}),
+        ):
+            request = wire.SetTtlsRequest(table="t", ttls=_ttls(changes))
+            changed = (await world.ask(methods.SET_TTLS, request)).table
+            assert (changed.schema_version, by_column(changed.options.ttls)) == (version, ttls)
+            told = [one for server in world.servers.values() for one in server.open.values()]
+            assert [(one.schema_version, by_column(one.ttls)) for one in told] == [
+                (version, ttls)
+            ] * 6
+        describe = wire.DescribeTableRequest(name="t")
+        table_id = (await world.ask(methods.DESCRIBE_TABLE, describe)).table.table_id
+        locate = wire.LocateTabletsRequest(table_id=table_id)
+        assert by_column((await world.ask(methods.LOCATE_TABLETS, locate)).ttls) == {b"a": 9}
+        with pytest.raises(SchemaError):
+            await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="u"))
+
+
+async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None:
+    async with cluster("a:1") as world:
+        options = wire.TableOptions(ttls=_ttls({b"z": 1, b"a": 2}))
+        request = wire.CreateTableRequest(name="brief", options=options)
+        table = (await world.ask(methods.CREATE_TABLE, request)).table
+        assert [one.column for one in table.options.ttls] == [b"a", b"z"]
+        assert [by_column(one.ttls) for one in world.servers["a:1"].open.values()] == [
+            {b"z": 1, b"a": 2}
+        ]
+        describe = wire.DescribeTableRequest(name="brief")
+        again = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
+        assert by_column(again.options.ttls) == {b"z": 1, b"a": 2}
+        request.exist_ok = True
+        assert not (await world.ask(methods.CREATE_TABLE, request)).created
+        request.options.ttls[0].ttl_milliseconds = 3
+        why = "exists with times to live a 2 ms, z 1 ms, not times to live z 3 ms, a 2 ms"
+        with pytest.raises(InvalidArgument, match=why):
+            await world.ask(methods.CREATE_TABLE, request)
+
+
+@pytest.mark.parametrize(
+    ("ttls", "field"),
+    [
+        ([ColumnTtl(column=b"a")], r"options.ttls\[0\].ttl_milliseconds"),
+        ([ColumnTtl(column=b"a", ttl_milliseconds=1 << 60)], r"ttls\[0\].ttl_milliseconds"),
+        ([ColumnTtl(ttl_milliseconds=1)], r"ttls\[0\].column"),
+        ([ColumnTtl(column=b"\0a", ttl_milliseconds=1)], r"ttls\[0\].column"),
+        ([ColumnTtl(column=b"c" * 256, ttl_milliseconds=1)], r"ttls\[0\].column"),
+        (
+            [ColumnTtl(column=b"a", ttl_milliseconds=1)] * 2,
+            r"ttls\[1\].column: b'a' is named twice",
+        ),
+    ],
+)
+async def test_bad_times_to_live_are_refused(ttls: list[ColumnTtl], field: str) -> None:
+    async with cluster("a:1") as world:
+        request = wire.CreateTableRequest(name="t", options=wire.TableOptions(ttls=ttls))
+        with pytest.raises(InvalidArgument, match=field):
+            await world.ask(methods.CREATE_TABLE, request)
+        await create(world)
+        if any(one.ttl_milliseconds for one in ttls):
+            with pytest.raises(InvalidArgument, match="ttls"):
+                await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="t", ttls=ttls))
+
+
+def _ttls(by_name: dict[bytes, int]) -> list[ColumnTtl]:
+    return [ColumnTtl(column=column, ttl_milliseconds=ttl) for column, ttl in by_name.items()]

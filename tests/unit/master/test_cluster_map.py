@@ -10,7 +10,8 @@ from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, 
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from services.master.map import locations, map_record
-from services.master.map.cluster_map import ClusterMap, Observer, Table, Tablet
+from services.master.map.catalogue import Observer, Table
+from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.tablets.balance import BalanceLimits, next_move
 
 rows = st.binary(min_size=1, max_size=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -12,6 +13,7 @@ from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 from services.master.history.collection import Collection
+from services.master.history.tablet_collecting import TabletCollecting
 from services.master.oracle_time import OracleTime
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.history_world import (
@@ -286,7 +288,8 @@ async def test_a_leader_that_has_not_read_the_safe_points_yet_does_not_report_th
         assert leader is not None
         registry = models.masters[0].master.registry
         oracle_time = OracleTime(models.world, registry)
-        begun = Collection(models.world, leader.store, registry, oracle_time, TIMES)
+        collecting = partial(TabletCollecting, models.world, leader.store)
+        begun = Collection(models.world, leader.store, registry, oracle_time, TIMES, collecting)
         with pytest.raises(NotReady, match="just begun"):
             begun.safe_points.transactions  # noqa: B018
 

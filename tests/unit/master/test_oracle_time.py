@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from percolator.errors import NotReady
 from percolator.v1 import cluster_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
+from services.master.oracle_time import OracleTime
 from tests.unit.master.history_world import HistoryWorld, history_cluster
 
 SECOND = 1_000 << 18
@@ -65,3 +69,30 @@ async def test_while_the_oracle_is_silent_servers_are_told_what_was_heard_last()
         await asyncio.sleep(1)
         assert len(set(heard)) == 1
         assert heard[0] > 0
+
+
+def oracle_time_of(world: HistoryWorld) -> OracleTime:
+    leader = world.models.masters[0].master.leader
+    assert leader is not None
+    found: OracleTime = leader.oracle_time
+    return found
+
+
+async def test_the_epoch_is_raised_above_what_any_client_has_seen() -> None:
+    """Also above what this master has not heard of: another may have led meanwhile."""
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        clock = world.models.clock
+        world.oracle.epoch, world.oracle.refusals = 41, 2
+        await oracle_time_of(world).raise_epoch(clock.monotonic_seconds() + 10)
+        assert world.oracle.epoch == 42
+        assert world.oracle.refusals == 0
+
+
+async def test_whoever_waits_for_the_epoch_is_told_that_it_was_not_raised() -> None:
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        world.oracle.refusals = 1_000
+        with pytest.raises(NotReady, match=r"not told of the change: .*another oracle leads"):
+            await oracle_time_of(world).raise_epoch(world.models.clock.monotonic_seconds() + 3)
+        assert world.oracle.epoch == 0

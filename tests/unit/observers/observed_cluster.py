@@ -13,7 +13,7 @@ from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
 from percolator.limits import Limits
 from percolator.observers.definition import Observer
-from percolator.observers.finding.notifications import Waiting, WorkRequest, find_work
+from percolator.observers.port import Waiting, WorkRequest
 from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DeadLetter, DeadLetters
 from percolator.observers.running.dead_letter_box import DeadLetterBox
@@ -64,9 +64,8 @@ class Observed:
         await self.db.internal.engine.env.background.drain(1.0)
         deadline = self.context.deadline()
         table_id = (await self.db.internal.engine.table(docs, deadline)).table_id
-        request = WorkRequest(table_id)
-        found = await find_work(self.context.world, self.context.tablets, [request], deadline)
-        return [one for answer in found for one in answer.waiting]
+        found = self.context.notifications.survey(WorkRequest(table_id))
+        return [one async for answer in found for one in answer.waiting]
 
     async def work_for(self, observer: Observer) -> Work:
         """The only work that is found for an observer, which it registers first."""

@@ -16,8 +16,9 @@ from percolator.errors import (
     TabletMoved,
     Unavailable,
 )
-from percolator.observers.finding.notification_watch import WorkHints, watch_work
-from percolator.observers.finding.notifications import FoundWork, WorkRequest, find_work
+from percolator.observers.finding.notification_watch import watch_work
+from percolator.observers.finding.notifications import find_work
+from percolator.observers.port import FoundWork, WorkHints, WorkRequest
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import Cell, RowRange
 from percolator.wire.status import to_detail
@@ -103,10 +104,9 @@ async def test_all_tablets_of_a_server_are_asked_in_one_call() -> None:
     assert [len(call.scans) for call in one.scan_calls + other.scan_calls] == [2, 1]
     last = found[-1]
     assert (last.request.start, last.request.end, last.rest) == (b"t", b"", None)
-    assert last.location is not None
-    assert (last.location.tablet_id, last.location.epoch) == (3, 4)
+    assert last.place == (3, 4)
     assert last.waiting[0].timestamps == (9, 7)
-    assert (last.locks[0].value, last.notifications_written, last.problem) == (b"lock", 5, None)
+    assert (last.locks[0].value, last.mark, last.problem) == (b"lock", 5, None)
     scan = one.scan_calls[0].scans[1]
     assert (list(scan.observers), list(scan.locked_columns)) == ([b"f"], [b"c"])
     assert (scan.locks_before, scan.target.epoch, scan.range.start) == (99, 4, b"t")
@@ -129,7 +129,7 @@ async def test_after_a_split_both_halves_are_asked() -> None:
     old.moved_to = (tablet("a:1", b"", b"m", tablet_id=2), tablet("b:1", b"m", b"", tablet_id=3))
     found = await find(cluster, whole())
     assert rows(found) == [b"", b"m"]
-    assert [one.location.tablet_id for one in found if one.location] == [2, 3]
+    assert [one.place for one in found] == [(2, 1), (3, 1)]
 
 
 async def test_a_tablet_that_has_moved_is_located_through_the_master() -> None:
@@ -149,7 +149,7 @@ async def test_other_tablets_are_answered_if_one_has_no_server() -> None:
     one.error = NotReady("it is being opened", retry_after_seconds=0.1)
     first, second = await find(cluster, whole(), seconds=3)
     assert isinstance(first.problem, NotReady)
-    assert (first.location, first.rest, first.waiting) == (None, (b"", b"m"), [])
+    assert (first.place, first.rest, first.waiting) == (None, (b"", b"m"), [])
     assert rows([second]) == [b"m"]
     assert len(other.scan_calls) == 1
 

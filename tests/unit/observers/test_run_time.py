@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from percolator import Limits, observes
+from percolator import Limits, codecs, observes
 from percolator.errors import Unavailable
 from percolator.observers.run_time import ClusterWaits
+from percolator.recipes import CombineQueue
 from percolator.v1 import tabletserver_pb2 as wire
 
 from .observed_cluster import Observed, copy, observed, source, total
@@ -59,6 +60,30 @@ async def run(own: float, unanswered: float, reads: int = 1, limits: Limits = LI
 
 async def test_waiting_for_a_cluster_that_does_not_answer_is_no_time_of_the_observer() -> None:
     assert await run(0.5, 9.0) == []
+
+
+async def test_nor_is_waiting_inside_a_recipe() -> None:
+    sums = CombineQueue("sums", key=codecs.text, value=codecs.integer, combine=sum)
+
+    @observes(source, name="adding", deadline=2.0, attempts=1)
+    async def adding(tx: Any, row: str) -> None:
+        await sums.add(tx, row, 1)
+
+    async with observed(limits=LIMITS) as world:
+        await sums.create(world.db)
+        declare = world.cluster.declare_codecs
+
+        async def declare_late(request: Any) -> Any:
+            await asyncio.sleep(9.0)
+            return await declare(request)
+
+        async with world.db.run_observers([adding]):
+            await world.put("a", 1)
+            world.cluster.declare_codecs = declare_late  # type: ignore[method-assign]
+            await world.until_nothing_waits()
+        assert await world.dead_letters() == []
+        async with world.db.snapshot() as snapshot:
+            assert await sums.get(snapshot, "a") == 1
 
 
 async def test_its_own_time_still_counts_before_and_after() -> None:

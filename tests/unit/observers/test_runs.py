@@ -35,7 +35,7 @@ async def answer(world: Observed, observer: Any = first) -> None:
     assert await run.begin()
     await observer(run.transaction, work.row.decode())
     await run.commit()
-    deletions = Deletions(world.context.env)
+    deletions = Deletions(world.context)
     deletions.add(work, [one for one in work.timestamps if one <= run.start])
     await deletions.done()
 
@@ -97,7 +97,7 @@ async def test_a_change_above_the_snapshot_keeps_its_notification() -> None:
         work.timestamps.add(later)
         await first(run.transaction, "a")
         await run.commit()
-        deletions = Deletions(world.context.env)
+        deletions = Deletions(world.context)
         deletions.add(work, [one for one in work.timestamps if one <= run.start])
         await deletions.done()
         (left,) = await world.waiting()

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from percolator import observes
 from percolator.errors import DeadlineExceeded, TabletLocation
+from percolator.observers.finding.admission import QueueAdmission
 from percolator.observers.finding.row_locks import RowLocks, lock_name
-from percolator.observers.finding.scanner import Scanner, _Pass
+from percolator.observers.finding.scanner import Scanner
+from percolator.observers.finding.tablet_pass import TabletPass
 from percolator.observers.registry.registration import register
 from percolator.observers.watched import Watched
 from percolator.observers.work import WorkQueue
@@ -62,9 +64,9 @@ async def backlog(world: Observed) -> Watched:
     return watched
 
 
-async def one_pass(world: Observed, watched: Watched, locks: Locks, **changes: Any) -> set[bytes]:
+async def one_pass(world: Observed, watched: Watched, locks: Locks) -> set[bytes]:
     """The rows that a worker takes in one pass that begins now."""
-    context = replace(world.context, locks=locks, **changes)
+    context = replace(world.context, locks=locks)
     queue = WorkQueue(
         rows_max=1_000,
         bytes_max=1 << 20,
@@ -74,7 +76,8 @@ async def one_pass(world: Observed, watched: Watched, locks: Locks, **changes: A
         on_finished_before=Mock(),
         on_room=Mock(),
     )
-    await _Pass(context, queue, RowLocks(context, queue), [watched]).run(everything=True)
+    admission = QueueAdmission(queue, RowLocks(context, queue), [watched])
+    await context.notifications.look(admission, everything=True)
     return {work.row for work in queue.all()}
 
 
@@ -98,11 +101,11 @@ async def test_locks_that_cannot_be_resolved_hold_up_a_pass_once_and_nothing_is_
                 await tx.set(row, source, 7)
                 await tx.commit()
         await asyncio.sleep(2.0)
-        cleanup = Mock()
-        cleanup.resolve.side_effect = DeadlineExceeded("no server has the primary")
-        taken = await one_pass(world, watched, Locks({}), cleanup=cleanup)
+        silent = DeadlineExceeded("no server has the primary")
+        with patch.object(world.context.cleanup, "resolve", side_effect=silent) as resolve:
+            taken = await one_pass(world, watched, Locks({}))
         assert taken == {row.encode() for row in ROWS}
-        assert cleanup.resolve.call_count == 1
+        assert resolve.call_count == 1
 
 
 async def test_rows_that_another_worker_has_locked_are_left_to_it_and_no_row_is_taken_twice() -> (
@@ -162,11 +165,11 @@ async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them(
             on_finished_before=Mock(),
             on_room=Mock(),
         )
-        look = _Pass(world.context, queue, RowLocks(world.context, queue), [watched])
-        assert await look.run(everything=False) == 0
+        admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
+        assert await world.context.notifications.look(admission, everything=False) == 0
         await asyncio.sleep(3.0)
-        look = _Pass(world.context, queue, RowLocks(world.context, queue), [watched])
-        assert await look.run(everything=False) == len(ROWS)
+        admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
+        assert await world.context.notifications.look(admission, everything=False) == len(ROWS)
 
 
 async def test_a_scanner_with_nothing_to_do_scans_less_and_less_often() -> None:
@@ -201,7 +204,7 @@ def test_a_random_row_is_inside_its_tablet(one: bytes, other: bytes, seed: int) 
     tablet = TabletLocation(1, 1, 1, start, end, "somewhere")
     context = Mock()
     context.world.random = Random(seed)
-    row = _Pass(context, Mock(), Mock(), [])._random_row(tablet)
+    row = TabletPass(context, QueueAdmission(Mock(), Mock(), []))._random_row(tablet)
     if row is not None:
         assert start < row
         assert not end or row < end

@@ -108,12 +108,11 @@ async def test_deletions_that_are_not_answered_do_not_hold_up_stopping() -> None
         background = world.context.env.background
 
         class NoAnswer:
-            async def mutate(self, steps: Any, deadline: float) -> list[Any]:
+            async def forget(self, handled: Any, deadline: float) -> None:
                 await asyncio.sleep(10.0)
-                return []
 
-        cells: Any = NoAnswer()
-        deletions = Deletions(replace(world.context.env, cells=cells))
+        silent: Any = NoAnswer()
+        deletions = Deletions(replace(world.context, notifications=silent))
         for _ in range(5_000):
             deletions.add(work, sorted(work.timestamps))
         async with asyncio.timeout(2.0):

@@ -80,7 +80,7 @@ class Process:
         clock = VirtualClock(asyncio.get_running_loop())
         clock.set_wall_back(clock_back)
         self.coordinator = DirectoryCoordinator(self.files, clock, STORE)
-        site = Site(clock, STORE, f"{name}:1", "", OracleLimits())
+        site = Site(clock, str(STORE), f"{name}:1", "", OracleLimits())
         world = World(clock, roads.seen_from(f"{name}:1"), random.Random(name))
         probe = Probe(world, [MASTER], grace_seconds=3.0)
         self.candidate = Candidate(site, self.coordinator, probe)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,9 +57,16 @@ def test_garbage_is_damage(data: bytes) -> None:
     assert refused.value.fault is StoreFault.DAMAGED
 
 
+def test_an_epoch_is_kept_and_a_mark_without_one_is_as_in_older_releases() -> None:
+    raised = replace(MARK, epoch=7)
+    assert Mark.decode(raised.encode(), "mark") == raised
+    assert raised.encode().startswith(b"percolator-oracle-mark 2\n")
+    assert MARK.encode().startswith(b"percolator-oracle-mark 1\n")
+
+
 def test_a_newer_format_is_refused_by_its_number() -> None:
-    with pytest.raises(WrongCluster, match="format 2, this one knows 1"):
-        Mark.decode(b"percolator-oracle-mark 2\nwhatever comes then", "mark")
+    with pytest.raises(WrongCluster, match="format 3, this one knows 2"):
+        Mark.decode(b"percolator-oracle-mark 3\nwhatever comes then", "mark")
 
 
 def test_a_mark_beyond_what_a_timestamp_can_hold_is_damage() -> None:

@@ -82,7 +82,7 @@ async def test_the_metrics_count_what_happened_under_stable_names() -> None:
     files = MemoryFiles(MemoryDisk())
     clock = VirtualClock(asyncio.get_running_loop())
     files.disk.make_durable_directory(STORE)
-    site = Site(clock, STORE, "me:1", "", OracleLimits())
+    site = Site(clock, str(STORE), "me:1", "", OracleLimits())
     candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
     registry = CollectorRegistry()
     registry.register(OracleMetrics(candidate, files))

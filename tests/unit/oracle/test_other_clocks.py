@@ -79,7 +79,9 @@ class Machine:
         coordinator = DirectoryCoordinator(MemoryFiles(self.disk), clock, STORE)
         world = World(clock, self.masters, random.Random(1))
         clocks = OtherClocks(world, masters, "oracle:1")
-        return Candidate(Site(clock, STORE, "oracle:1", "", limits), coordinator, clocks=clocks)
+        return Candidate(
+            Site(clock, str(STORE), "oracle:1", "", limits), coordinator, clocks=clocks
+        )
 
     @asynccontextmanager
     async def oracle(

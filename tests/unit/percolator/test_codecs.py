@@ -86,6 +86,13 @@ def test_decimals_are_decoded_unchanged_with_all_their_places(digits: int, data:
     assert back.as_tuple().exponent == -places
 
 
+@pytest.mark.parametrize("text", ["9" * 38, "-" + "9" * 38, "9" * 30 + "5" + "0" * 7])
+def test_the_largest_decimals_fit_whatever_the_context_of_the_program(text: str) -> None:
+    codec = codecs.decimal(38, 0)
+    with localcontext(prec=5):
+        assert codec.decode(codec.encode(Decimal(text))).as_tuple() == Decimal(text).as_tuple()
+
+
 @pytest.mark.parametrize(("digits", "places"), [(0, 0), (39, 2), (5, 6), (5, -1)])
 def test_impossible_decimals_are_refused(digits: int, places: int) -> None:
     with pytest.raises(SchemaError, match="expected 1 to 38 digits"):

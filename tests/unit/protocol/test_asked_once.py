@@ -38,6 +38,7 @@ async def test_a_crowd_of_readers_asks_once_and_settles_once(committed: bool) ->
     timestamp = await client.start_timestamp()
     found = await asyncio.gather(*(client.read(B, timestamp) for _ in range(CROWD)))
     assert found == [b"2" if committed else None] * CROWD
+    await settled(client)
     assert here.store.lock_of(B) is None
     assert all(step.message() == steps.status(A.row, A.column, start) for step in _asked(client))
     # If they were not shared, there would be as many of each as there are readers.

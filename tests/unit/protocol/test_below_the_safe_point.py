@@ -105,3 +105,17 @@ async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_set
     assert here.store.lock_of(C) is None
     assert not here.store.cells.get(A)
     assert reader.env.verdicts.get(start) is None, "for all we know, it committed long ago"
+
+
+async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit() -> None:
+    """The owner of such a lock may not do it any more: its message could come late."""
+    here = world()
+    start = await left_behind(here, A, B, committed=True)
+    ((commit, _),) = here.store.commits(A)
+    reader = here.client(PATIENT)
+    here.store.safe_point = timestamp = await reader.start_timestamp()
+    reader.env.verdicts.put(start, commit)
+    assert await reader.read(B, timestamp) == b"pending"
+    await settled(reader)
+    assert here.store.lock_of(B) is None
+    assert [at for at, _ in here.store.commits(B)] == [commit]

@@ -6,7 +6,10 @@ import asyncio
 import random
 
 from percolator.errors import CellAddress
-from percolator.protocol.hot_cells import CELLS_MAX, TURN_SECONDS, Contender, HotCells
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.protocol.baton import Baton
+from percolator.protocol.hot_cells import CELLS_MAX, KEPT_SECONDS, TURN_SECONDS, Contender, HotCells
+from percolator.routing.cells import FollowedCommit, FoundCell
 
 BOB, JOE, ANN = (CellAddress(1, row, b"balance") for row in (b"bob", b"joe", b"ann"))
 
@@ -24,7 +27,7 @@ async def test_the_first_in_line_waits_for_nothing() -> None:
     assert contender(lines, 1.0, BOB).stand_in_line().done()
 
 
-async def test_a_cell_has_a_line_only_while_there_is_someone_in_it() -> None:
+async def test_a_line_ends_a_moment_after_the_last_one_has_left() -> None:
     lines = HotCells()
     one, two = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB, JOE)
     one.stand_in_line()
@@ -33,7 +36,15 @@ async def test_a_cell_has_a_line_only_while_there_is_someone_in_it() -> None:
     one.leave()
     two.leave()
     assert len(lines) == 0
+    assert lines.has_lost("a function", BOB)  # so the next two to come do not collide
+    three = contender(lines, 3.0, JOE)
+    three.stand_in_line()
+    await asyncio.sleep(KEPT_SECONDS + 0.1)
     assert BOB not in lines
+    assert JOE in lines
+    three.leave()
+    await asyncio.sleep(KEPT_SECONDS + 0.1)
+    assert JOE not in lines
 
 
 async def test_the_oldest_goes_first_whenever_it_came() -> None:
@@ -156,3 +167,69 @@ async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once
     await asyncio.gather(*(compete(number) for number in range(30)))
     assert turns > 200
     assert len(lines) == 0
+
+
+BATON = Baton(101, {BOB: (KIND_PUT, b"7")})
+
+
+async def test_the_next_reader_in_line_takes_the_baton_and_only_one_does() -> None:
+    lines = HotCells()
+    winner = contender(lines, 1.0, BOB)
+    winner.stand_in_line()
+    following = [contender(lines, since, BOB) for since in (2.0, 3.0)]
+    second, third = (one.stand_in_line(is_reading=True) for one in following)
+    assert winner.is_followed
+    winner.leave(BATON)
+    assert second.result() is BATON
+    following[0].leave()
+    assert third.result() is None
+
+
+async def test_one_that_has_yet_to_read_takes_no_baton() -> None:
+    """Its snapshot has to show what it waits for before it reads."""
+    lines = HotCells()
+    winner, other = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB)
+    winner.stand_in_line()
+    turn = other.stand_in_line()
+    assert not winner.is_followed
+    winner.leave(BATON)
+    assert turn.result() is None
+
+
+async def test_one_that_came_after_the_commit_was_sent_takes_no_baton() -> None:
+    lines = HotCells()
+    winner, follower, older = (contender(lines, since, BOB) for since in (1.0, 3.0, 2.0))
+    winner.stand_in_line()
+    follower.stand_in_line(is_reading=True)
+    assert winner.is_followed
+    late = older.stand_in_line(is_reading=True)
+    winner.leave(BATON)
+    assert late.result() is None
+
+
+async def test_whose_turn_is_over_is_followed_by_no_one() -> None:
+    lines = HotCells()
+    winner = contender(lines, 1.0, BOB)
+    winner.stand_in_line()
+    contender(lines, 2.0, BOB).stand_in_line(is_reading=True)
+    await asyncio.sleep(TURN_SECONDS + 0.1)
+    assert not winner.is_followed
+
+
+def test_a_baton_is_made_only_of_a_commit_with_a_timestamp_set_aside() -> None:
+    assert Baton.after(100, {}) is None
+    baton = Baton.after(FollowedCommit(100), {})
+    assert baton is not None
+    assert baton.start == 101
+
+
+def test_a_baton_shows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
+    writes = {BOB: (KIND_PUT, b"7"), JOE: (KIND_DELETE, b""), ANN: (KIND_LOCK_ONLY, b"")}
+    baton = Baton(101, writes)
+    bob, joe = baton.known(BOB), baton.known(JOE)
+    assert bob is not None
+    assert bob[BOB.column] == FoundCell(100, b"7")
+    assert joe is not None
+    assert joe[JOE.column] == FoundCell(100, None)
+    assert baton.known(ANN) is None
+    assert baton.known(CellAddress(1, b"eve", b"balance")) is None

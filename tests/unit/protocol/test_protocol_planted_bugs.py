@@ -9,8 +9,8 @@ import pytest
 
 from percolator.formats.records import timestamp_bytes
 from percolator.protocol import commit, steps
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.pushing import Pushing
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -77,13 +77,15 @@ def reads_ignore_locks(patch: Patch) -> None:
 
 
 def pushed_without_looking_at_the_answer(patch: Patch) -> None:
-    correct = Cleanup._push
+    correct = Pushing.push
 
-    async def wrong(self: Cleanup, undecided: Any, read_at: int, deadline: float) -> set[int]:
-        await correct(self, undecided, read_at, deadline)
-        return {one.met.lock.start_timestamp for one in undecided}
+    async def wrong(self: Pushing, primaries: Any, read_at: int, **how: Any) -> set[int]:
+        await correct(self, primaries, read_at, **how)
+        if how["waited_seconds"] < self._env.limits.push_after_seconds:
+            return set()
+        return {lock.start_timestamp for lock in primaries}
 
-    patch.setattr(Cleanup, "_push", wrong)
+    patch.setattr(Pushing, "push", wrong)
 
 
 def weak_notifications_written_once(patch: Patch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import reduce
 from random import Random
 from typing import Any
 
@@ -94,6 +96,54 @@ def test_changes_of_a_key_form_a_chain_and_a_value_of_none_is_no_value(db: Datab
         percolator.testing.run_observers(db, [note])
     assert seen == [("a", None, 3), ("a", 3, None), ("a", None, 5)]
     assert shown(db, sums) == {"a": 5}
+
+
+def test_a_function_that_changes_the_first_value_it_is_given_loses_nothing(db: Database) -> None:
+    def merged(values: Iterable[dict[str, int]]) -> dict[str, int]:
+        return reduce(operator.ior, values)
+
+    sets = CombineQueue("sets", key=codecs.text, value=codecs.json, combine=merged)
+    sets.create(db)
+    seen: list[KeyChange[str, dict[str, int]]] = []
+
+    @sets.changed
+    async def note(tx: aio.Transaction, changes: Sequence[KeyChange[str, Any]]) -> None:
+        seen.extend(changes)
+
+    for member in ("ann", "bob"):
+        with db.transaction() as tx:
+            sets.add(tx, "a", {member: 1})
+        percolator.testing.run_observers(db, [note])
+    with db.snapshot() as snapshot:
+        assert sets.get(snapshot, "a") == {"ann": 1, "bob": 1}
+    assert seen == [("a", None, {"ann": 1}), ("a", {"ann": 1}, {"ann": 1, "bob": 1})]
+
+
+def test_a_function_may_go_through_the_values_twice(db: Database) -> None:
+    def span(values: Iterable[list[int]]) -> list[int]:
+        return [min(low for low, _ in values), max(high for _, high in values)]
+
+    spans = CombineQueue("spans", key=codecs.text, value=codecs.json, combine=span)
+    spans.create(db)
+    for value, expected in ((7, [7, 7]), (3, [3, 7]), (9, [3, 9])):
+        with db.transaction() as tx:
+            spans.add(tx, "a", [value, value])
+        with db.snapshot() as snapshot:
+            assert spans.get(snapshot, "a") == expected
+        percolator.testing.run_observers(db, [spans.combiner()])
+        with db.snapshot() as snapshot:
+            assert spans.get(snapshot, "a") == expected
+
+
+def test_a_value_of_another_type_is_a_change_even_if_python_calls_it_equal(db: Database) -> None:
+    newest = CombineQueue("newest", key=codecs.text, value=codecs.json, combine=lambda v: [*v][-1])
+    newest.create(db)
+    for value in (1, True):
+        with db.transaction() as tx:
+            newest.add(tx, "a", value)
+        percolator.testing.run_observers(db, [newest.combiner()])
+    with db.snapshot() as snapshot:
+        assert newest.get(snapshot, "a") is True
 
 
 def test_what_a_changed_observer_writes_is_in_the_transaction_that_combines(db: Database) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -51,6 +52,36 @@ def test_an_open_file_notices_what_another_one_appends_and_a_new_file(tmp_path: 
     path.rename(tmp_path / "old.jsonl")
     first.append(exports(("a", 11)))
     assert [sequence for _, sequence, _ in lines(path)] == [11]
+
+
+def test_an_open_file_notices_that_it_was_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first, second = ExportFile(path), ExportFile(path)
+    first.append(exports(("a", 1), ("a", 2)))
+    path.write_bytes(b"")  # as programs do that rotate logs by copying them
+    second.append(exports(("a", 3)))
+    assert first.append(exports(("a", 3), ("a", 4))) == 1
+    assert [sequence for _, sequence, _ in lines(path)] == [3, 4]
+
+
+def test_what_another_process_wrote_and_left_is_made_durable_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.jsonl"
+    synced: list[str] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    ExportFile(path).append(exports(("a", 1)))
+    assert synced == [tmp_path.name, "out.jsonl"]
+    synced.clear()
+    file = ExportFile(path)
+    assert file.append(exports(("a", 1))) == 0
+    assert synced == [tmp_path.name, "out.jsonl"]
+    assert file.append(exports(("a", 1))) == 0
+    assert len(synced) == 2, "what is durable is not written out again"
 
 
 def test_threads_append_to_one_file(tmp_path: Path) -> None:

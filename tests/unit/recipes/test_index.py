@@ -151,6 +151,10 @@ def test_bad_arguments_and_the_wrong_way_are_refused(percolator_db: Database) ->
         Index("x", on=city, value=codecs.integer)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="values: expected a function"):
         Index("x", on=city, value=codecs.text, values=3)  # type: ignore[arg-type]
+    Index("ä" * 29, on=city, value=codecs.text, by_observer=True).observer()
+    Index("x" * 59, on=city, value=codecs.text)
+    with pytest.raises(InvalidArgument, match="name: expected at most 58 bytes for an index that"):
+        Index("x" * 59, on=city, value=codecs.text, by_observer=True)
     percolator_db.create_table(people)
     index, observed = by_city(), by_city(by_observer=True)
     index.create(percolator_db)
@@ -228,7 +232,7 @@ def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(percolator_db:
         assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
 
 
-@pytest.mark.parametrize("returned", [5, None])
+@pytest.mark.parametrize("returned", [5, None, "rome", b"rome"])
 def test_values_that_are_no_values_are_refused_by_name(
     percolator_db: Database, returned: Any
 ) -> None:
@@ -238,7 +242,7 @@ def test_values_that_are_no_values_are_refused_by_name(
     percolator_db.create_table(people)
     index.create(percolator_db)
     with percolator_db.transaction() as tx:
-        says = f"index 'by word', row 'ann': values returned {returned}, not an iterable"
+        says = f"index 'by word', row 'ann': values returned {returned!r}, not several values"
         with pytest.raises(SchemaError, match=says):
             index.set(tx, "ann", "Rome")
         assert tx.get("ann", city) is None

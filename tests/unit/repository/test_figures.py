@@ -45,6 +45,23 @@ def test_recording_a_run_takes_it_out_of_the_waiting_runs(tmp_path: Path) -> Non
     assert figures.record(runs, results) == []
 
 
+def test_a_part_of_a_benchmark_replaces_its_own_figures_only(tmp_path: Path) -> None:
+    def run(**figures_of_parts: list[float]) -> None:
+        made = Report("parts")
+        for name, values in figures_of_parts.items():
+            for number, value in enumerate(values):
+                made.add("    of it" if number else name, value, "ms")
+        made.finish(runs=tmp_path, merge=True)
+
+    run(scan=[1.0, 2.0], write=[3.0, 4.0])
+    run(write=[5.0, 6.0])
+    found = json.loads((tmp_path / "parts.json").read_text())["results"]
+    assert [(one["name"], one["value"]) for one in found] == [
+        ("write", 5.0), ("    of it", 6.0), ("scan", 1.0), ("    of it", 2.0)
+    ]  # fmt: skip
+    assert ["environment" in one for one in found] == [False, False, True, True]
+
+
 def test_an_absolute_figure_is_never_judged() -> None:
     """Machines differ by a factor of two, so a bound on one would judge the machine."""
     made = Report("oracle")

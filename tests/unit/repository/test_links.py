@@ -56,6 +56,17 @@ def test_links_between_documents_lead_to_files_and_headings_that_exist() -> None
     assert dead == []
 
 
+def test_every_document_of_docs_is_in_the_contents_of_the_site() -> None:
+    """`make docs` refuses one that is in no contents; this says so much sooner."""
+    contents = (ROOT / "docs" / "site" / "index.md").read_text().split()
+    left_out = [
+        str(document.relative_to(ROOT))
+        for document in _documents()
+        if document.parent == ROOT / "docs" and f"/docs/{document.stem}" not in contents
+    ]
+    assert left_out == []
+
+
 ELSEWHERE = {"cluster.json", "wordindex.py", "overdrafts.py", "_pb2_grpc.py"}
 """On a store root, written by the reader, and what is not generated."""
 

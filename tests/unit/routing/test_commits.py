@@ -19,7 +19,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.routing.cells import NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, Refused, WholeCommit
 from percolator.routing.dispatcher import TWO_PHASES_SECONDS
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.status import to_detail
@@ -51,6 +51,7 @@ class Commits(Server):
                 result.error.CopyFrom(to_detail(error))
                 continue
             result.commit_timestamps.extend(start + 1 for start in batch.start_timestamps)
+            result.followed.extend(batch.followed)
             self.malform(result)
         return response
 
@@ -90,6 +91,23 @@ async def test_transactions_of_one_turn_of_the_loop_share_a_call() -> None:
     assert [(one.column, list(one.observers)) for one in batch.observed] == [(b"c", [b"f"])]
     (notified,) = batch.notifications
     assert (notified.transaction, notified.row, notified.column) == (0, b"e", b"w")
+
+
+async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside() -> None:
+    server = Commits()
+    cluster = _cluster(server)
+    sent = (whole(20, b"a"), whole(30, b"c")._replace(is_followed=True))
+    plain, followed = await asyncio.gather(
+        *(cluster.router.commit(s, cluster.deadline()) for s in sent)
+    )
+    assert list(server.commit_calls[0].batches[0].followed) == [1]
+    assert not isinstance(plain, FollowedCommit)
+    assert isinstance(followed, FollowedCommit)
+    assert followed == 31
+    server.malform = lambda result: result.ClearField("followed")  # a server that knows nothing
+    answer = await cluster.router.commit(sent[1], cluster.deadline())
+    assert answer == 31
+    assert not isinstance(answer, FollowedCommit)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +223,16 @@ async def test_a_refusal_names_the_condition_and_the_cell() -> None:
         lambda result: result.commit_timestamps.__setitem__(0, 0),
         lambda result: result.uncommitted.add(transaction=9),
         lambda result: result.uncommitted.add(transaction=0),
+        lambda result: result.followed.append(9),
     ],
-    ids=["one less", "one more", "no outcome", "no such transaction", "an empty result"],
+    ids=[
+        "one less",
+        "one more",
+        "no outcome",
+        "no such transaction",
+        "an empty result",
+        "none that is followed",
+    ],
 )
 async def test_a_malformed_response_leaves_the_outcome_open(
     malform: Callable[[wire.TransactionBatchResult], object],

@@ -11,6 +11,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import create_table
 from percolator.limits import Limits
 from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.intents import Intents
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
@@ -18,7 +19,7 @@ from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import World
 
-PLACE = Place("bigtable:1", "project", "instance")
+PLACE = Place("bigtable:1", "some-project", "some-instance")
 EPOCH_MILLISECONDS = 1_000
 TABLE = 7
 SECONDS = 60.0
@@ -40,7 +41,8 @@ class ModelStore:
         self.store = BigtableStore(self.network, PLACE)
         self.world = World(self.clock, self.network, random.Random(1))
         self.limits = Limits(**limits)
-        self.cells = RowStoreCells(self.store, TIMES, self.world, self.limits)
+        self.intents = Intents(self.store, TIMES, self.world, self.limits)
+        self.cells = RowStoreCells(self.store, self.intents, TIMES, self.world, self.limits)
 
     @property
     def deadline(self) -> float:

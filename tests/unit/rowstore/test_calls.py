@@ -26,7 +26,7 @@ from percolator.routing.cells import (
     Refused,
     RowRequest,
 )
-from percolator.rowstore.port import StoredRow
+from percolator.rowstore.port import Sample, StoredRow
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 from tests.unit.rowstore.model_store import TABLE, ModelStore, at
 
@@ -49,10 +49,20 @@ class CountedStore:
         self._fail()
         return await self._store.check_and_mutate(*arguments)
 
+    async def write(self, *arguments: Any) -> None:
+        self.calls.append("write")
+        self._fail()
+        await self._store.write(*arguments)
+
     async def read(self, *arguments: Any) -> list[StoredRow]:
         self.calls.append("read")
         self._fail()
         return await self._store.read(*arguments)
+
+    async def sample(self, *arguments: Any) -> list[Sample]:
+        self.calls.append("sample")
+        self._fail()
+        return await self._store.sample(*arguments)
 
     async def scan(self, *arguments: Any, **options: Any) -> Any:
         self.calls.append("scan")
@@ -231,7 +241,7 @@ async def test_pages_have_no_gaps_even_if_calls_break_off(reverse: bool, breaks:
     "step",
     [
         steps.commit_part(b"a", b"c", at(1), at(2), b""),
-        steps.notify(b"a", b"c", at(1), (b"observer",)),
+        steps.forget_notifications(b"a", b"c", b"observer", [at(1)]),
         Mutation(row=b"a", column=b"c"),
         steps.prewrite(b"a", b"c", at(1) + 1, lock(at(1) + 1), None),
     ],

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
-from percolator import Database, Table, Transaction, UsageError, codecs, observes
+from percolator import Database, Table, UsageError, codecs
 from percolator.testing.row_database import connect_over_model
 
 TABLE = Table("accounts")
@@ -20,23 +21,24 @@ def db() -> Iterator[Database]:
         yield database
 
 
-@observes(BALANCE, name="copy")
-def copy(tx: Transaction, row: str) -> None:
-    pytest.fail("no observer runs here")
-
-
 USES: dict[str, Callable[[Database], object]] = {
-    "observers": lambda db: db.run_observers([copy]),
     "changes": lambda db: list(db.changes(TABLE, after=db.timestamp())),
     "shared transactions": lambda db: db.shared_transaction(),
-    "waiting": lambda db: db.wait_for_observers(timeout=5.0),
 }
 
 
 @pytest.mark.parametrize("use", USES)
 def test_it_is_refused(db: Database, use: str) -> None:
-    with pytest.raises(UsageError, match="in a row store, which has no observers, change feeds"):
+    with pytest.raises(UsageError, match="in a row store, which has no change feeds"):
         USES[use](db)
+
+
+def test_no_value_expires(db: Database) -> None:
+    ttl = {BALANCE: timedelta(hours=1)}
+    with pytest.raises(UsageError, match="in a row store, in which no value expires yet"):
+        db.create_table(TABLE, ttl=ttl, exist_ok=True)
+    with pytest.raises(UsageError, match="in a row store, in which no value expires yet"):
+        db.set_ttl(BALANCE, timedelta(hours=1))
 
 
 def test_a_transaction_of_one_row_takes_as_many_round_trips_as_any(db: Database) -> None:

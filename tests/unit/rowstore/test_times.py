@@ -40,6 +40,8 @@ def test_bounds_of_any_timestamp_are_in_the_range_of_times() -> None:
 
 
 class _Oracle:
+    catalogue_epoch = 0
+
     def __init__(self, first: int) -> None:
         self.next = first
         self.error: Exception | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from percolator.event_loop import new_event_loop
 from percolator.testing.simulator.virtual_time import run_virtually
 from tests import loop_reports
 
@@ -47,3 +49,31 @@ def test_an_exception_that_is_retrieved_fails_nothing() -> None:
 
     with loop_reports.refused():
         run_virtually(main())
+
+
+class PollerCompletionQueue:
+    """Stands for gRPC's, whose callback fails when its event is for a loop that was closed."""
+
+    def _handle_events(self) -> None:
+        raise RuntimeError("Event loop is closed")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, new_event_loop])
+def test_the_poller_of_grpc_fails_nothing_but_another_callback_does(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    def call(callback: Callable[[], None]) -> None:
+        loop.call_soon(callback)
+        loop.run_until_complete(asyncio.sleep(0))
+
+    loop = new_loop()
+    try:
+        with loop_reports.refused():
+            call(PollerCompletionQueue()._handle_events)
+        with pytest.raises(AssertionError, match="loop is closed"), loop_reports.refused():
+            call(fail)
+    finally:
+        loop.close()

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from percolator.codec_names import CodecNames
-from percolator.spark.declared_catalogs import declared_catalog
-from percolator.spark.frame_catalog import FrameCatalog
+from percolator.spark.catalog.declared_catalogs import declared_catalog
+from percolator.spark.catalog.frame_catalog import FrameCatalog
 
 NAMES = (
     "raw",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.routing.cells import StoredChange
-from percolator.spark.row_ranges import ALL_ROWS, RowRanges, RowsBetween
+from percolator.spark.choosing.row_ranges import ALL_ROWS, RowRanges, RowsBetween
 from percolator.spark.streaming.row_images import RowImage, RowImages, Values
 
 COLUMNS = (b"price", b"state")

@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import InvalidArgument, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.cells import ChangesSeen
-from percolator.spark.row_ranges import RowRanges, RowsBetween
+from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
 from percolator.spark.streaming.progress import IDLE_SECONDS
 from percolator.timestamps import Timestamp
 from tests.unit.spark.streams import (

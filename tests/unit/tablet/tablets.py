@@ -8,6 +8,7 @@ from typing import Any
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
@@ -63,6 +64,7 @@ class Rig:
         schema_version: int = 3,
         guard: TimestampGuard | None = None,
         change_feed: bool = False,
+        ttls: Ttls = (),
         timestamps: CommitTimestamps | None = None,
         **limits: Any,
     ) -> None:
@@ -81,6 +83,7 @@ class Rig:
             guard=guard or TimestampGuard.by_own_clock(self.clock),
             limits=TabletLimits(**limits),
             change_feed=change_feed,
+            ttls=ttls,
             timestamps=timestamps,
         )
 

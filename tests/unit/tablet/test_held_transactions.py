@@ -64,6 +64,29 @@ async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_wr
     assert rig.slow_disk.writes == before + 1
 
 
+async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_follows() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = together(whole(10 + n, {b"%d" % n: b"x"}) for n in range(4))
+    request.followed.extend((0, 2))
+    result = await rig.tablet.commit(request, deadline_seconds=1e9)
+    assert rig.oracle.asked == [6]
+    assert list(result.commit_timestamps) == [100, 102, 103, 105]
+    assert list(result.followed) == [0, 2]
+
+
+async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused() -> None:
+    """The request that committed it has said so, and its caller may have begun there."""
+    rig = OneRoundRig()
+    await rig.open()
+    request = together([whole(10, {b"a": b"1"}), whole(11, {b"b": b"1"})])
+    request.followed.append(0)
+    await rig.tablet.commit(request, deadline_seconds=1e9)
+    result = await rig.tablet.commit(request, deadline_seconds=1e9)
+    assert list(result.commit_timestamps) == [0, 0]
+    assert not result.followed
+
+
 async def test_every_kind_of_write_leaves_the_record_of_its_kind() -> None:
     rig = OneRoundRig()
     await rig.open()
@@ -414,6 +437,7 @@ async def test_a_caller_that_leaves_does_not_stop_what_is_held() -> None:
         ("observed", lambda b: b.observed.add(column=b"c", observers=[b""])),
         ("observed", lambda b: b.observed.add(column=b"c", observers=[b"f", b"f"])),
         ("notifications[0]", lambda b: b.notifications.add(transaction=1)),
+        ("followed[0]", lambda b: b.followed.append(1)),
     ],
 )
 async def test_a_malformed_request_is_refused_and_changes_nothing(

@@ -1,0 +1,210 @@
+"""`percolator store`: prepares an instance of Bigtable for a cluster, and checks what it can do.
+
+No cluster is needed: these commands speak to the store itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
+
+import typer
+from rich.text import Text
+
+from percolator.bigtable import instance
+from percolator.bigtable.connection import Connection
+from percolator.bigtable.place import parse_place
+from percolator.bigtable.tables import require_table
+from percolator.cli.connection import connection, errors_console, fail
+from percolator.errors import PercolatorError
+from percolator.rowstore.capacity import Measured, measured, verdict
+from percolator.rowstore.conformance import Conformance
+from percolator.rowstore.port import TIME_UNIT
+from percolator.world import MachineClock
+
+T = TypeVar("T")
+
+_RECORDS_TABLE = 0
+"""Of the cluster itself: the master would create it, too."""
+_CHECK_TABLE = 2**31 - 1
+"""Of `store check`: it stays, and is empty."""
+_LATEST_TIME = 2**63 - 1 - TIME_UNIT  # a deletion names the time behind it, too
+_LATEST_TIME_OF_EMULATORS = 250_000_000_000_000_000
+"""Before the year 9999."""
+_BROKEN = 3
+"""The exit code if the store does not keep a promise."""
+
+app = typer.Typer(
+    no_args_is_help=True, help="Prepare and check Bigtable as the store of a cluster."
+)
+
+Store = Annotated[
+    str,
+    typer.Argument(
+        help="bigtable://PROJECT/INSTANCE?profile=NAME; BIGTABLE_EMULATOR_HOST names an emulator.",
+        show_default=False,
+    ),
+]
+
+
+@app.command("init")
+def init(context: typer.Context, store: Store) -> None:
+    """Check roles and app profile, and create the first table of a cluster.
+
+    Changes nothing else, and can be repeated. Exit codes: 0 a cluster can be started; 1 something
+    is missing, or the store did not answer; 2 the address is wrong.
+    """
+    seconds = connection(context).timeout_seconds
+
+    async def work(to: Connection) -> dict[str, object]:
+        cluster = ""
+        if to.place.is_emulated:
+            _tell("an emulator has neither roles nor app profiles")
+        else:
+            missing = await instance.missing_permissions(to.network, to.place, seconds)
+            for role, permissions in missing.items():
+                _tell(f"missing: {', '.join(permissions)}; grant the account {role}")
+            if missing:
+                raise typer.Exit(1)
+            _tell("roles: nothing is missing")
+            cluster = await instance.require_profile(to.network, to.place, seconds)
+            _tell(f"app profile: routes to the cluster {cluster} alone")
+        await require_table(to.network, to.place, _RECORDS_TABLE, seconds)
+        return {
+            "store": str(to.place),
+            "cluster": cluster or None,
+            "table": to.place.table_name(_RECORDS_TABLE),
+        }
+
+    done = _run(store, work)
+    connection(context).show(done, Text(f"{done['store']} is ready: start a master on it"))
+
+
+@app.command("check")
+def check(
+    context: typer.Context,
+    store: Store,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to measure; 0: only test the promises.", min=0, max=3600)
+    ] = 5.0,
+    in_flight: Annotated[int, typer.Option(help="How many calls at a time.", min=1, max=900)] = 64,
+    nodes: Annotated[
+        int, typer.Option(help="How many nodes the cluster of the instance has.", min=1)
+    ] = 1,
+    transfers: Annotated[
+        float,
+        typer.Option(help="The load to size for: transactions of two rows per second.", min=1),
+    ] = 1_000.0,
+    price: Annotated[
+        float, typer.Option(help="What a node costs per hour, in any currency.", min=0)
+    ] = 0.0,
+) -> None:
+    """Test whether the store keeps the promises that transactions rely on, and measure it.
+
+    Works in a table of its own, which is empty afterwards. Its calls are billed like any others.
+    Exit codes: 0 all promises are kept; 1 the store refused or did not answer; 2 the command was
+    wrong; 3 a promise is not kept: do not start a cluster there.
+    """
+    timeout = connection(context).timeout_seconds
+
+    async def work(to: Connection) -> tuple[dict[str, str], Measured | None, float]:
+        run = b"check-%s-" % os.urandom(8).hex().encode()
+        broken = await _tried(to, run, timeout)
+        if not seconds:
+            return broken, None, 0.0
+        _tell(f"measuring for {seconds:g} s")
+        cpu = time.process_time()
+        found = await measured(
+            to.store,
+            _CHECK_TABLE,
+            run,
+            MachineClock(),
+            seconds=seconds,
+            in_flight=in_flight,
+            timeout_seconds=timeout,
+        )
+        return broken, found, (time.process_time() - cpu) / found.seconds
+
+    broken, found, cpu = _run(store, work)
+    shown: dict[str, object] = {"store": store, "not_kept": broken}
+    lines = [f"{len(broken)} promises are not kept" if broken else "all promises are kept"]
+    if found is not None:
+        needs = verdict(found, nodes, transfers, price)
+        shown |= {
+            "check_and_mutates_per_second": found.per_second,
+            "median_milliseconds": found.median_seconds * 1000,
+            "percentile_99_milliseconds": found.late_seconds * 1000,
+            "cores_of_this_process": cpu,
+            "nodes": needs.nodes,
+            "cost_per_month": needs.cost_per_month if price else None,
+        }
+        lines += _told(found, cpu, nodes, transfers, needs.nodes, needs.cost_per_month)
+    connection(context).show(shown, Text("\n".join(lines)))
+    if broken:
+        raise typer.Exit(_BROKEN)
+
+
+async def _tried(to: Connection, run: bytes, timeout: float) -> dict[str, str]:
+    """The promises that are not kept, and why."""
+    if not to.place.is_emulated:
+        cluster = await instance.require_profile(to.network, to.place, timeout)
+        _tell(f"kept: all calls go to the cluster {cluster}")
+    await require_table(to.network, to.place, _CHECK_TABLE, timeout)
+    latest = _LATEST_TIME_OF_EMULATORS if to.place.is_emulated else _LATEST_TIME
+    trials = Conformance(to.store, _CHECK_TABLE, run, latest, timeout)
+    broken: dict[str, str] = {}
+    try:
+        async for promise, why in trials.verdicts():
+            _tell(f"not kept: {promise}: {why}" if why else f"kept: {promise}")
+            if why:
+                broken[promise] = why
+        if not to.store.scans_backwards:
+            _tell("not tried: scans backwards, which are refused on this store")
+    finally:
+        await trials.clean_up()
+    return broken
+
+
+def _told(
+    found: Measured, cpu: float, nodes: int, transfers: float, needed: int, cost: float
+) -> list[str]:
+    lines = [
+        f"{found.per_second:,.0f} check-and-mutates per second with {nodes} node(s); half of them "
+        f"within {found.median_seconds * 1000:.1f} ms, 99 of 100 within "
+        f"{found.late_seconds * 1000:.1f} ms"
+    ]
+    if cpu > _BUSY:
+        lines.append(
+            "this process was the limit, not the store: the store can do more than was measured"
+        )
+    lines.append(
+        f"{transfers:,.0f} transfers per second need at most {needed} node(s) at 70% load"
+        + (f", which cost {cost:,.0f} a month without storage and network" if cost else "")
+    )
+    return lines
+
+
+_BUSY = 0.8
+"""Of a core: above this, it is this process that is measured."""
+
+
+def _run(store: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def connected() -> T:
+        to = Connection(parse_place(store))
+        try:
+            return await work(to)
+        finally:
+            await to.close()
+
+    try:
+        return asyncio.run(connected())
+    except PercolatorError as error:
+        fail(error)
+
+
+def _tell(text: str) -> None:
+    """Progress, beside the result."""
+    errors_console.print(Text(text), highlight=False, soft_wrap=True)

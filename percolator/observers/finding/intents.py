@@ -1,0 +1,276 @@
+"""Notifications in a row store: intents, which say that a cell may have changed.
+
+**Why no change is lost.** The intents of a transaction are durable before its commit point
+(percolator/protocol/announcing.py). An intent is deleted only by somebody who has seen, in the cell
+that it names,
+
+- the commit of its transaction, and that a run whose snapshot is at or above that commit has
+  committed, or that the acknowledgement says so: then the change is handled;
+- or the rollback marker of its transaction: then it never changes this cell.
+
+Both are final: a cell that has a transaction's commit never gets its marker, nor the other way
+round. As long as the cell has a lock of the transaction, or nothing, the intent stays. An old lock
+is resolved, as whoever meets it may do. If there is nothing for long, the transaction is dead, or
+its prewrite on its way: a marker is put into the cell, which refuses a late prewrite, and only then
+the intent goes. If the prewrite was faster than the marker, the marker is refused: the transaction
+may have committed elsewhere by then, and its lock here is all that is left of this change. If the
+history of the cell was collected above the start, nobody can see any more what became of the
+transaction: the observer runs once. An intent without a change costs no run: the acknowledgement
+says that nothing is new.
+
+**Finding them.** Intents do not come in the order of their starts: a transaction may begin long
+before it writes. So there are two kinds of passes. Most read from a *low-water mark* on, a little
+before now, so that rows deleted long ago are not walked over; the mark is never above an intent
+that was seen and is still there. From time to time, a pass reads everything. Nothing but the delay
+of a change depends on the mark.
+
+**Proving that none is left** (percolator/observers/waiting.py). Before handled intents are deleted,
+a mark in the table is changed. Suppose that there was work at the instant between two surveys. It
+was visible as an intent: that of a change is there until the run for it has committed, and by then
+the intents of the run's own writes are there. If neither survey has found this intent, it was
+written after the first had looked, and deleted before the second did; so in between, the mark was
+changed. The first survey has read it before it looked, and the second reads it after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from contextlib import aclosing
+from math import inf
+
+from percolator.errors import PercolatorError, UsageError
+from percolator.history.fates import Fates, Judged, ObservedCell
+from percolator.observers.port import (
+    Admission,
+    Claim,
+    FoundWork,
+    Waiting,
+    WorkHints,
+    WorkRequest,
+)
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.environment import Environment
+from percolator.protocol.met_lock import MetLock
+from percolator.rowstore.intents import BUCKETS, Intent, Intents, exactly, key_from
+from percolator.timestamps import SEQUENCE_BITS
+from percolator.v1.cells_pb2 import Cell
+from percolator.world import World
+
+_PAUSE_SECONDS_MAX = 0.5
+"""The longest pause between passes: nobody announces what was written."""
+_WHOLE_SECONDS = 10.0
+"""How often a pass reads everything."""
+_LATE_MILLISECONDS = 10_000
+"""How far before now the low-water mark is: most transactions are shorter."""
+_OLD_LOCK_MILLISECONDS = 1_000
+_NO_TRACE_SECONDS = 5.0
+"""How long an intent is seen without any trace of its transaction before a marker is put."""
+_RESOLVE_SECONDS = 2.0
+_KNOWN_SECONDS = 0.1
+"""The wait reported to `cleanup`. The locks are old, so it should check their owners at once."""
+_REMEMBERED_MAX = 65_536
+
+_ByCommit = Mapping[int, list[Intent]]
+"""Intents by the commit timestamps of their transactions, or what stands for them."""
+
+
+class IntentNotifications:
+    """`percolator.observers.port.Notifications` of a row store."""
+
+    pause_seconds_max = _PAUSE_SECONDS_MAX
+
+    def __init__(self, world: World, env: Environment, cleanup: Cleanup, intents: Intents) -> None:
+        self._world = world
+        self._env = env
+        self._cleanup = cleanup
+        self._intents = intents
+        self._fates = Fates(env)
+        self._from: dict[int, int] = {}
+        """The low-water mark of each bucket."""
+        self._watched: frozenset[tuple[int, bytes]] = frozenset()
+        """The observers for which the marks hold."""
+        self._whole_at = -inf
+        self._first_seen: OrderedDict[bytes, float] = OrderedDict()
+        """When an intent was first seen without a trace of its transaction, by its key."""
+        self._found: OrderedDict[ObservedCell, dict[int, list[Intent]]] = OrderedDict()
+        """The intents behind what was reported."""
+
+    def _now(self) -> float:
+        return self._world.clock.monotonic_seconds()
+
+    def _deadline(self) -> float:
+        return self._now() + self._env.limits.call_seconds
+
+    # ------------------------------------------------------------------ looking
+
+    async def look(self, admission: Admission, *, everything: bool) -> int:
+        watched = frozenset((one.table_id, one.id) for one in admission.watched)
+        if not watched:
+            return 0
+        now = await self._env.timestamps.get(timeout_seconds=self._env.limits.call_seconds)
+        if watched != self._watched or self._now() >= self._whole_at + _WHOLE_SECONDS:
+            self._watched, self._whole_at = watched, self._now()
+            self._from.clear()
+        buckets = list(BUCKETS)
+        self._world.random.shuffle(buckets)
+        looks = [self._look_into(bucket, admission, now) for bucket in buckets]
+        return sum(await asyncio.gather(*looks)) + admission.admitted
+
+    async def _look_into(self, bucket: int, admission: Admission, now: int) -> int:
+        """Returns how many intents wait for their transactions."""
+        columns = [exactly(one.table_id, one.id) for one in admission.watched]
+        at = key_from(bucket, self._from.get(bucket, 0))
+        oldest = max(now - (_LATE_MILLISECONDS << SEQUENCE_BITS), 0)
+        undecided = 0
+        while at:
+            end = key_from(bucket + 1)
+            found, at = await self._intents.page(at, end, columns, self._deadline())
+            if found:
+                oldest = min(oldest, found[0].timestamp)
+            undecided += await self._process(found, admission, now)
+        self._from[bucket] = oldest
+        return undecided
+
+    async def _process(self, found: Sequence[Intent], admission: Admission, now: int) -> int:
+        claims: dict[Claim, list[Intent]] = defaultdict(list)
+        for intent in found:
+            watched = admission.observer(intent.table_id, intent.observer)
+            if watched is None:
+                continue
+            claim = Claim(watched, intent.row, intent.column)
+            # What is queued is found again after its run, which has mostly handled it.
+            if not admission.knows(claim) and admission.has_room(watched):
+                claims[claim].append(intent)
+        fresh = list(claims)
+        taken = await admission.claim(fresh)
+        held = [claim for claim, is_held in zip(fresh, taken, strict=True) if is_held]
+        judged = await self._fates.judge([one for claim in held for one in claims[claim]])
+        await self._mark_dead(judged)
+        for claim in held:
+            cell = claim.watched.table_id, claim.row, claim.column, claim.watched.id
+            by_commit = judged.committed.get(cell)
+            if by_commit is None:
+                admission.release([claim])
+            else:
+                self._remember(cell, by_commit)
+                admission.admit(claim, by_commit)
+        if judged.rolled_back:
+            await self._intents.delete(judged.rolled_back, self._deadline())
+        await self._resolve(judged, now)
+        return len(judged.locked) + len(judged.without_trace)
+
+    async def _mark_dead(self, judged: Judged) -> None:
+        """Puts markers where there has been no trace of the transaction for long."""
+        dead: list[Intent] = []
+        for intent in judged.without_trace:
+            since = self._first_seen.setdefault(intent.key, self._now())
+            if self._now() >= since + _NO_TRACE_SECONDS:
+                dead.append(intent)
+        while len(self._first_seen) > _REMEMBERED_MAX:
+            self._first_seen.popitem(last=False)
+        for intent in await self._fates.put_markers(dead, judged):
+            self._first_seen.pop(intent.key, None)
+
+    async def _resolve(self, judged: Judged, now: int) -> None:
+        before = now - (_OLD_LOCK_MILLISECONDS << SEQUENCE_BITS)
+        old = [
+            MetLock.of(intent.table_id, cell)
+            for intent, cell in judged.locked
+            if intent.timestamp < before
+        ]
+        if old:
+            await self._cleanup.resolve(
+                old,
+                deadline=self._now() + _RESOLVE_SECONDS,
+                known_now=now,
+                waited_seconds=_KNOWN_SECONDS,
+            )
+
+    def hints(
+        self, watched: Mapping[int, Sequence[bytes]], *, listen_only: bool = False
+    ) -> AsyncGenerator[WorkHints, None]:
+        if listen_only:
+            raise UsageError(
+                "a row store does not announce what is written; list what waits instead"
+            )
+        return _no_hints()
+
+    # ------------------------------------------------------------------ surveys
+
+    async def survey(
+        self, request: WorkRequest, deadline: float = inf
+    ) -> AsyncGenerator[FoundWork, None]:
+        """If locks are asked for, transactions are judged: those that were rolled back are left
+        out, locked cells are reported as such, and timestamps are those of commits. Otherwise,
+        every intent is reported, by the start of its transaction. Raises if a cell does not answer.
+        """
+
+        def until() -> float:
+            return min(self._deadline(), deadline)
+
+        yield _answer(request, mark=await self._intents.mark(until()))
+        pages = self._intents.all_of(request.table_id, request.observers, until)
+        async with aclosing(pages):
+            async for page in pages:
+                found = [one for one in page if _is_between(one.row, request)]
+                judged = Judged(without_trace=found)
+                if request.locks_before:
+                    judged = await self._fates.judge(found)
+                if judged.problem is not None:
+                    raise judged.problem  # what is not known may well be waiting
+                for intent in judged.without_trace:
+                    judged.commit(intent, intent.timestamp)
+                waiting = []
+                for cell, by_commit in sorted(judged.committed.items()):
+                    self._remember(cell, by_commit)
+                    waiting.append(Waiting(*cell, tuple(sorted(by_commit, reverse=True))))
+                yield _answer(request, waiting, [cell for _, cell in judged.locked])
+        yield _answer(request, mark=await self._intents.mark(until()))
+
+    # ------------------------------------------------------------------ deleting
+
+    def _remember(self, cell: ObservedCell, by_commit: _ByCommit) -> None:
+        self._found.setdefault(cell, {}).update(by_commit)
+        self._found.move_to_end(cell)
+        while len(self._found) > _REMEMBERED_MAX:
+            self._found.popitem(last=False)
+
+    async def forget(self, handled: Sequence[Waiting], deadline: float) -> PercolatorError | None:
+        intents: list[Intent] = []
+        for one in handled:
+            cell = one.table_id, one.row, one.column, one.observer
+            by_commit = self._found.get(cell)
+            if by_commit is None:
+                continue  # not remembered: it is found again
+            for timestamp in one.timestamps:
+                intents += by_commit.pop(timestamp, ())
+            if not by_commit:
+                del self._found[cell]
+        try:
+            if intents:
+                await self._intents.touch(deadline)
+                await self._intents.delete(intents, deadline)
+        except PercolatorError as error:
+            return error
+        return None
+
+
+def _answer(
+    request: WorkRequest,
+    waiting: Sequence[Waiting] = (),
+    locks: Sequence[Cell] = (),
+    mark: Hashable = None,
+) -> FoundWork:
+    place = None if mark is None else "the table of intents"
+    return FoundWork(request, list(waiting), list(locks), None, None, place, mark)
+
+
+def _is_between(row: bytes, request: WorkRequest) -> bool:
+    return request.start <= row and (not request.end or row < request.end)
+
+
+async def _no_hints() -> AsyncGenerator[WorkHints, None]:
+    await asyncio.Event().wait()
+    yield WorkHints("", began=True, notifications=(), left_out=0)

@@ -1,0 +1,86 @@
+"""Announcing observed cells before a transaction can commit, where the store asks for it.
+
+A tablet writes the notification with the record of a commit. A row store cannot: there, a
+transaction first leaves an *intent* for each observed cell and observer, which workers follow.
+
+Rules, each with the failure that it prevents:
+- Before a commit is sent, all intents of its transaction are durable: `renew` sees to it. A change
+  without an intent would never be found.
+- They are written beside the prewrites, which are not taken for answered without them. This is only
+  for speed and for precise errors: so `renew` hardly ever has anything left to write.
+- Whoever may commit announces: a second committer of the same transaction does not rely on the
+  first, whose intents may not be there yet, or may be those of an older schema.
+- An intent says only that something may have happened. It is never withdrawn.
+- If the catalogue's epoch, which comes with the commit timestamp, is higher than when a schema was
+  asked for, it is asked for again, and observers that were registered meanwhile get their intents
+  before the commit point. A registration at R raises the epoch, so every commit above R notifies
+  its observer; those at or below R, a backfill finds, which reads above R.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+from percolator.errors import CellAddress, ExecutionUnknown, PercolatorError, Retry
+from percolator.protocol.announced_stores import Announcing
+from percolator.protocol.environment import Environment
+from percolator.protocol.weak_notifying import learn_schemas
+from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import Answer
+
+
+class Announcement:
+    """The intents of one transaction."""
+
+    __slots__ = ("_done", "_env", "_impossible", "_store", "_write")
+
+    def __init__(self, env: Environment, store: Announcing, write: WriteSteps) -> None:
+        self._env = env
+        self._store = store
+        self._write = write
+        self._impossible: PercolatorError | None = None
+        self._done: set[tuple[CellAddress, bytes]] = set()
+        """The cells and observers whose intents are durable."""
+
+    async def beside(
+        self, cells: Sequence[CellAddress], prewrites: Awaitable[list[Answer]], deadline: float
+    ) -> list[Answer]:
+        """The answers to the prewrites of these cells, once their intents are durable. If they
+        are not, none of the prewrites is answered; if they never will be, `require` says so."""
+        problem, answers = await asyncio.gather(self._try(cells, deadline), prewrites)
+        if problem is None:
+            return answers
+        if problem.retry is Retry.USELESS:
+            self._impossible = problem
+            return answers
+        unknown = ExecutionUnknown(f"the intents were not written: {problem.message}")
+        return [unknown] * len(answers)
+
+    def require(self) -> None:
+        """Raises if the transaction can never announce its cells: a table is gone."""
+        if self._impossible is not None:
+            raise self._impossible
+
+    async def _try(self, cells: Sequence[CellAddress], deadline: float) -> PercolatorError | None:
+        try:
+            await self.announce(cells, deadline)
+        except PercolatorError as error:
+            return error
+        return None
+
+    async def renew(self, deadline: float) -> None:
+        """To be called after the commit timestamp was received, and before it is used."""
+        await learn_schemas(self._env, (cell.table_id for cell in self._write.cells), deadline)
+        await self.announce(self._write.cells, deadline)
+
+    async def announce(self, cells: Sequence[CellAddress], deadline: float) -> None:
+        """Returns when every observer of these cells, as the schemas are known, has an intent."""
+        missing: list[tuple[CellAddress, bytes]] = []
+        for cell in cells:
+            schema = await self._env.schema(cell.table_id, deadline)
+            wanted = [(cell, observer) for observer in self._write.observers(cell, schema)]
+            missing += [one for one in wanted if one not in self._done]
+        if missing:
+            await self._store.announce(self._write.start, missing, deadline)
+            self._done.update(missing)

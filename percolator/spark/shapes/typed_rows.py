@@ -1,0 +1,230 @@
+"""Typed rows: each row of the DataFrame is a row of the table, with the catalogue's fields.
+
+A missing cell reads as null. A row with none of the cells that a read asks for is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DecimalType,
+    FloatType,
+    IntegerType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from percolator.errors import SchemaError
+from percolator.routing.cells import CellPage
+from percolator.spark.catalog.frame_catalog import FrameCatalog, ValueField
+from percolator.spark.shapes.fields import (
+    Cell,
+    check_fields,
+    column_of,
+    field_named,
+    refuse_nulls,
+    type_name,
+)
+from percolator.spark.shapes.nested_values import decoded_nested, encoded_nested
+from percolator.spark.shapes.values import decoded, decoded_key, encoded, encoded_key
+
+_WIDENED = {
+    "bigint": (ByteType, ShortType, IntegerType),
+    "int": (ByteType, ShortType),
+    "double": (FloatType,),
+}
+"""Narrower types that can be written as the type of the catalogue; decimals have a rule."""
+
+
+class TypedRows:
+    """The `Shape` of a read or write with a catalogue."""
+
+    def __init__(self, catalogue: FrameCatalog) -> None:
+        self._catalogue = catalogue
+        self._key_codec: Any = catalogue.key_codec
+        self._value_fields = {field.name.lower(): field for field in catalogue.values}
+
+    @property
+    def key_fields(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self._catalogue.key)
+
+    # ------------------------------------------------------------------ reading
+
+    def schema(self, columns: tuple[str, ...] | None) -> StructType:
+        key = [
+            StructField(field.name, field.spark_type, nullable=False)
+            for field in self._catalogue.key
+        ]
+        values = [
+            StructField(field.name, field.spark_type) for field in self._catalogue.chosen(columns)
+        ]
+        return StructType(key + values)
+
+    def check_read(self, schema: StructType) -> None:
+        full = self.schema(None)
+        check_fields(schema, full.names, "the catalogue")
+        for field in schema.fields:
+            known = field_named(full, field.name)
+            if known is not None and not _same(field.dataType, known.dataType):
+                raise _of_another_type(field, known)
+
+    def stored(
+        self, schema: StructType, columns: tuple[str, ...] | None
+    ) -> tuple[bytes, ...] | None:
+        fields = self.read_fields(schema) or self._catalogue.chosen(columns)
+        return tuple(field.column for field in fields)
+
+    def read_fields(self, schema: StructType) -> tuple[ValueField, ...]:
+        """The fields of a schema that are cells, in the order of the schema."""
+        names = [field.name.lower() for field in schema.fields]
+        return tuple(self._value_fields[name] for name in names if name in self._value_fields)
+
+    def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+        fields = self.read_fields(schema)
+        rows, values = by_field(page, fields)
+        return pa.RecordBatch.from_arrays(self.arrays(rows, values, fields, target), schema=target)
+
+    def arrays(
+        self,
+        rows: list[bytes],
+        values: Sequence[list[bytes | None]],
+        fields: tuple[ValueField, ...],
+        target: pa.Schema,
+    ) -> list[pa.Array]:
+        """The columns of `target`, given the rows, and the values of all rows for each field."""
+        keys = self._keys(rows, target)
+        stored = {
+            field.name.lower(): (field, found) for field, found in zip(fields, values, strict=True)
+        }
+        arrays = []
+        for field in target:
+            name = field.name.lower()
+            if name in keys:
+                arrays.append(keys[name])
+            else:
+                arrays.append(_array(*stored[name], field.type))
+        return arrays
+
+    def _keys(self, rows: list[bytes], target: pa.Schema) -> dict[str, pa.Array]:
+        """The arrays of those parts of the key that the read returns."""
+        types = {field.name.lower(): field.type for field in target}
+        key = self._catalogue.key
+        if len(key) == 1:
+            name = key[0].name.lower()
+            return {name: decoded_key(rows, key[0].type, types[name])} if name in types else {}
+        wanted = [(i, part.name.lower()) for i, part in enumerate(key)]
+        wanted = [(i, name) for i, name in wanted if name in types]
+        decode = self._key_codec.decode
+        keys = [decode(row) for row in rows] if wanted else []
+        return {name: pa.array([found[i] for found in keys], types[name]) for i, name in wanted}
+
+    # ------------------------------------------------------------------ writing
+
+    def check_write(
+        self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
+    ) -> None:
+        full = self.schema(None)
+        check_fields(schema, full.names, "the catalogue")
+        for part in self.key_fields:
+            if field_named(schema, part) is None:
+                raise SchemaError(f"the key field {part!r} is missing")
+        if deletes:
+            self._catalogue.chosen(columns)
+        elif len(schema.fields) == len(self.key_fields):
+            raise SchemaError("there is nothing to write: the frame has only the key")
+        for field in schema.fields:
+            known = field_named(full, field.name)
+            if known is not None and not _fits(field.dataType, known.dataType):
+                raise _of_another_type(field, known)
+
+    def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
+        rows = self._rows(batch)
+        found: list[Cell] = []
+        for field in self._catalogue.values:
+            if field.name.lower() not in {name.lower() for name in batch.schema.names}:
+                continue
+            values = column_of(batch, field.name)
+            if nulls == "refuse":
+                hint = "; set the option nulls to skip or delete"
+                refuse_nulls(values, field.name, hint)
+            column = field.column
+            stored = (
+                encoded(values, field.type)
+                if field.nested is None
+                else encoded_nested(values, field.nested)
+            )
+            if nulls == "skip" and values.null_count:
+                pairs = zip(rows, stored, strict=True)
+                found += [(row, column, value) for row, value in pairs if value is not None]
+            else:
+                found += [(row, column, value) for row, value in zip(rows, stored, strict=True)]
+        return found
+
+    def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
+        fields = self._catalogue.chosen(columns)
+        return [(row, field.column, None) for row in self._rows(batch) for field in fields]
+
+    def _rows(self, batch: pa.RecordBatch) -> list[bytes]:
+        key = self._catalogue.key
+        parts = [column_of(batch, part.name) for part in key]
+        for part, values in zip(key, parts, strict=True):
+            refuse_nulls(values, part.name, ", and a key cannot be null")
+        if len(key) == 1:
+            return encoded_key(parts[0], key[0].type)
+        encode = self._key_codec.encode
+        return [encode(found) for found in zip(*(p.to_pylist() for p in parts), strict=True)]
+
+
+def _array(field: ValueField, found: list[bytes | None], target: pa.DataType) -> pa.Array:
+    try:
+        if field.nested is not None:
+            return decoded_nested(found, field.nested, target)
+        return decoded(found, field.type, target)
+    except SchemaError as error:
+        raise SchemaError(f"field {field.name!r}: {error.message}") from None
+
+
+def _same(one: DataType, other: DataType) -> bool:
+    """Whether two types are the same, but for what may be null."""
+    return type_name(one) == type_name(other)
+
+
+def _fits(found: DataType, known: DataType) -> bool:
+    """Whether all values of a type can be written as the catalogue's type."""
+    if isinstance(found, DecimalType) and isinstance(known, DecimalType):
+        before = found.precision - found.scale <= known.precision - known.scale
+        return before and found.scale <= known.scale
+    return _same(found, known) or isinstance(found, _WIDENED.get(type_name(known), ()))
+
+
+def _of_another_type(field: StructField, known: StructField) -> SchemaError:
+    found, expected = type_name(field.dataType), type_name(known.dataType)
+    return SchemaError(f"field {field.name!r} is {found}; the catalogue has {expected}")
+
+
+def by_field(
+    page: CellPage, fields: tuple[ValueField, ...]
+) -> tuple[list[bytes], list[list[bytes | None]]]:
+    """The rows of a page, and for each field the value, or None, of every row."""
+    if len(fields) == 1:
+        return page.rows, [page.values]  # type: ignore[list-item]  # none is None
+    rows: list[bytes] = []
+    values: list[list[bytes | None]] = [[] for _ in fields]
+    by_column = {field.column: found for field, found in zip(fields, values, strict=True)}
+    last: bytes | None = None
+    for row, column, value in zip(page.rows, page.columns, page.values, strict=True):
+        if row != last:
+            last = row
+            rows.append(row)
+            for found in values:
+                found.append(None)
+        target = by_column.get(column)
+        if target is not None:
+            target[-1] = value
+    return rows, values

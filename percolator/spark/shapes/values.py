@@ -1,0 +1,147 @@
+"""Converts between Arrow arrays and the bytes of cells, a page or a batch at a time.
+
+Text and bytes take no step per value. Numbers, moments and days are converted as one block of
+memory: Arrow has them in the machine's byte order, cells in big-endian.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from percolator import codecs
+from percolator.errors import SchemaError
+from percolator.spark.catalog.frame_catalog import DECIMAL, KEY_CODECS
+
+Bytes = list[bytes | None]
+"""The bytes of cells; None where a cell has no value."""
+
+_INTEGERS = ("q", pa.int64())
+_BLOCKS = {
+    "integer": _INTEGERS,
+    "int": _INTEGERS,
+    "timestamp": _INTEGERS,
+    "date": _INTEGERS,
+    "float": ("d", pa.float64()),
+}
+_CODECS: dict[str, codecs.Codec[Any]] = {
+    "raw": codecs.raw,
+    "text": codecs.text,
+    "integer": codecs.integer,
+    "int": codecs.integer,
+    "float": codecs.float,
+    "boolean": codecs.boolean,
+    "timestamp": codecs.timestamp,
+    "date": codecs.date,
+    "json": codecs.json,
+}
+_EIGHT = pa.binary(8)
+
+
+def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> pa.Array:
+    """Stored values of one type as an array. Raises `SchemaError` if they have another type."""
+    try:
+        if kind == "raw":
+            return pa.array(values, target)
+        if kind in ("text", "json"):
+            return pa.array(values, pa.binary()).cast(target)
+        if kind in _BLOCKS:
+            return _shown_as(target, _from_block(values, *_BLOCKS[kind]))
+    except pa.ArrowInvalid:
+        pass  # one of them is damaged: the codec finds it and names what is wrong
+    decode = _codec(kind).decode
+    found = [None if value is None else decode(value) for value in values]
+    try:
+        return pa.array(found, target)
+    except (pa.ArrowInvalid, OverflowError):
+        raise SchemaError(f"a stored {_codec(kind).name} does not fit {kind}") from None
+
+
+def decoded_key(rows: Sequence[bytes], kind: str, target: pa.DataType) -> pa.Array:
+    """As `decoded`, for row keys."""
+    if kind in ("raw", "text"):
+        return decoded(rows, kind, target)
+    decode = KEY_CODECS[kind].decode
+    return pa.array([decode(row) for row in rows], target)
+
+
+def encoded(values: pa.Array, kind: str) -> Bytes:
+    """The values to store for an array."""
+    if kind == "raw":
+        return values.to_pylist()  # type: ignore[no-any-return]
+    if kind == "text":
+        return values.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
+    if kind in _BLOCKS:
+        return _to_block(_as_numbers(values), *_BLOCKS[kind])
+    encode = _compact_json if kind == "json" else _codec(kind).encode
+    return [None if value is None else encode(value) for value in values.to_pylist()]
+
+
+def encoded_key(values: pa.Array, kind: str) -> list[bytes]:
+    """As `encoded`, for row keys, none of which is null."""
+    if kind in ("raw", "text"):
+        return encoded(values, kind)  # type: ignore[return-value]
+    encode = KEY_CODECS[kind].encode
+    return [encode(value) for value in values.cast(pa.int64()).to_pylist()]
+
+
+def _codec(kind: str) -> codecs.Codec[Any]:
+    exact = DECIMAL.fullmatch(kind)
+    return codecs.decimal(int(exact[1]), int(exact[2])) if exact else _CODECS[kind]
+
+
+def _shown_as(target: pa.DataType, numbers: pa.Array) -> pa.Array:
+    """Numbers as what they count: microseconds are moments, days are dates."""
+    if pa.types.is_timestamp(target):
+        return numbers.view(target)
+    if pa.types.is_date(target):
+        return numbers.cast(pa.int32()).view(target)
+    return numbers.cast(target)
+
+
+def _as_numbers(values: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(values.type):
+        return values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+    if pa.types.is_date(values.type):
+        return values.cast(pa.int32())
+    return values
+
+
+def _compact_json(text: str) -> bytes:
+    """The JSON as its codec stores it, however it was formatted."""
+    try:
+        return codecs.json.encode(codecs.json.decode(text.encode()))
+    except SchemaError:
+        raise SchemaError("a value of type json is not JSON") from None
+
+
+def _from_block(values: Sequence[bytes | None], letter: str, target: pa.DataType) -> pa.Array:
+    fixed = pa.array(values, _EIGHT)
+    validity, block = fixed.buffers()
+    numbers = array(letter)
+    numbers.frombytes(memoryview(block)[: 8 * len(fixed)])
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return pa.Array.from_buffers(
+        target, len(fixed), [validity, pa.py_buffer(numbers)], fixed.null_count
+    )
+
+
+def _to_block(values: pa.Array, letter: str, target: pa.DataType) -> Bytes:
+    values = values.cast(target)
+    start, end = 8 * values.offset, 8 * (values.offset + len(values))
+    numbers = array(letter)
+    numbers.frombytes(memoryview(values.buffers()[1])[start:end])
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    block = pa.Array.from_buffers(_EIGHT, len(values), [None, pa.py_buffer(numbers)])
+    found: Bytes = block.to_pylist()
+    if values.null_count:
+        for index, valid in enumerate(values.is_valid().to_pylist()):
+            if not valid:
+                found[index] = None
+    return found

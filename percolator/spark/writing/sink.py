@@ -1,0 +1,161 @@
+"""The sink of a stream: each batch is one shared transaction, and is written exactly once.
+
+    table   percolator.sinks
+    row     the id of the query, which its checkpoint keeps
+    batch   the newest batch that is committed, as an integer
+
+Spark repeats a batch if the query ended after the batch was committed and before the checkpoint
+said so. The number of the batch is committed with its rows, so a batch that is repeated is seen to
+be written, and what its tasks have locked is rolled back.
+
+The number is locked under the condition that no other process has written it since it was looked
+at: an earlier run of the query, which was presumed dead, may be committing the same batch.
+
+Spark makes a sink in one process for the tasks of a batch, and another one to commit it. So the
+ticket of the batch and the id of the query come to the second one with the messages of the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from percolator import codecs
+from percolator.aio.tickets import Receipt, Ticket
+from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, UsageError
+from percolator.schema import SINKS_NAME, Table
+from percolator.spark.connections import Connection, connection_to
+from percolator.spark.options import WriteOptions
+from percolator.spark.writing.atomic_writing import (
+    AtomicWriter,
+    Locked,
+    commit,
+    receipts_of,
+    roll_back,
+)
+from percolator.spark.writing.writers import writer_of
+from percolator.spark.writing.written import log, show_log, total
+from percolator.timestamps import Timestamp
+from percolator.v1.master_pb2 import TableOptions
+
+SINKS = Table(SINKS_NAME)
+BATCH = SINKS.column("batch", codecs.integer)
+TASK = "batch"
+"""What locks the number of the batch. Other tasks are named by numbers."""
+
+_QUERY = "sql.streaming.queryId"
+
+
+@dataclass
+class LockedInBatch(Locked):
+    """What one attempt at a task of a batch has locked."""
+
+    ticket: Ticket | None = None
+    query: str = ""
+
+
+def sink_of(options: Mapping[str, str], schema: StructType, *, complete: bool) -> Sink:
+    """The sink for these options. Raises what would make all batches fail."""
+    if complete:
+        raise InvalidArgument(
+            "outputMode", 'complete would delete the table: use outputMode("append")'
+        )
+    parsed = WriteOptions.of_sink(options)
+    writer = writer_of(parsed, schema)
+    if not isinstance(writer, AtomicWriter):
+        raise InvariantViolation("a sink without a shared transaction")
+    return Sink(parsed, writer)
+
+
+class Sink(DataSourceStreamArrowWriter):
+    """Upserts or deletes the rows of each batch, in one transaction of the whole batch."""
+
+    def __init__(self, options: WriteOptions, writer: AtomicWriter) -> None:
+        self._options = options
+        self._writer = writer
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> LockedInBatch:
+        query = _query()
+        locked = self._writer.write(iterator)
+        known = {field.name: getattr(locked, field.name) for field in fields(Locked)}
+        return LockedInBatch(**known, ticket=self._writer.ticket, query=query)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        show_log()
+        receipts = receipts_of(messages)
+        batch = _batch_of(messages)
+        if batch is None:
+            return  # no task, no row
+        here = connection_to(self._options.target)
+        ticket, query = batch
+        newest, seen = self._newest(here, query)
+        if newest >= batchId:
+            roll_back(self._options, ticket, _locked(messages))
+            log.info("batch %d of query %s was written before", batchId, query)
+            return
+        conditional = replace(ticket, unchanged_since=int(seen))
+        marker = here.call(lambda: self._mark(here, conditional, query, batchId))
+        here.call(lambda: commit(here, self._options, ticket, [*receipts, marker]))
+        log.info("batch %d of query %s: %s", batchId, query, total(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        show_log()
+        batch = _batch_of(messages)
+        if batch is None:
+            return  # what tasks may have locked expires
+        ticket, query = batch
+        committed = roll_back(self._options, ticket, _locked(messages))
+        how = f"was committed at {committed} before it was given up" if committed else "failed"
+        log.warning("batch %d of query %s %s", batchId, query, how)
+
+    def _newest(self, here: Connection, query: str) -> tuple[int, Timestamp]:
+        """The number of the newest batch that is committed, -1 for none, and when that was so."""
+
+        async def look() -> tuple[int, Timestamp]:
+            await self._ensure_table(here)
+            async with here.database.snapshot() as snapshot:
+                newest = await snapshot.get(query, BATCH)
+                return -1 if newest is None else newest, await snapshot.timestamp()
+
+        return here.call(look)
+
+    async def _mark(self, here: Connection, ticket: Ticket, query: str, number: int) -> Receipt:
+        """Locks the number of the batch. Raises `ConflictError` if it was written meanwhile."""
+        internal, seconds = here.database.internal, self._options.retry_seconds
+        async with internal.share(ticket, TASK, 0, seconds) as share:
+            await share.set(query, BATCH, number)
+            return await share.finish()
+
+    async def _ensure_table(self, here: Connection) -> None:
+        catalog = here.database.internal.engine.catalog
+        deadline = here.deadline(self._options.target)
+        try:
+            await catalog.table(SINKS.name, deadline)
+        except SchemaError:
+            await catalog.create(SINKS.name, (), TableOptions(), exist_ok=True, deadline=deadline)
+
+
+def _query() -> str:
+    """The id of the query whose task this is."""
+    task = TaskContext.get()
+    query = None if task is None else task.getLocalProperty(_QUERY)
+    if query is None:
+        raise UsageError("Spark does not say which query this task belongs to")
+    return query
+
+
+def _locked(messages: list[WriterCommitMessage | None]) -> list[LockedInBatch]:
+    return [message for message in messages if isinstance(message, LockedInBatch)]
+
+
+def _batch_of(messages: list[WriterCommitMessage | None]) -> tuple[Ticket, str] | None:
+    """The ticket of the batch and the id of the query; None if no task has reported."""
+    for one in _locked(messages):
+        if one.ticket is not None:
+            return one.ticket, one.query
+    return None

@@ -1,0 +1,199 @@
+"""Which way a call takes: frames where the server offers them, and gRPC at all other times.
+
+Nothing waits for frames. Once a server was called a few times, it is asked over gRPC whether it
+offers them, and connected to in the background; until that has succeeded, and whenever the
+connection has ended, calls go over gRPC. So an older server, a closed port, or one that leads to
+another server, costs nothing but speed.
+
+Large requests always go over gRPC. A call is repeated over gRPC only if it was not executed: it did
+not leave, or its token is no longer valid. gRPC reads the token again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from google.protobuf.message import DecodeError
+
+from percolator.errors import ExecutionUnknown, PercolatorError, Unauthenticated
+from percolator.tasks import Tasks
+from percolator.v1.frames_pb2 import FramesHello, OfferFramesResponse
+from percolator.wire.addresses import HostPort, parse_host_port
+from percolator.wire.credentials import SCHEME, Credentials
+from percolator.wire.frames import local_socket
+from percolator.wire.frames.connection import FrameConnection
+from percolator.wire.frames.layout import FRAMED, NotFrames
+from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod
+
+CALLS_BEFORE = 4
+"""A server is asked for frames after this many calls: a program that makes one or two has more to
+lose than to gain."""
+SMALL_BYTES_MAX = 8 * 1024
+"""The size of the largest request that travels in a frame. Larger ones carry the rows of hundreds
+of transactions: there a call's own cost is small, and gRPC sends it while Python goes on."""
+CONNECT_SECONDS = 5.0
+PAUSE_SECONDS_MIN = 0.5
+PAUSE_SECONDS_MAX = 60.0
+"""Between two attempts; twice as long after each that failed. A server that offers nothing may be
+upgraded."""
+STEADY_SECONDS = 10.0
+"""A connection that has lasted so long was a success."""
+
+Offer = Callable[[str], Awaitable[OfferFramesResponse]]
+"""Asks the server at an address, over gRPC."""
+
+_log = logging.getLogger("percolator.frames")
+
+
+class FrameLanes:
+    """The connections for frames of one network. Belongs to its event loop."""
+
+    def __init__(self, offer: Offer, credentials: Callable[[], Credentials]) -> None:
+        self._offer = offer
+        self._credentials = credentials
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks = Tasks()
+        self._closed = False
+
+    def faster(
+        self,
+        address: str,
+        method: UnaryMethod[RequestT, ResponseT],
+        slower: UnaryCall[RequestT, ResponseT],
+    ) -> UnaryCall[RequestT, ResponseT]:
+        """The call of a method by the best way there is at the moment; `slower` is gRPC."""
+        if method.path not in FRAMED:
+            return slower
+        lane = self._lanes.get(address)
+        if lane is None:
+            lane = self._lanes[address] = _Lane(address, self._offer, self._tasks)
+        path, where, decode = method.path, f"{method.path} at {address}", method.response.FromString
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            connection = lane.connection
+            if connection is None or lane.credentials is not self._credentials():
+                if not self._closed:
+                    lane.called(self._credentials())
+                return await slower(request, timeout)
+            encoded = request.SerializeToString()
+            size_max = min(SMALL_BYTES_MAX, connection.request_bytes_max)
+            if not connection.takes(path) or len(encoded) > size_max:
+                return await slower(request, timeout)
+            try:
+                answer = await connection.call(path, encoded, timeout)
+            except Unauthenticated:
+                connection.retire()
+                return await slower(request, timeout)
+            except PercolatorError as error:
+                error.where = error.where or where
+                raise
+            try:
+                return decode(answer)
+            except DecodeError:
+                raise ExecutionUnknown(
+                    "the response is not a message of its type", where=where
+                ) from None
+
+        return call
+
+    async def close(self) -> None:
+        """Ends all connections, and calls in progress with them."""
+        self._closed = True
+        await self._tasks.cancel()
+        ending = [one.connection for one in self._lanes.values() if one.connection is not None]
+        for connection in ending:
+            connection.close()
+        await asyncio.gather(*(connection.ended for connection in ending))
+
+
+class _Lane:
+    """The way to one server."""
+
+    def __init__(self, address: str, offer: Offer, tasks: Tasks) -> None:
+        self._address = address
+        self._offer = offer
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._calls = 0
+        self._connecting = False
+        self._not_before = 0.0
+        self._pause = PAUSE_SECONDS_MIN
+        self._said = ""
+        self.connection: FrameConnection | None = None
+        self.credentials: Credentials | None = None
+        """Those with which the connection was made."""
+
+    def called(self, credentials: Credentials) -> None:
+        """Counts a call that has to go over gRPC; perhaps begins to connect."""
+        self._calls += 1
+        if self._connecting or self._calls <= CALLS_BEFORE or self._loop.time() < self._not_before:
+            return
+        self._connecting = True
+        self._tasks.start(self._connect(credentials))
+
+    async def _connect(self, credentials: Credentials) -> None:
+        if self.connection is not None:
+            # It was made with former credentials.
+            self.connection.retire()
+            self.connection = None
+        try:
+            connection = await self._connected(credentials)
+        except (PercolatorError, NotFrames, OSError, TimeoutError) as error:
+            self._say(str(error) or type(error).__name__)
+            self._pause_before_the_next()
+            return
+        finally:
+            self._connecting = False
+        self.connection, self.credentials = connection, credentials
+        began = self._loop.time()
+
+        def ended(_: object) -> None:
+            if self.connection is connection:
+                self.connection = None
+                if self._loop.time() - began > STEADY_SECONDS:
+                    self._pause = PAUSE_SECONDS_MIN
+                self._pause_before_the_next()
+
+        connection.ended.add_done_callback(ended)
+
+    async def _connected(self, credentials: Credentials) -> FrameConnection:
+        dialled = parse_host_port(self._address, "address")
+        context = None
+        if credentials.tls is not None:
+            context = credentials.tls.client_context
+            if context is None:
+                raise NotFrames("the certificate files were not tried")
+        offered = await self._offer(self._address)
+        if not offered.port:
+            raise NotFrames("the server offers no frames")
+        hello = FramesHello(server_id=offered.server_id)
+        if credentials.token:
+            hello.authorization = SCHEME + credentials.token
+        if self._is_near(offered, dialled) and context is None:
+            try:
+                return await FrameConnection.open_local(offered.local_name, hello, CONNECT_SECONDS)
+            except (NotFrames, OSError, TimeoutError) as error:
+                self._say(f"no local socket: {error!r}")
+        return await FrameConnection.open(
+            dialled.host, offered.port, hello, context, CONNECT_SECONDS
+        )
+
+    def _is_near(self, offered: OfferFramesResponse, dialled: HostPort) -> bool:
+        """Whether the server is on this machine, with nothing between it and us."""
+        return (
+            local_socket.AVAILABLE
+            and bool(offered.local_name)
+            and dialled.is_loopback()
+            and offered.local_address == self._address
+        )
+
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            _log.info("calls to %s go over gRPC: %s", self._address, reason)
+
+    def _pause_before_the_next(self) -> None:
+        self._not_before = self._loop.time() + self._pause
+        self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)

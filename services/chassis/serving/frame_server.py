@@ -1,0 +1,153 @@
+"""The port for frames, beside that of gRPC: who is connected, and its start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+
+from percolator.v1 import frames_pb2
+from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
+from percolator.wire.addresses import HostPort
+from percolator.wire.frames import local_socket
+from percolator.wire.frames.layout import FRAMED
+from services.chassis.serving.frame_connection import ServedConnection
+from services.chassis.serving.rpc import Exposed, Unary
+
+CONNECTIONS_MAX = 10_000
+_HANDSHAKE_SECONDS = 10.0
+_BACKLOG = 1_000
+
+
+class FrameServer:
+    """Listens for frames, and answers nothing before it is told what."""
+
+    def __init__(
+        self,
+        listen: HostPort,
+        request_bytes_max: int,
+        context: ssl.SSLContext | None,
+        refused: Callable[[], None],
+    ) -> None:
+        """`refused` is called for each connection that broke a rule or a limit."""
+        self.listen = listen
+        """With the port that was taken, once started."""
+        self._request_bytes_max = request_bytes_max
+        self._context = context
+        self._refused = refused
+        self._server: asyncio.Server | None = None
+        self._local: asyncio.Server | None = None
+        self._local_name = self._local_address = ""
+        self._methods: Mapping[str, Unary] = {}
+        self._server_id = ""
+        self._connections: set[ServedConnection] = set()
+        self._leaving = False
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    def connections(self) -> int:
+        """How many connections there are, for the metrics."""
+        return len(self._connections)
+
+    async def start(self, near: HostPort | None = None) -> None:
+        """Listens. Callers of this machine dial this server at `near`, if it is a loopback address:
+        without TLS, they get a socket that is faster. Raises `OSError`."""
+        self._server = await asyncio.get_running_loop().create_server(
+            self._connection,
+            sock=_listening(self.listen),
+            ssl=self._context,
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS if self._context is not None else None,
+        )
+        self.listen = self.listen.with_port(self._server.sockets[0].getsockname()[1])
+        if near is not None and near.is_loopback() and self._context is None:
+            await self._listen_locally(near)
+
+    async def _listen_locally(self, near: HostPort) -> None:
+        if not local_socket.AVAILABLE:
+            return
+        name = secrets.token_hex(16)
+        self._local = await asyncio.get_running_loop().create_unix_server(
+            self._connection, sock=local_socket.listening(name, _BACKLOG)
+        )
+        self._local_name, self._local_address = name, str(near)
+
+    def offer(self, server_id: str) -> Exposed:
+        """The service that says over gRPC where this server listens."""
+        self._server_id = server_id
+        descriptor = frames_pb2.DESCRIPTOR.services_by_name["FrameService"]
+        answer = OfferFramesResponse(
+            port=self.listen.port,
+            server_id=server_id,
+            local_name=self._local_name,
+            local_address=self._local_address,
+        )
+        return Exposed(descriptor, _Offering(answer))
+
+    def answer(self, methods: Mapping[str, Unary]) -> None:
+        """From now on these methods are answered, by path, if they are among those for frames."""
+        self._methods = {path: methods[path] for path in sorted(FRAMED) if path in methods}
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Listens no longer, asks all callers to leave, and after the grace ends what is left."""
+        if self._server is None:
+            return
+        self._leaving = True
+        self._server.close()
+        if self._local is not None:
+            self._local.close()
+        for connection in list(self._connections):
+            connection.leave()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await self._all_ended.wait()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort()
+
+    def _connection(self) -> ServedConnection:
+        return ServedConnection(
+            self._server_id,
+            self._methods,
+            self._request_bytes_max,
+            self._began,
+            self._ended,
+            self._refused,
+        )
+
+    def _began(self, connection: ServedConnection) -> str:
+        if self._leaving:
+            # It was accepted before, but its handshake took longer. Nobody would tell it to leave.
+            return "the server is leaving"
+        if len(self._connections) >= CONNECTIONS_MAX:
+            return "too many connections"
+        self._connections.add(connection)
+        self._all_ended.clear()
+        return ""
+
+    def _ended(self, connection: ServedConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_ended.set()
+
+
+def _listening(address: HostPort) -> socket.socket:
+    """A socket of the first family to which the host resolves; every interface means both."""
+    family = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0][0]
+    both = family == socket.AF_INET6 and address.is_wildcard() and socket.has_dualstack_ipv6()
+    return socket.create_server(
+        (address.host, address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+    )
+
+
+class _Offering:
+    """`percolator.v1.FrameService`."""
+
+    def __init__(self, answer: OfferFramesResponse) -> None:
+        self._answer = answer
+
+    async def offer_frames(self, request: OfferFramesRequest) -> OfferFramesResponse:
+        return self._answer

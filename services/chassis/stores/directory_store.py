@@ -1,0 +1,46 @@
+"""A directory that the servers of a cluster share: the store root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from percolator.world import World
+from services.chassis.coordinator.directory import DirectoryCoordinator
+from services.chassis.coordinator.times import CoordinatorTimes
+from services.chassis.host import AnyHost
+from services.chassis.store.cluster_identity import (
+    ClusterIdentity,
+    establish_identity,
+    refuse_other_cluster,
+)
+from services.chassis.store.files import Files, make_durable_directory
+
+
+class DirectoryStore:
+    """A `services.chassis.stores.cluster_store.ClusterStore`."""
+
+    def __init__(self, files: Files, root: Path, world: World) -> None:
+        self.files = files
+        self.root = root
+        self._world = world
+
+    @property
+    def name(self) -> str:
+        return str(self.root)
+
+    async def establish_identity(self) -> ClusterIdentity:
+        return await establish_identity(self.files, self.root, self._world.random)
+
+    async def refuse_other_cluster(self, cluster_id: str) -> None:
+        await refuse_other_cluster(self.files, self.root, cluster_id)
+        # An oracle without masters may have a disk of its own.
+        await make_durable_directory(self.files, self.root)
+
+    def coordinator(self, times: CoordinatorTimes) -> DirectoryCoordinator:
+        return DirectoryCoordinator(self.files, self._world.clock, self.root, times)
+
+    def watch(self, host: AnyHost) -> None:
+        host.watch_store(self.root)
+
+    def rows(self) -> None:
+        return None

@@ -1,0 +1,33 @@
+"""Opens the store that a service's settings name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from percolator.bigtable.connection import Connection
+from services.chassis.host import Host
+from services.chassis.settings.service_settings import StoreSettings
+from services.chassis.store.file_systems import refuse_network
+from services.chassis.stores.cluster_store import ClusterStore
+from services.chassis.stores.directory_store import DirectoryStore
+from services.chassis.stores.row_cluster_store import RowClusterStore
+
+StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)
+
+
+@asynccontextmanager
+async def opened(host: Host[StoreSettingsT]) -> AsyncIterator[ClusterStore]:
+    """The store, which is closed at the end."""
+    place = host.settings.place
+    if place is None:
+        root = host.settings.store_root
+        await refuse_network(host.files, root, host.settings, host.log)
+        yield DirectoryStore(host.files, root, host.world)
+        return
+    connection = Connection(place)
+    try:
+        yield RowClusterStore(connection.network, place, host.world)
+    finally:
+        await connection.close()

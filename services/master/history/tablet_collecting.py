@@ -1,0 +1,145 @@
+"""Collection by tablets: each deletes by itself, when it is told to.
+
+1. Raise the safe points of every tablet of every table. Once all have acknowledged, nothing can
+   begin, read or commit below them.
+2. Resolve every older lock in every table. Since step 1 no new ones appear.
+3. Only now may the tablets delete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from percolator.errors import NotReady
+from percolator.protocol.environment import Timestamps
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.status import from_detail
+from percolator.world import World
+from services.master.history.collecting import LockOwners, TableCollected
+from services.master.history.old_locks import OldLocks
+from services.master.history.safe_points import ClusterSafePoints
+from services.master.map.cluster_map import Tablet
+from services.master.map.map_store import MapStore
+
+_ORDER_SECONDS = 30.0
+_TABLETS_AT_A_TIME = 8
+
+
+class TabletCollecting:
+    """Orders tablet servers to collect, for as long as this master leads."""
+
+    def __init__(
+        self, world: World, store: MapStore, timestamps: Timestamps, owners: LockOwners
+    ) -> None:
+        self._world = world
+        self._store = store
+        self._old_locks = OldLocks(world, store, timestamps, owners)
+        self._told: dict[int, wire.RaisedSafePoint] = {}
+        """Each tablet's last answer."""
+
+    @property
+    def locks_resolved(self) -> int:
+        return self._old_locks.resolved
+
+    async def collect(self, ordered: ClusterSafePoints) -> None:
+        await self._every_tablet(lambda tablets: self._order(tablets, ordered, collect=False))
+        await self._every_tablet(
+            _one_by_one(lambda tablet: self._old_locks.resolve(tablet, ordered.transactions))
+        )
+        tablets = self._tablets()
+        await self._order(tablets, ordered, collect=True)
+        present = {one.tablet_id for one in tablets}
+        self._told = {one: said for one, said in self._told.items() if one in present}
+
+    def collected(self, table_id: int) -> TableCollected:
+        nothing = wire.RaisedSafePoint()
+        tablets = self._store.current.of_tables[table_id]
+        said = [self._told.get(tablet.tablet_id, nothing) for tablet in tablets]
+        return TableCollected(
+            below=min(one.collected_below for one in said),
+            history_bytes=sum(one.history_bytes for one in said),
+            cells=sum(one.cells_collected for one in said),
+            bytes=sum(one.bytes_collected for one in said),
+        )
+
+    async def close(self) -> None:
+        await self._old_locks.close()
+
+    def _tablets(self) -> list[Tablet]:
+        """The tablets of all tables but deleted ones, which are removed as a whole."""
+        current = self._store.current
+        return [
+            one for one in current.tablets.values() if not current.tables[one.table_id].deleting
+        ]
+
+    async def _every_tablet(
+        self, work: Callable[[list[Tablet]], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Includes tablets that are made by splits meanwhile. A move makes no difference: what a
+        tablet has acknowledged is in its storage."""
+        done: set[int] = set()
+        while left := [one for one in self._tablets() if one.tablet_id not in done]:
+            await work(left)
+            done |= {one.tablet_id for one in left}
+
+    async def _order(
+        self, tablets: Iterable[Tablet], ordered: ClusterSafePoints, *, collect: bool
+    ) -> None:
+        """Raises `NotReady`, or a tablet's error, unless all have acknowledged."""
+        by_address: defaultdict[str, list[Tablet]] = defaultdict(list)
+        for tablet in tablets:
+            if not tablet.server_id:
+                raise NotReady(f"tablet {tablet.tablet_id} is not served at the moment")
+            by_address[tablet.address].append(tablet)
+        await self._store.leadership.check()
+        await asyncio.gather(
+            *(
+                self._order_server(address, found, ordered, collect)
+                for address, found in by_address.items()
+            )
+        )
+
+    async def _order_server(
+        self, address: str, tablets: list[Tablet], ordered: ClusterSafePoints, collect: bool
+    ) -> None:
+        orders = []
+        for tablet in tablets:
+            reads = ordered.reads.get(tablet.table_id, 0)
+            orders.append(
+                wire.SafePoint(
+                    tablet_id=tablet.tablet_id,
+                    epoch=tablet.epoch,
+                    reads=reads,
+                    transactions=ordered.transactions,
+                    collect_below=reads if collect else 0,
+                )
+            )
+        call = self._world.network.unary(address, methods.RAISE_SAFE_POINTS)
+        answer = await call(wire.RaiseSafePointsRequest(safe_points=orders), _ORDER_SECONDS)
+        if len(answer.safe_points) != len(tablets):
+            raise NotReady(f"{address} has not answered for every tablet")
+        for tablet, raised in zip(tablets, answer.safe_points, strict=True):
+            if raised.HasField("error"):
+                raise from_detail(raised.error)
+            self._told[tablet.tablet_id] = raised
+
+
+def _one_by_one(
+    work: Callable[[Tablet], Coroutine[Any, Any, None]],
+) -> Callable[[list[Tablet]], Coroutine[Any, Any, None]]:
+    """Does the work for one tablet each, for a few at a time."""
+
+    async def for_all(tablets: list[Tablet]) -> None:
+        limit = asyncio.Semaphore(_TABLETS_AT_A_TIME)
+
+        async def limited(tablet: Tablet) -> None:
+            async with limit:
+                await work(tablet)
+
+        await asyncio.gather(*map(limited, tablets))
+
+    return for_all

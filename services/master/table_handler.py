@@ -1,0 +1,96 @@
+"""The part of `percolator.v1.MasterService` that is about tables, whatever has their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic
+
+from percolator.errors import SchemaError
+from percolator.v1 import master_pb2 as wire
+from percolator.world import Clock
+from services.chassis.serving.rpc import remaining_seconds
+from services.master.map import locations
+from services.master.map.catalogue import Table
+from services.master.map.map_record import table_message
+from services.master.map.map_store import MapT
+from services.master.master import Master, TermT
+
+WAIT_SECONDS_MAX = 60.0
+_ANSWER_SECONDS = 0.2
+"""What is reserved of the caller's deadline for the answer."""
+
+
+class TableHandler(Generic[MapT, TermT]):
+    """Answers from the leader, or from the map that it recorded."""
+
+    def __init__(self, clock: Clock, master: Master[MapT, TermT]) -> None:
+        self._clock = clock
+        self._master = master
+
+    async def create_table(self, request: wire.CreateTableRequest) -> wire.CreateTableResponse:
+        async with self._master.leading() as leader:
+            table, created = await leader.tables.create(request, self._deadline())
+            tablets = leader.stored.current.tablets_of(table)
+        return wire.CreateTableResponse(table=table_message(table, tablets), created=created)
+
+    async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
+        async with self._master.leading() as leader:
+            deleted = await leader.tables.delete(request.name, missing_ok=request.missing_ok)
+        return wire.DeleteTableResponse(deleted=deleted is not None)
+
+    async def list_tables(self, request: wire.ListTablesRequest) -> wire.ListTablesResponse:
+        return locations.list_tables(await self._master.current())
+
+    async def describe_table(
+        self, request: wire.DescribeTableRequest
+    ) -> wire.DescribeTableResponse:
+        try:
+            return locations.describe_table(await self._master.current(), request)
+        except SchemaError:
+            # A standby may not have heard of it yet: only the leader may deny that it exists.
+            async with self._master.leading() as leader:
+                return locations.describe_table(leader.stored.current, request)
+
+    async def change_observers(
+        self, request: wire.ChangeObserversRequest
+    ) -> wire.ChangeObserversResponse:
+        table = await self._after(
+            lambda leader: leader.tables.change_observers(request, self._deadline())
+        )
+        return wire.ChangeObserversResponse(table=table)
+
+    async def set_change_feed(
+        self, request: wire.SetChangeFeedRequest
+    ) -> wire.SetChangeFeedResponse:
+        table = await self._after(
+            lambda leader: leader.tables.set_change_feed(request, self._deadline())
+        )
+        return wire.SetChangeFeedResponse(table=table)
+
+    async def set_ttls(self, request: wire.SetTtlsRequest) -> wire.SetTtlsResponse:
+        table = await self._after(lambda leader: leader.tables.set_ttls(request, self._deadline()))
+        return wire.SetTtlsResponse(table=table)
+
+    async def declare_codecs(
+        self, request: wire.DeclareCodecsRequest
+    ) -> wire.DeclareCodecsResponse:
+        table = await self._after(lambda leader: leader.tables.declare_codecs(request))
+        return wire.DeclareCodecsResponse(table=table)
+
+    async def change_codecs(self, request: wire.ChangeCodecsRequest) -> wire.ChangeCodecsResponse:
+        table = await self._after(
+            lambda leader: leader.tables.change_codecs(request, self._deadline())
+        )
+        return wire.ChangeCodecsResponse(table=table)
+
+    async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> wire.Table:
+        """The table as the leader describes it after a change."""
+        async with self._master.leading() as leader:
+            table = await change(leader)
+            return table_message(table, leader.stored.current.tablets_of(table))
+
+    def _deadline(self) -> float:
+        """When to stop waiting: early enough to tell the caller that the work continues."""
+        remaining = remaining_seconds()
+        seconds = WAIT_SECONDS_MAX if remaining is None else min(remaining, WAIT_SECONDS_MAX)
+        return self._clock.monotonic_seconds() + max(seconds - _ANSWER_SECONDS, 0.0)

@@ -1,0 +1,119 @@
+"""What is alike in every term of a leading master: it keeps time, and knows servers and oracle.
+
+`services/master/leader.py` is a term over tablets, `services/master/rows/row_term.py` one over a
+row store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from typing import Any, Generic
+
+import structlog
+
+from percolator.errors import NotReady, StoreUnusable
+from percolator.tasks import Tasks
+from percolator.v1 import master_records_pb2
+from percolator.v1.cluster_pb2 import Server
+from percolator.world import World
+from services.chassis.coordinator.interface import Leadership
+from services.chassis.lived_time import ASK_SECONDS
+from services.master.map.map_store import MapT, StoredMap
+from services.master.oracle_time import OracleTime
+from services.master.registry import Registry
+from services.master.table_changes import TableChanges
+
+SERVERS_KEY = "servers"
+
+_log = structlog.get_logger("percolator.master")
+
+
+class Term(ABC, Generic[MapT]):
+    """`begin` starts its work; `until_over` returns or raises when the term has ended."""
+
+    def __init__(self, world: World, store: StoredMap[MapT], registry: Registry) -> None:
+        self._world = world
+        self._registry = registry
+        self._tasks = Tasks(self._failed)
+        self.began_at = self.now()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._noted: list[str] = []
+        self.leadership: Leadership = store.leadership
+        self.stored: StoredMap[MapT] = store
+        self.oracle_time = OracleTime(world, registry)
+
+    @property
+    @abstractmethod
+    def tables(self) -> TableChanges[MapT]:
+        """Changes of tables."""
+
+    def now(self) -> float:
+        """Monotonic time."""
+        return self._world.clock.monotonic_seconds()
+
+    async def begin(self) -> None:
+        """Learns the servers that the former leader knew, and starts all background work."""
+        stored = await self.leadership.get(SERVERS_KEY)
+        for server in master_records_pb2.ServersRecord.FromString(stored or b"").servers:
+            self._registry.report(server)
+            self.registered(server)
+        self.start("watch", self._keep_time())
+        self._start_work()
+        self.start("ask the oracle", self.oracle_time.run())
+        self.start("note servers", self._note_servers())
+
+    @abstractmethod
+    def _start_work(self) -> None:
+        """Starts what only this kind of term does."""
+
+    def start(self, name: str, work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+        """Runs background work for as long as this term lasts. If it fails, the term ends."""
+        return self._tasks.start(work, name=name)
+
+    async def until_over(self) -> None:
+        """Raises `NotReady` when another master leads, or the error that made a task fail."""
+        try:
+            await self._over
+        finally:
+            await self._tasks.cancel()
+            await self._close()
+
+    async def _close(self) -> None:
+        """Called when all background work has ended."""
+
+    def registered(self, server: Server) -> None:
+        """A server has reported to the registry."""
+
+    def _failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    async def _keep_time(self) -> None:
+        """Advances time, and notices a successor."""
+        while True:
+            await self._world.clock.sleep(ASK_SECONDS)
+            self._tick()
+            if not await self.leadership.stands():
+                raise NotReady("another master leads")
+
+    def _tick(self) -> None:
+        """Called many times a second."""
+
+    async def _note_servers(self) -> None:
+        """Records the servers, which standbys list too."""
+        while True:
+            servers = self._registry.servers()
+            listed = [f"{one.server_id} {one.address}" for one in servers]
+            if listed != self._noted:
+                record = master_records_pb2.ServersRecord(servers=servers)
+                try:
+                    await self.leadership.put(SERVERS_KEY, record.SerializeToString())
+                except StoreUnusable as error:
+                    _log.warning(
+                        "the list of servers for standbys was not stored", error=str(error)
+                    )
+                else:
+                    self._noted = listed
+            await self._world.clock.sleep(1.0)

@@ -1,0 +1,224 @@
+"""A cluster of processes whose only durable place is a row store: no two of them share a disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import percolator
+from percolator import Database, InvalidArgument, Table, Transaction, codecs
+from percolator.errors import PercolatorError, Retry, UsageError
+from services.local.cluster import LocalCluster
+from tests.bigtable.bank_client import ACCOUNTS, BALANCE, BANK, START_BALANCE, TRANSFERS
+from tests.bigtable.emulator_process import emulator
+
+pytestmark = [pytest.mark.bigtable, pytest.mark.timeout(400)]
+
+CLIENTS = 2
+TRANSFERS_BETWEEN_KILLS = 3
+ROOT = Path(__file__).parents[2]
+NOTES = Table("notes")
+TEXT = NOTES.column("text", codecs.text)
+
+
+@pytest.fixture(scope="module")
+def emulator_host() -> Iterator[str]:
+    with emulator() as address:
+        yield address
+
+
+@pytest.fixture
+def store(emulator_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty instance."""
+    monkeypatch.setenv("BIGTABLE_EMULATOR_HOST", emulator_host)
+    return f"bigtable://clusters/i{uuid.uuid4().hex[:20]}"
+
+
+def cluster_on(store: str, data: Path, *, leaders: int = 1, gateways: int = 0) -> LocalCluster:
+    return LocalCluster(
+        data,
+        store=store,
+        tablet_servers=0,
+        masters=leaders,
+        oracles=leaders,
+        gateways=gateways,
+        start_seconds=60.0,
+    )
+
+
+def test_a_program_runs_as_it_is_and_finds_its_data_after_a_restart_of_everything(
+    store: str, tmp_path: Path
+) -> None:
+    with (
+        cluster_on(store, tmp_path / "first") as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        db.create_table(NOTES)
+        with db.transaction() as tx:
+            tx.set("one", TEXT, "written before")
+        before = db.timestamp()
+    # Another directory: nothing but the store connects the two.
+    with (
+        cluster_on(store, tmp_path / "second") as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        assert db.timestamp() > before
+        assert db.get("one", TEXT) == "written before"
+        with pytest.raises(PercolatorError, match="table 'notes' exists"):
+            db.create_table(NOTES)
+        with db.transaction() as tx:
+            tx.set("two", TEXT, "written after")
+        with db.snapshot(at=before) as snapshot:
+            assert [row.key for row in snapshot.scan(NOTES)] == ["one"]
+
+
+def test_what_only_tablets_have_is_refused_with_a_sentence(store: str, tmp_path: Path) -> None:
+    with cluster_on(store, tmp_path) as cluster:
+        called = _command(cluster, "tablets")
+        assert called.returncode == 2
+        assert f"the cells of this cluster are in {store}, and it has no tablets" in called.stderr
+        assert "no tablet servers" in _command(cluster, "servers").stdout
+        with (
+            percolator.connect(cluster.address) as db,
+            pytest.raises(InvalidArgument, match="feed"),
+        ):
+            db.create_table(NOTES, change_feed=True)
+
+
+def test_the_environment_may_name_the_emulator_but_not_that_of_another_cluster(
+    store: str, emulator_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cluster_on(store, tmp_path) as cluster:
+        with emulator() as other:
+            monkeypatch.setenv("BIGTABLE_EMULATOR_HOST", other)
+            with pytest.raises(UsageError, match=f"the emulator at {other}, which cannot be used"):
+                percolator.connect(cluster.address)
+        with pytest.raises(PercolatorError, match="name it in BIGTABLE_EMULATOR_HOST"):
+            percolator.connect(cluster.address, timeout=1.0)
+        for here in (emulator_host.replace("127.0.0.1", "localhost"), ""):
+            monkeypatch.setenv("BIGTABLE_EMULATOR_HOST", here)
+            with percolator.connect(cluster.address) as db:
+                assert db.tables() == []
+
+
+def test_an_oracle_of_another_cluster_is_refused(store: str, tmp_path: Path) -> None:
+    other = f"{store}b"
+    with cluster_on(other, tmp_path / "other"), cluster_on(store, tmp_path / "one") as cluster:
+        command = ["services.oracle", "--store", other, "--masters", cluster.address]
+        called = subprocess.run(
+            [sys.executable, "-m", *command, "--listen", "127.0.0.1:0"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert called.returncode == 2
+    last = called.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"oracle: store: {other} belongs to cluster"), called.stderr
+
+
+def test_money_is_neither_made_nor_lost_while_leaders_and_clients_are_killed(
+    store: str, tmp_path: Path
+) -> None:
+    with (
+        cluster_on(store, tmp_path, leaders=2) as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        db.create_table(BANK)
+        with db.transaction() as tx:
+            for account in ACCOUNTS:
+                tx.set(account, BALANCE, START_BALANCE)
+
+        def start(number: int) -> subprocess.Popen[bytes]:
+            command = ["-m", "tests.bigtable.test_cluster", cluster.address, f"client-{number}"]
+            return subprocess.Popen([sys.executable, *command], cwd=ROOT)
+
+        clients = [start(number) for number in range(CLIENTS)]
+        try:
+            for kill, victim in enumerate(["oracle", "master", "oracle-2", "master-2"]):
+                _until_more(db, TRANSFERS_BETWEEN_KILLS)
+                cluster.processes[victim].kill()
+                clients[kill % CLIENTS].kill()
+                assert clients[kill % CLIENTS].wait() == -9, "it did not end by itself"
+                clients[kill % CLIENTS] = start(kill % CLIENTS)
+                _until_more(db, TRANSFERS_BETWEEN_KILLS)
+                cluster.restart(victim)
+        finally:
+            for client in clients:
+                client.kill()
+                client.wait()
+        made = _transfers(db)
+    with (
+        cluster_on(store, tmp_path / "again") as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        assert _transfers(db) >= made
+
+
+def _command(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `percolator` on a cluster."""
+    return subprocess.run(
+        [sys.executable, "-m", "percolator.cli", *arguments],
+        env={**os.environ, "PERCOLATOR_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_status_finds_nothing_wrong_and_names_the_store(store: str, tmp_path: Path) -> None:
+    with cluster_on(store, tmp_path) as cluster:
+        called = _command(cluster, "status", "--check")
+    assert called.returncode == 0, called
+    assert f"cells in {store}" in called.stdout
+
+
+def _until_more(db: Database, count: int) -> None:
+    """Returns when that many more transfers were made. Each look checks the sum."""
+    before = _transfers(db)
+    deadline = time.monotonic() + 120.0
+    while _transfers(db) < before + count:
+        assert time.monotonic() < deadline, "no money moves"
+        time.sleep(0.05)
+
+
+def _transfers(db: Database) -> int:
+    with db.snapshot() as snapshot:
+        rows = list(snapshot.scan(BANK))
+    balances = [row[BALANCE] for row in rows if BALANCE in row]
+    assert len(balances) == len(ACCOUNTS)
+    assert sum(balances) == START_BALANCE * len(ACCOUNTS)
+    return sum(row[TRANSFERS] for row in rows if TRANSFERS in row)
+
+
+def _transfer(tx: Transaction, name: str) -> None:
+    source, target = random.sample(ACCOUNTS, 2)
+    amount = random.randint(1, 5)
+    tx.set(source, BALANCE, (tx.get(source, BALANCE) or 0) - amount)
+    tx.set(target, BALANCE, (tx.get(target, BALANCE) or 0) + amount)
+    tx.set(name, TRANSFERS, (tx.get(name, TRANSFERS) or 0) + 1)
+
+
+def main() -> None:
+    """A client that moves money until it is killed."""
+    address, name = sys.argv[1:]
+    with percolator.connect(address) as db:
+        while True:
+            try:
+                db.run(_transfer, name)
+            except PercolatorError as error:
+                if error.retry is Retry.USELESS:
+                    raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Bugs of values that expire, which a simulation has to find: one for each of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from percolator.aio.snapshot import Snapshot
+from percolator.protocol import aftermath
+from percolator.protocol.met_lock import MetLock
+from percolator.tablet.collection.collection import _WalkOfVersions
+from percolator.tablet.lifetimes import Lifetimes
+from percolator.tablet.reading.point_reads import PointReads
+from percolator.timestamps import is_expired
+from percolator.v1.cells_pb2 import Cell
+from tests.simulation.planted_collection_bugs import collect_eagerly
+
+Patch = pytest.MonkeyPatch
+_of = MetLock.of
+
+
+def scans_show_expired_values(patch: Patch) -> None:
+    """A scan and a read of the same snapshot disagree."""
+    patch.setattr(Lifetimes, "hides_component", lambda self, encoded, commit, timestamp: False)
+
+
+def expiry_is_judged_when_the_read_arrives(patch: Patch) -> None:
+    """By a clock, instead of the snapshot's timestamp: a snapshot changes while it is read."""
+    correct = PointReads.answer
+    late = {"by": 0}
+
+    async def answer(self: PointReads) -> object:
+        newest = self._state.guard._newest
+        oldest = min((read.timestamp for read in self._asked), default=newest)
+        late["by"] = max(0, newest - oldest)
+        return await correct(self)
+
+    def hides(self: Lifetimes, column: bytes, commit: int, timestamp: int) -> bool:
+        ttl = self.by_column.get(column)
+        return ttl is not None and is_expired(commit, timestamp + late["by"], ttl)
+
+    patch.setattr(PointReads, "answer", answer)
+    patch.setattr(Lifetimes, "hides", hides)
+
+
+def reads_of_now_find_everything_expired(patch: Patch) -> None:
+    """There is no timestamp to judge by, and the largest one is taken. Clients that do not know of
+    the time to live yet ask for that."""
+    patch.setattr(PointReads, "_may_expire", lambda self, columns: False)
+    patch.setattr(Snapshot, "_expires", lambda self, cell: False)
+
+
+def values_are_collected_before_the_safe_point_has_seen_their_end(patch: Patch) -> None:
+    """A snapshot at the safe point still sees them."""
+
+    def wrong(self: _WalkOfVersions, cell: bytes, commit: int) -> bool:
+        return self._lifetimes.end_of(cell, commit) is not None
+
+    patch.setattr(_WalkOfVersions, "_has_expired", wrong)
+    collect_eagerly(patch)
+
+
+def values_in_locks_never_expire(patch: Patch) -> None:
+    """A reader takes a committed value from its lock, and shows it for longer than the tablet. Such
+    locks stay where clients die after the commit point, as all of them do here."""
+
+    async def never_comes(*arguments: object) -> None:
+        pass
+
+    def of(table_id: int, cell: Cell) -> MetLock:
+        return _of(table_id, cell)._replace(ttl_milliseconds=0)
+
+    patch.setattr(aftermath, "commit_secondaries", never_comes)
+    patch.setattr(MetLock, "of", of)
+
+
+ALL: tuple[tuple[Callable[[Patch], None], bool], ...] = (
+    (scans_show_expired_values, False),
+    (expiry_is_judged_when_the_read_arrives, False),
+    (reads_of_now_find_everything_expired, False),
+    (values_in_locks_never_expire, False),
+    (values_are_collected_before_the_safe_point_has_seen_their_end, True),
+)
+"""Each with whether it takes the real master, which collects."""

@@ -1,0 +1,45 @@
+"""Bugs of reads of families that a simulation has to find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from percolator.aio.reading import Reading
+from percolator.tablet.reading.chosen_columns import ChosenColumns
+from percolator.tablet.reading.locks_in_the_way import LockReader, LocksFound
+
+Patch = pytest.MonkeyPatch
+
+
+def locks_of_a_family_are_not_in_the_way(patch: Patch) -> None:
+    """Their owners may have committed below the timestamp of the read."""
+    correct = LockReader.in_rows
+
+    def wrong(self: LockReader, *bounds: bytes, **options: Any) -> LocksFound:
+        if isinstance(options["wanted"], ChosenColumns):
+            return LocksFound()
+        return correct(self, *bounds, **options)
+
+    patch.setattr(LockReader, "in_rows", wrong)
+
+
+def own_writes_of_a_family_are_not_seen(patch: Patch) -> None:
+    """A transaction reads what was there before it."""
+    correct = Reading._lay_over
+
+    def wrong(
+        self: Reading, table_id: int, row: bytes, names: Any, prefixes: Any, cells: Any
+    ) -> None:
+        if not prefixes:
+            correct(self, table_id, row, names, prefixes, cells)
+
+    patch.setattr(Reading, "_lay_over", wrong)
+
+
+ALL = (
+    (locks_of_a_family_are_not_in_the_way, 0.0),
+    (own_writes_of_a_family_are_not_seen, 0.8),
+)
+"""Each with the share of transactions that try to commit in one round."""

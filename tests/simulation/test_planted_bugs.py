@@ -1,0 +1,21 @@
+"""The simulation finds planted bugs. `make planted-bugs` plants the slower ones, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.first_seeds import FIRST_SEEDS
+from tests.simulation.planted_bugs import BUGS, Bug, seeds_until_caught
+
+_QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught]
+
+
+@pytest.mark.parametrize("bug", _QUICKLY_CAUGHT, ids=lambda bug: bug.name)
+def test_the_simulation_finds(bug: Bug) -> None:
+    _, verdict = seeds_until_caught(bug)
+    assert verdict is not None
+
+
+def test_every_first_seed_is_that_of_a_bug() -> None:
+    """A bug that was renamed would be searched from seed 0 again."""
+    assert FIRST_SEEDS.keys() <= {bug.name for bug in BUGS}

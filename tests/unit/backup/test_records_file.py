@@ -1,0 +1,272 @@
+"""Lines of JSON hold what is stored exactly, are readable, and are refused where they are wrong."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from percolator import codecs
+from percolator.aio.bulk_load import LoadedCell
+from percolator.backup import part_files, pieces, records_file
+from percolator.backup.layout import (
+    DamagedExport,
+    Export,
+    ExportedCodecs,
+    ExportedTable,
+    ExportFormat,
+    ExportPart,
+)
+from percolator.backup.pieces import Piece
+from percolator.key_codec import name_of
+from percolator.routing.cells import CellPage
+
+FILE = "t/part-00000.jsonl"
+COLUMNS: dict[str, str] = {
+    "bytes": "raw",
+    "name": "text",
+    "stock": "integer",
+    "weight": "float",
+    "sold": "boolean",
+    "at": "timestamp",
+    "day": "date",
+    "id": "uuid",
+    "tags": "json",
+    "price": "decimal(10,2)",
+    "shape": "model(Shape)",
+    "sent": "message(Sent)",
+}
+KEYS: list[Any] = [
+    codecs.text,
+    codecs.raw,
+    codecs.uuid,
+    codecs.ordered_integer,
+    codecs.ordered_timestamp,
+    codecs.tuple_of(codecs.text, codecs.ordered_integer, codecs.raw),
+    codecs.hashed(codecs.text),
+    codecs.tuple_of(codecs.text, codecs.hashed(codecs.ordered_date)),
+]
+EU_17 = codecs.tuple_of(codecs.text, codecs.ordered_integer).encode(("eu", 17))
+
+
+def table_of(key: str, cells: int = 0) -> tuple[Export, ExportedTable, ExportPart]:
+    kept = ExportedCodecs(key, tuple((name.encode().hex(), one) for name, one in COLUMNS.items()))
+    part = ExportPart(FILE, "", "", cells)
+    table = ExportedTable("t", 1, 0, 0, (), (part,), codecs=kept)
+    return Export(7, (table,), ExportFormat.JSONL), table, part
+
+
+def written(directory: Path, key: str, cells: list[LoadedCell], at_a_time: int = 3) -> list[Any]:
+    """Writes cells, as an export does, and returns the lines."""
+    export, table, _ = table_of(key)
+    (directory / FILE).parent.mkdir(exist_ok=True)
+    file = part_files.create(directory / FILE, export, table)
+    for begin in range(0, len(cells), at_a_time):
+        rows, columns, values = map(list, zip(*cells[begin : begin + at_a_time], strict=True))
+        piece = Piece()
+        piece.add(CellPage(rows, columns, [1] * len(rows), values, [], [], b"", b""))
+        file.write(piece)
+    file.close()
+    return [json.loads(line) for line in (directory / FILE).read_text().splitlines()]
+
+
+def read(directory: Path, key: str, cells: int) -> list[LoadedCell]:
+    export, table, part = table_of(key, cells)
+    batches = part_files.cells_of(directory, export, table, part)
+    return [cell for batch in batches for cell in batch]
+
+
+def _text(chance: random.Random) -> str:
+    return "".join(chance.choice('aé"\\\n\0 \u2028😀x:') for _ in range(chance.randrange(6)))
+
+
+def _of_codec(name: str, chance: random.Random) -> bytes:
+    """The bytes of some value that a program stores with this codec."""
+    nested = [None, True, -1.5, 10**30, {_text(chance): [_text(chance)]}]
+    when = datetime.datetime(2026, 11, 1, 1, 2, 3, chance.randrange(10**6), datetime.UTC)
+    made: dict[str, bytes] = {
+        "raw": chance.choice((b"hex:00", b"", b"text", chance.randbytes(5))),
+        "text": chance.choice(("hex:00", "", _text(chance))).encode(),
+        "integer": codecs.integer.encode(chance.choice((0, -1, 2**63 - 1, -(2**63)))),
+        "float": codecs.float.encode(
+            chance.choice((0.0, -0.0, 0.1, 1e308, float("nan"), float("-inf"), 5e-324))
+        ),
+        "boolean": codecs.boolean.encode(chance.random() < 0.5),
+        "timestamp": codecs.timestamp.encode(when),
+        "date": codecs.date.encode(when.date()),
+        "uuid": codecs.uuid.encode(uuid.UUID(int=chance.getrandbits(128))),
+        "json": codecs.json.encode(chance.choice((*nested, nested, "hex:00", "NaN", ""))),
+        "decimal(10,2)": codecs.decimal(10, 2).encode(Decimal(chance.randrange(-999, 999)) / 100),
+        "model(Shape)": codecs.json.encode({"sides": chance.randrange(9)}),
+        "message(Sent)": chance.choice((b"", b"readable", b"\x08\x01")),
+    }
+    return made[name]
+
+
+def _cells(key: Any, chance: random.Random) -> list[LoadedCell]:
+    """Cells of some rows; one in five is nothing that its codec has written."""
+    keys: dict[str, Any] = {
+        "text": lambda: _text(chance) or "hex:7",
+        "raw": lambda: chance.choice((b"hex:", b"a", chance.randbytes(4) + b"!")),
+        "uuid": lambda: uuid.UUID(int=chance.getrandbits(128)),
+        "ordered_integer": lambda: chance.randrange(-(2**63), 2**63),
+        "ordered_timestamp": lambda: datetime.datetime.fromtimestamp(
+            chance.randrange(10**9), datetime.UTC
+        ),
+        "ordered_date": lambda: datetime.date.fromordinal(chance.randrange(1, 10**6)),
+    }
+
+    def made(codec: Any) -> Any:
+        if isinstance(codec, codecs.TupleCodec):
+            return tuple(made(part) for part in codec.parts)
+        return made(codec.keys) if name_of(codec).startswith("hashed") else keys[name_of(codec)]()
+
+    found: dict[tuple[bytes, bytes], bytes] = {}
+    for _ in range(chance.randrange(1, 6)):
+        row = key.encode(made(key)) if chance.random() < 0.8 else chance.randbytes(6) + b"-"
+        for column in [*chance.sample(list(COLUMNS), 4), "of no codec", "\xff"]:
+            known = COLUMNS.get(column, "raw")
+            wrong = chance.random() < 0.2
+            value = chance.randbytes(chance.randrange(9)) if wrong else _of_codec(known, chance)
+            found[row, column.encode("latin-1")] = value
+    return [(row, column, value) for (row, column), value in sorted(found.items())]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=name_of)
+def test_whatever_is_stored_is_read_back_as_the_same_bytes(key: Any, tmp_path: Path) -> None:
+    chance = random.Random(name_of(key))
+    for _ in range(150):
+        cells = _cells(key, chance)
+        written(tmp_path, name_of(key), cells, at_a_time=chance.randrange(1, 9))
+        assert read(tmp_path, name_of(key), len(cells)) == cells
+
+
+def test_numbers_are_numbers_and_keys_of_several_parts_are_lists(tmp_path: Path) -> None:
+    values = {
+        "at": codecs.timestamp.encode(datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC)),
+        "bytes": b"\xff",
+        "day": codecs.date.encode(datetime.date(2026, 1, 2)),
+        "name": b"two\nlines",
+        "note": b"without a codec",
+        "price": codecs.decimal(10, 2).encode(Decimal("1.50")),
+        "sold": codecs.boolean.encode(True),
+        "shape": b'{"sides":3}',
+        "stock": codecs.integer.encode(12345678),
+        "tags": codecs.json.encode(["a", 1]),
+        "weight": codecs.float.encode(0.5),
+    }
+    cells = sorted((EU_17, name.encode(), value) for name, value in values.items())
+    lines = written(tmp_path, "tuple_of(text, ordered_integer)", cells, at_a_time=99)
+    columns = {
+        "at": "2026-01-02T03:04:00+00:00",
+        "bytes": "hex:ff",
+        "day": "2026-01-02",
+        "name": "two\nlines",
+        "note": "without a codec",
+        "price": "1.50",
+        "sold": True,
+        "shape": {"sides": 3},
+        "stock": 12345678,
+        "tags": ["a", 1],
+        "weight": 0.5,
+    }
+    assert lines == [{"row": ["eu", 17], "columns": columns}]
+
+
+def test_what_is_nested_deeply_is_read_back_however_deep_the_stack_is(tmp_path: Path) -> None:
+    def later(frames: int) -> list[LoadedCell]:
+        return later(frames - 1) if frames else read(tmp_path, "text", len(cells))
+
+    def nested(levels: int) -> bytes:
+        return b'{"a":[' * (levels // 2) + b"]}" * (levels // 2)
+
+    cells = [(b"%03d" % levels, b"tags", nested(levels)) for levels in range(98, 1000, 2)]
+    cells.append((b"text", b"tags", b'"%s"' % (b"[" * 500)))
+    lines = written(tmp_path, "text", cells)
+    assert later(300) == cells
+    shown = [not str(line["columns"]["tags"]).startswith("hex:") for line in lines]
+    assert shown == [True, True, *[False] * (len(cells) - 3), True]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ('{"row": ["eu", 17], "columns": {"stock": "12"}}', "column 'stock': expected integer"),
+        ('{"row": ["eu", 17], "columns": {"stock": true}}', "column 'stock': expected integer"),
+        ('{"row": ["eu", 17], "columns": {"stock": 1e3}}', "column 'stock': expected integer"),
+        ('{"row": ["eu", 17], "columns": {"stock": 9223372036854775808}}', "expected integer"),
+        ('{"row": ["eu", 17], "columns": {"weight": 1e999}}', "expected float"),
+        ('{"row": ["eu", 17], "columns": {"weight": NaN}}', "NaN is no number"),
+        ('{"row": ["eu", 17], "columns": {"tags": [1e999]}}', "expected json"),
+        ('{"row": ["eu", 17], "columns": {"sold": 1}}', "expected boolean"),
+        ('{"row": ["eu", 17], "columns": {"day": 20260102}}', "expected date"),
+        ('{"row": ["eu", 17], "columns": {"id": "7"}}', "expected uuid"),
+        ('{"row": ["eu", 17], "columns": {"price": 1.5}}', "expected decimal"),
+        ('{"row": ["eu", 17], "columns": {"name": 5}}', "column 'name': expected text"),
+        ('{"row": ["eu", 17], "columns": {"name": "\\ud800"}}', "cannot be encoded"),
+        ('{"row": ["eu", 17], "columns": {"name": "hex:0"}}', "pairs of hexadecimal digits"),
+        ('{"row": ["eu", 17], "columns": {"sent": "text"}}', "column 'sent': expected hex:"),
+        ('{"row": ["eu", 17], "columns": {"none": 5}}', "column 'none': expected text"),
+        ('{"row": ["eu", "17"], "columns": {"stock": 1}}', r"row: expected tuple_of\(text"),
+        ('{"row": ["eu", true], "columns": {"stock": 1}}', "row: expected tuple_of"),
+        ('{"row": ["eu"], "columns": {"stock": 1}}', "row: expected tuple_of"),
+        ('{"row": "eu", "columns": {"stock": 1}}', "row: expected tuple_of"),
+        ('{"row": ["eu", 17], "columns": {}}', "columns: expected the columns"),
+        ('{"row": ["eu", 17], "columns": {"": "a"}}', "is no name of a column"),
+        ('{"row": ["eu", 17], "columns": {"a": "b", "a": "b"}}', "appears twice"),
+        ('{"row": ["eu", 17], "columns": {"a": "b"}, "at": 1}', "and nothing else"),
+        ('{"row": ["eu", 17]}', "and nothing else"),
+        ("[]", "and nothing else"),
+        ("", "is not JSON"),
+        ('{"row": ["eu", 17], "columns": {"a": "b"}', "is not JSON"),
+        ("\udcff", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("1" * 10_000, "is not JSON"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_refused_with_its_place(
+    line: str, wrong: str, tmp_path: Path
+) -> None:
+    good = '{"row": ["eu", 16], "columns": {"stock": 1}}\n'
+    (tmp_path / FILE).parent.mkdir()
+    (tmp_path / FILE).write_bytes(good.encode() + line.encode(errors="surrogateescape") + b"\n")
+    with pytest.raises(DamagedExport, match=wrong) as refused:
+        read(tmp_path, "tuple_of(text, ordered_integer)", 2)
+    assert f"{FILE}, line 2, table 't': " in str(refused.value)
+
+
+def test_rows_out_of_order_missing_or_twice_are_refused(tmp_path: Path) -> None:
+    cells = [(row, b"c", b"1") for row in (b"a", b"b")]
+    written(tmp_path, "", cells)
+    path = tmp_path / FILE
+    first, second = path.read_text().splitlines(keepends=True)
+    for content, wrong in (
+        (second + first, "out of order"),
+        (first + first, "out of order"),
+        (first, "has 1 cell instead of 2"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DamagedExport, match=wrong):
+            read(tmp_path, "", 2)
+    path.unlink()
+    with pytest.raises(DamagedExport, match="is missing"):
+        read(tmp_path, "", 2)
+
+
+def test_a_row_of_many_cells_takes_several_lines_and_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_file, "READ_CELLS", 4)
+    assert pieces.READ_CELLS > 4
+    cells = [(b"a", b"%02d" % column, b"v") for column in range(20)]
+    assert len(written(tmp_path, "", cells, at_a_time=5)) == 4
+    export, table, part = table_of("", 20)
+    batches = list(part_files.cells_of(tmp_path, export, table, part))
+    assert [len(batch) for batch in batches] == [5, 5, 5, 5]
+    assert [cell for batch in batches for cell in batch] == cells

@@ -1,0 +1,118 @@
+"""Calls in flight: bounded, in order, fewer when the store has enough, and none in a pause."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.bigtable.admission import Admission
+from percolator.errors import DeadlineExceeded, Overloaded, Retry, Unavailable
+
+SECONDS = 60.0
+
+
+def _busy(seconds: float = 0.0) -> Overloaded:
+    return Overloaded("busy", retry_after_seconds=seconds)
+
+
+async def test_calls_beyond_the_bound_wait_and_are_let_through_in_order() -> None:
+    admission = Admission(2)
+    first, second = admission.enter_at_once(), admission.enter_at_once()
+    assert first
+    assert second
+    assert not admission.enter_at_once()
+    order: list[int] = []
+
+    async def enter(number: int) -> int:
+        ticket = await admission.enter(SECONDS)
+        order.append(number)
+        return ticket
+
+    waiting = [asyncio.create_task(enter(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    admission.leave(first)
+    assert not admission.enter_at_once(), "whoever comes later passed those who wait"
+    admission.leave(await waiting[0])
+    admission.leave(second)
+    await asyncio.gather(*waiting)
+    assert order == [0, 1, 2]
+    assert admission.in_flight == 2
+
+
+@pytest.mark.parametrize("error", [_busy(), DeadlineExceeded("silent")])
+async def test_refusals_and_silence_halve_the_bound_once_for_all_that_were_in_flight(
+    error: Exception,
+) -> None:
+    admission = Admission(64)
+    tickets = [admission.enter_at_once() for _ in range(10)]
+    for ticket in tickets:
+        admission.leave(ticket, error)  # type: ignore[arg-type]  # of both kinds
+    assert admission.bound == 32
+    later = admission.enter_at_once()
+    admission.leave(later, error)  # type: ignore[arg-type]
+    assert admission.bound == 16
+
+
+async def test_the_bound_never_falls_below_one_and_answers_raise_it_again() -> None:
+    admission = Admission(8)
+    for _ in range(20):
+        admission.leave(admission.enter_at_once(), _busy())
+    assert admission.bound == 1
+    answers = 0
+    while admission.bound < 8:
+        admission.leave(admission.enter_at_once())
+        answers += 1
+    assert 25 < answers < 45, "it is raised by one for each round of as many answers"
+
+
+async def test_a_broken_connection_says_nothing_about_the_store() -> None:
+    admission = Admission(8)
+    admission.leave(admission.enter_at_once(), Unavailable("gone"))
+    assert admission.bound == 8
+
+
+async def test_nothing_is_sent_while_the_store_asks_for_a_pause() -> None:
+    loop = asyncio.get_running_loop()
+    admission = Admission(8)
+    began = loop.time()
+    admission.leave(admission.enter_at_once(), _busy(3.0))
+    assert not admission.enter_at_once()
+    await admission.enter(SECONDS)
+    assert loop.time() - began == pytest.approx(3.0)
+    assert admission.enter_at_once()
+
+
+async def test_a_call_that_never_gets_its_turn_was_not_made() -> None:
+    admission = Admission(1)
+    held = admission.enter_at_once()
+    with pytest.raises(Overloaded, match="1 calls are in flight") as caught:
+        await admission.enter(0.5)
+    assert caught.value.retry is Retry.SAFE
+    admission.leave(held)
+    assert admission.enter_at_once(), "the place of who gave up is free"
+
+
+async def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
+    admission = Admission(1)
+    held = admission.enter_at_once()
+    waiting = asyncio.create_task(admission.enter(SECONDS))
+    behind = asyncio.create_task(admission.enter(SECONDS))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    admission.leave(held)
+    assert await behind
+    assert admission.in_flight == 1
+
+
+async def test_who_is_cancelled_at_its_turn_passes_it_on() -> None:
+    admission = Admission(1)
+    held = admission.enter_at_once()
+    waiting = asyncio.create_task(admission.enter(SECONDS))
+    behind = asyncio.create_task(admission.enter(SECONDS))
+    await asyncio.sleep(0)
+    admission.leave(held)
+    waiting.cancel()
+    assert await behind
+    assert admission.in_flight == 1

@@ -1,0 +1,161 @@
+"""A server of gRPC and frames in this process, and callers of both kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from percolator.v1 import oracle_pb2
+from percolator.v1.frames_pb2 import FramesHello
+from percolator.v1.oracle_pb2 import (
+    AdvanceEpochRequest,
+    AdvanceEpochResponse,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
+from percolator.wire.addresses import HostPort
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.frames.connection import FrameConnection
+from percolator.wire.frames.lanes import CALLS_BEFORE
+from percolator.wire.frames.layout import PREAMBLE, Frame, FrameReader, Kind, frame
+from percolator.wire.methods import GET_TIMESTAMPS
+from percolator.world import MachineClock
+from services.chassis.serving.frame_server import FrameServer
+from services.chassis.serving.metrics import RpcMetrics
+from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
+
+SECONDS = 10.0
+SERVER_ID = "this server"
+REQUEST_BYTES_MAX = 65_536
+
+Answer = Callable[[GetTimestampsRequest], Awaitable[GetTimestampsResponse]]
+
+
+class OracleHandler:
+    """Answers as each test requires."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        return await self._answer(request)
+
+    async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        raise AssertionError("nobody calls this")
+
+
+async def echo(request: GetTimestampsRequest) -> GetTimestampsResponse:
+    return GetTimestampsResponse(first=7, count=request.count)
+
+
+@dataclass
+class Framed:
+    address: str
+    network: GrpcNetwork
+    gate: Gate
+    frames: FrameServer
+    refusals: list[None]
+    peers: list[Peer] = field(default_factory=list)
+
+    async def timestamps(self, count: int = 1, timeout: float = SECONDS) -> GetTimestampsResponse:
+        call = self.network.unary(self.address, GET_TIMESTAMPS)
+        return await call(GetTimestampsRequest(count=count), timeout)
+
+    async def until_connected(self) -> None:
+        """Calls until calls travel in frames."""
+        async with asyncio.timeout(SECONDS):
+            for _ in range(CALLS_BEFORE):
+                await self.timestamps()
+            while self.network._frames._lanes[self.address].connection is None:
+                await self.timestamps()
+
+    async def connected(self, server_id: str = SERVER_ID) -> FrameConnection:
+        hello = FramesHello(server_id=server_id)
+        return await FrameConnection.open(
+            "127.0.0.1", self.frames.listen.port, hello, None, SECONDS
+        )
+
+    async def dialled(self) -> Peer:
+        """A caller who writes what it likes."""
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.frames.listen.port))
+        self.peers.append(peer)
+        return peer
+
+    async def greeted(self) -> Peer:
+        """The same, after its hello."""
+        peer = await self.dialled()
+        peer.send(
+            PREAMBLE + frame(Kind.HELLO, 0, FramesHello(server_id=SERVER_ID).SerializeToString())
+        )
+        assert (await peer.received()).kind == Kind.WELCOME
+        return peer
+
+
+class Peer:
+    """The other end of a connection for frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._reader = reader
+        self._frames = FrameReader(2**31)
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def received(self) -> Frame:
+        async with asyncio.timeout(SECONDS):
+            while (found := self._frames.next()) is None:
+                data = await self._reader.read(65_536)
+                assert data, "the connection was ended"
+                self._frames.add(data)
+        return found
+
+    async def is_ended(self) -> bool:
+        """Returns when the other side has ended the connection."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                while await self._reader.read(65_536):
+                    pass
+            except ConnectionError:
+                pass
+        return True
+
+
+@asynccontextmanager
+async def framed(
+    answer: Answer, *, offers: bool = True, server_id: str = SERVER_ID, near: bool = False
+) -> AsyncIterator[Framed]:
+    """A server that offers frames, as `server_id`; it accepts a hello for `SERVER_ID`. `near`: also
+    at a socket of this machine."""
+    gate = Gate(100, REQUEST_BYTES_MAX)
+    edge = RpcEdge(gate, RpcMetrics(), MachineClock())
+    refusals: list[None] = []
+    frames = FrameServer(
+        HostPort("127.0.0.1", 0), REQUEST_BYTES_MAX, None, lambda: refusals.append(None)
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((edge,))
+    listen = HostPort("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
+    await frames.start(near=listen if near else None)
+    service = Exposed(
+        oracle_pb2.DESCRIPTOR.services_by_name["OracleService"], OracleHandler(answer)
+    )
+    offer = frames.offer(server_id)
+    frames.offer(SERVER_ID)
+    edge.expose([service, offer] if offers else [service])
+    frames.answer(edge.unary)
+    await server.start()
+    network = GrpcNetwork()
+    edge_of_both = Framed(str(listen), network, gate, frames, refusals)
+    try:
+        yield edge_of_both
+    finally:
+        for peer in edge_of_both.peers:
+            peer.writer.transport.abort()
+        await network.close()
+        await frames.stop(0)
+        await server.stop(None)

@@ -1,0 +1,184 @@
+"""What a hostile caller of the port for frames gets: nothing, at a bounded cost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.v1.frames_pb2 import FramesHello
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.frames.layout import (
+    CALL_HEAD,
+    GREETING_BYTES_MAX,
+    HEADER,
+    PREAMBLE,
+    Kind,
+    frame,
+)
+from services.chassis.serving import frame_connection, frame_server
+from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SERVER_ID, echo, framed
+from tests.unit.chassis.test_frames import Held
+
+pytestmark = pytest.mark.real_time
+
+HELLO = FramesHello(server_id=SERVER_ID).SerializeToString()
+CALL = CALL_HEAD.pack(0, 60_000)
+
+BEFORE_THE_HELLO = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01",
+    "no hello": PREAMBLE + frame(Kind.CALL, 1, CALL),
+    "a huge hello": PREAMBLE + HEADER.pack(GREETING_BYTES_MAX + 1, Kind.HELLO, 0),
+    "a hello that is no message": PREAMBLE + frame(Kind.HELLO, 0, b"\xff\xff\xff"),
+    "no server": PREAMBLE + frame(Kind.HELLO, 0),
+}
+AFTER_THE_HELLO = {
+    "a huge frame": HEADER.pack(2**32 - 1, Kind.CALL, 1),
+    "just too large": HEADER.pack(REQUEST_BYTES_MAX + CALL_HEAD.size + 1, Kind.CALL, 1),
+    "an unknown kind": frame(Kind.CALL, 1).replace(b"\x03", b"\xc8", 1),
+    "a server's frame": frame(Kind.ANSWER, 1, b""),
+    "a second hello": frame(Kind.HELLO, 0, HELLO),
+    "a call without a method": frame(Kind.CALL, 1, b"\0"),
+    "a method that was not offered": frame(Kind.CALL, 1, CALL_HEAD.pack(9, 1)),
+    "a number twice": frame(Kind.CALL, 1, CALL) * 2,
+}
+
+
+@pytest.mark.parametrize("noise", BEFORE_THE_HELLO)
+async def test_nobody_who_does_not_say_hello_stays_connected(noise: str) -> None:
+    async with framed(echo) as edge:
+        peer = await edge.dialled()
+        peer.send(BEFORE_THE_HELLO[noise])
+        assert await peer.is_ended()
+        assert edge.frames.connections() == 0
+        assert len(edge.refusals) == 1
+
+
+@pytest.mark.parametrize("noise", AFTER_THE_HELLO)
+async def test_what_is_no_call_ends_the_connection_and_its_calls(noise: str) -> None:
+    held = Held()
+    async with framed(held.answer) as edge:
+        held.hold = True
+        peer = await edge.greeted()
+        peer.send(frame(Kind.CALL, 7, CALL))
+        await held.asked.wait()
+        peer.send(AFTER_THE_HELLO[noise])
+        assert await peer.is_ended()
+        await asyncio.wait_for(held.cancelled.wait(), 5)
+        assert edge.gate.in_flight == 0
+        assert edge.frames.connections() == 0
+
+
+async def test_a_request_that_is_no_message_is_refused_with_an_error() -> None:
+    async with framed(echo) as edge:
+        peer = await edge.greeted()
+        peer.send(frame(Kind.CALL, 1, CALL + b"\xff\xff\xff"))
+        answer = await peer.received()
+        assert (answer.kind, answer.call) == (Kind.FAILURE, 1)
+        assert b"is not a message of its type" in answer.body
+        assert edge.frames.connections() == 1
+
+
+@pytest.mark.parametrize("begun", [b"", PREAMBLE[:5], PREAMBLE + frame(Kind.HELLO, 0, HELLO)[:-1]])
+async def test_who_says_nothing_or_half_a_hello_is_cut_off(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_connection, "HELLO_SECONDS", 0.1)
+    async with framed(echo) as edge:
+        peer = await edge.dialled()
+        peer.send(begun)
+        assert await peer.is_ended()
+        assert edge.frames.connections() == 0
+
+
+async def test_who_does_not_complete_a_frame_is_cut_off_however_slowly_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame_connection, "FRAME_SECONDS", 0.3)
+    async with framed(echo) as edge:
+        peer = await edge.greeted()
+        # Idle callers stay.
+        await asyncio.sleep(0.5)
+        assert edge.frames.connections() == 1
+        dripping = asyncio.create_task(_drip(peer.writer, HEADER.pack(1_000, Kind.CALL, 1)))
+        assert await peer.is_ended()
+        dripping.cancel()
+        assert edge.frames.connections() == 0
+
+
+async def _drip(writer: asyncio.StreamWriter, first: bytes) -> None:
+    writer.write(first)
+    while True:
+        await asyncio.sleep(0.02)
+        writer.write(b"x")
+
+
+async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress() -> None:
+    held = Held()
+    async with framed(held.answer) as edge:
+        held.hold = True
+        peer = await edge.greeted()
+        count = 3 * frame_connection.CALLS_MAX
+        for number in range(count):
+            peer.send(frame(Kind.CALL, number, CALL))
+        await held.asked.wait()
+        await asyncio.sleep(0.2)
+        assert edge.gate.in_flight == frame_connection.CALLS_MAX
+        # Answered in the end, all of them.
+        held.let_go.set()
+        answered = {(await peer.received()).call for _ in range(count)}
+        assert answered == set(range(count))
+
+
+async def test_a_flood_of_small_frames_leaves_turns_for_others() -> None:
+    async with framed(echo) as edge:
+        await edge.greeted()
+        (flooded,) = edge.frames._connections
+        turns = 0
+        flooded.data_received(frame(Kind.CANCEL, 1) * 100_000)
+        while flooded._reader.holds_a_part:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 100_000 // frame_connection.FRAMES_PER_TURN - 1
+
+
+async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame_connection, "UNREAD_SECONDS", 0.3)
+    calls = 0
+
+    async def large(request: GetTimestampsRequest) -> GetTimestampsResponse:
+        nonlocal calls
+        calls += 1
+        found = GetTimestampsResponse(first=1)
+        found.MergeFromString(b"\x7a" + b"\x80\x80\x40" + bytes(1 << 20))
+        return found
+
+    async with framed(large) as edge:
+        peer = await edge.greeted()
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(10_000):
+            peer.send(frame(Kind.CALL, number, CALL))
+        async with asyncio.timeout(5):
+            await edge.frames._all_ended.wait()
+        # The calls that had begun when the first answer did not fit.
+        assert calls <= 2 * frame_connection.CALLS_MAX
+        assert edge.gate.in_flight == 0
+
+
+async def test_one_connection_too_many_is_refused_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame_server, "CONNECTIONS_MAX", 2)
+    async with framed(echo) as edge:
+        first, second = await edge.greeted(), await edge.greeted()
+        third = await edge.dialled()
+        assert await third.is_ended()
+        first.send(frame(Kind.CALL, 1, CALL))
+        assert (await first.received()).kind == Kind.ANSWER
+        second.writer.close()
+        await asyncio.sleep(0.05)
+        await edge.greeted()
