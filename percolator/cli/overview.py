@@ -183,9 +183,13 @@ def _ahead(seconds: float) -> str:
 async def look(here: Connection, network: GrpcNetwork) -> Overview:
     """Fetches all parts at about the same moment. Raises only if no server answers `Describe`."""
     cluster, reached = await here.reach(network)
-    roles = await roles_of(reached, cluster, min(here.timeout_seconds, _PROBE_SECONDS))
-    overview = Overview(cluster, roles)
+    probe_seconds = min(here.timeout_seconds, _PROBE_SECONDS)
+    overview = Overview(cluster, await roles_of(reached, cluster.servers, probe_seconds))
     await _ask_masters(here, reached, overview)
+    # The leader may name servers that have registered since; they would be shown without a role.
+    asked = {one.server_id for one in cluster.servers}
+    others = [one for one in overview.cluster.servers if one.server_id not in asked]
+    overview.roles = {**overview.roles, **await roles_of(reached, others, probe_seconds)}
 
     async def part(name: str, asked: Awaitable[R], otherwise: R) -> R:
         try:

@@ -7,6 +7,7 @@ That a server is registered says little: it may be paused, cut off from the disk
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -18,7 +19,7 @@ from percolator.errors import (
     Unauthenticated,
     UnknownServer,
 )
-from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
+from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.v1.master_pb2 import ListServersRequest
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.v1.tabletserver_pb2 import ReadRequest
@@ -50,11 +51,11 @@ _ASKED: dict[ServiceKind, tuple[UnaryMethod[Any, Any], Any]] = {
 
 
 async def roles_of(
-    network: Network, cluster: DescribeResponse, timeout_seconds: float
+    network: Network, servers: Iterable[Server], timeout_seconds: float
 ) -> dict[str, ServerRole]:
-    """The roles of all masters and oracles, by server id, and the tablet servers that do not
-    answer."""
-    asked = [server for server in cluster.servers if server.kind in _ASKED]
+    """The roles of the masters and oracles among them, by server id, and the tablet servers that
+    do not answer."""
+    asked = [server for server in servers if server.kind in _ASKED]
     found = await asyncio.gather(*(_role(network, one, timeout_seconds) for one in asked))
     return {
         server.server_id: role

@@ -12,6 +12,9 @@ from tests.simulation.run import simulate
 from tests.simulation.scenario import scenario_of
 from tests.simulation.workloads.catalogue import WORKLOADS
 
+# It only ends what hangs: virtual time takes as long as the machine needs for it.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
 def test_nothing_is_wrong_among_faults(workload: str) -> None:

@@ -7,6 +7,9 @@ import pytest
 from tests.simulation.first_seeds import FIRST_SEEDS
 from tests.simulation.planted_bugs import BUGS, Bug, seeds_until_caught
 
+# It only ends what hangs: virtual time takes as long as the machine needs for it.
+pytestmark = pytest.mark.timeout(300)
+
 _QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught]
 
 

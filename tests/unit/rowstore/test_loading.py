@@ -18,6 +18,7 @@ from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.row_database import MODEL
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2 as wire
 from tests.unit.rowstore.loading_cluster import Loading
 from tests.unit.rowstore.loading_cluster import loading as loading_site
@@ -154,7 +155,7 @@ async def test_an_abandoned_load_leaves_nothing() -> None:
 async def test_a_run_from_the_future_is_refused() -> None:
     """Otherwise no load could begin until the oracle has come there."""
     async with loading_site() as at:
-        future = at.cluster.newest_timestamp + 1_000_000
+        future = at.cluster.newest_timestamp + (3_600_000 << SEQUENCE_BITS)
         table = wire.CreateTableRequest(name="t")
         with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
             await at.cluster.begin_load(wire.BeginLoadRequest(table=table, load="load", run=future))
