@@ -99,6 +99,7 @@ def up(
 ) -> None:
     """Start a cluster."""
     if context.invoked_subcommand is not None:
+        _refuse_options_before(context)
         return
     if temporary and (data is not None or detach):
         _fail(
@@ -179,6 +180,19 @@ def destroy(
     if not yes:
         confirm(f"Delete everything below {data}?")
     directory.delete(data)
+
+
+def _refuse_options_before(context: typer.Context) -> None:
+    """`dev --data x destroy` would delete the cluster of another directory: options that come
+    before a subcommand are those of a start."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option, command = f"--{name.replace('_', '-')}", context.invoked_subcommand
+            _fail(
+                f"{option}: belongs to starting a cluster; what {command} takes comes after it: "
+                f"`percolator dev {command} --help`"
+            )
 
 
 def _run(data: Path, plan: Plan, stopped_by: str) -> None:

@@ -218,3 +218,18 @@ def test_workers_are_one_if_there_are_observers(monkeypatch: pytest.MonkeyPatch)
     for arguments in ([], ["--observers", "a:b", "--observers", "c:d"], ["--workers", "2"]):
         assert dev("--temporary", *arguments).exit_code == 0
     assert counts == [0, 1, 2]
+
+
+def test_an_option_before_a_subcommand_is_refused_and_not_ignored(here: Path) -> None:
+    # Ignored, it would have deleted the cluster in the usual directory.
+    kept = here / ".percolator"
+    Ownership(kept, print).release()
+    for option in (["--data", "other"], ["--temporary"], ["--port", "7100"]):
+        line = refused(*option, "destroy", "--yes")
+        assert line == (
+            f"error: {option[0]}: belongs to starting a cluster; what destroy takes comes after it: "
+            "`percolator dev destroy --help`"
+        )
+        assert kept.exists()
+    assert dev("destroy", "--yes").exit_code == 0
+    assert not kept.exists()
