@@ -17,12 +17,11 @@ _PREFIX = b"\0percolator-frames-"
 """No server can make its callers connect to a socket of something else."""
 
 
-def listening(name: str, backlog: int) -> socket.socket:
-    """Raises `OSError`."""
+def bound(name: str) -> socket.socket:
+    """A socket to listen at. Raises `OSError`."""
     taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         taken.bind(_PREFIX + name.encode())
-        taken.listen(backlog)
     except BaseException:
         taken.close()
         raise

@@ -19,6 +19,8 @@ from services.chassis.serving.rpc import Exposed, Unary
 CONNECTIONS_MAX = 10_000
 _HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1_000
+"""How many callers may wait for this process to accept them: after a restart, all come at once.
+asyncio sets the socket's own number again, to 100 unless it is told."""
 
 
 class FrameServer:
@@ -57,6 +59,7 @@ class FrameServer:
         self._server = await asyncio.get_running_loop().create_server(
             self._connection,
             sock=_listening(self.listen),
+            backlog=_BACKLOG,
             ssl=self._context,
             ssl_handshake_timeout=_HANDSHAKE_SECONDS if self._context is not None else None,
         )
@@ -69,7 +72,7 @@ class FrameServer:
             return
         name = secrets.token_hex(16)
         self._local = await asyncio.get_running_loop().create_unix_server(
-            self._connection, sock=local_socket.listening(name, _BACKLOG)
+            self._connection, sock=local_socket.bound(name), backlog=_BACKLOG
         )
         self._local_name, self._local_address = name, str(near)
 
@@ -139,7 +142,7 @@ def _listening(address: HostPort) -> socket.socket:
     )[0][0]
     both = family == socket.AF_INET6 and address.is_wildcard() and socket.has_dualstack_ipv6()
     return socket.create_server(
-        (address.host, address.port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+        (address.host, address.port), family=family, dualstack_ipv6=both
     )
 
 

@@ -89,6 +89,21 @@ async def test_a_server_with_tls_or_beyond_this_machine_has_no_such_socket() -> 
         assert bool(answer.local_address) is expected
 
 
+async def test_callers_that_come_all_at_once_wait_in_line() -> None:
+    # As after a restart. The server accepts none of them while this function runs.
+    async with framed(echo, near=True) as edge:
+        assert edge.frames._local is not None
+        (local,) = edge.frames._local.sockets
+        tcp = (edge.frames.listen.host, edge.frames.listen.port)
+        for family_of_both, at in ((socket.AF_UNIX, local.getsockname()), (socket.AF_INET, tcp)):
+            callers = [socket.socket(family_of_both) for _ in range(300)]
+            for caller in callers:
+                caller.settimeout(1)
+                caller.connect(at)
+            for caller in callers:
+                caller.close()
+
+
 async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
     async with framed(echo, near=True) as edge:
         await edge.until_connected()
