@@ -264,7 +264,9 @@ class ServedConnection(asyncio.Protocol):
         if self._transport is None:
             return []
         shown = self._transport.get_extra_info("peercert") or {}
-        return [name.encode() for _, name in shown.get("subjectAltName", ())]
+        # A name may also be that of a directory's entry, which is no text.
+        names = [name for _, name in shown.get("subjectAltName", ()) if isinstance(name, str)]
+        return [name.encode() for name in names]
 
     def _peer(self) -> str:
         found = self._transport.get_extra_info("peername") if self._transport is not None else None

@@ -8,14 +8,15 @@ from unittest.mock import Mock
 import pytest
 
 from percolator import errors
+from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.frames import connection as connections
 from percolator.wire.frames import lanes
-from percolator.wire.frames.layout import CALL_HEAD, Kind, NotFrames, frame
+from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from services.chassis.serving.rpc import remaining_seconds
-from tests.unit.chassis.framed_edge import echo, framed
+from tests.unit.chassis.framed_edge import SERVER_ID, echo, framed
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR
 
 pytestmark = pytest.mark.real_time
@@ -197,6 +198,22 @@ async def test_a_connection_whose_handshake_ends_after_the_server_has_left_is_en
         accepted.connection_made(transport)
         transport.abort.assert_called_once_with()
         assert edge.frames.connections() == 0
+
+
+async def test_a_certificate_may_have_names_that_are_no_text() -> None:
+    async with framed(echo) as edge:
+        directory_entry = ((("commonName", "percolator.cluster"),),)
+        shown = {"subjectAltName": (("DirName", directory_entry), ("DNS", "somebody"))}
+        transport = Mock(spec=asyncio.Transport)
+        transport.is_closing.return_value = False
+        transport.get_extra_info.return_value = shown
+        accepted = edge.frames._connection()
+        accepted.connection_made(transport)
+        hello = FramesHello(server_id=SERVER_ID).SerializeToString()
+        accepted.data_received(PREAMBLE + frame(Kind.HELLO, 0, hello))
+        assert accepted._caller is not None
+        assert accepted._caller.names == [b"somebody"]
+        accepted.connection_lost(None)
 
 
 @pytest.mark.parametrize("offers", [True, False])
