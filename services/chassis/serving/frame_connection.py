@@ -182,7 +182,9 @@ class ServedConnection(asyncio.Protocol):
         welcome = FramesWelcome(
             paths=[path for path, _ in self._unary],
             request_bytes_max=self._request_bytes_max,
-            calls_max=CALLS_MAX,
+            # One less than where reading stops, so that a caller who keeps to it is always heard,
+            # such as when it asks for a sign of life.
+            calls_max=CALLS_MAX - 1,
         )
         self._write(frame(Kind.WELCOME, 0, welcome.SerializeToString()))
 

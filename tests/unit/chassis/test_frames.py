@@ -279,6 +279,25 @@ async def test_a_server_that_gives_no_sign_of_life_is_given_up(
             await asyncio.wait_for(call, 5)
 
 
+async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.1)
+    held = Held()
+    async with framed(held.answer) as edge:
+        held.hold = True
+        connection = await edge.connected()
+        calls = []
+        while connection.takes(PATH):
+            calls.append(asyncio.create_task(connection.call(PATH, b"", 30.0)))
+            await asyncio.sleep(0)
+        await asyncio.sleep(1.0)
+        assert not any(call.done() for call in calls)
+        held.let_go.set()
+        await asyncio.gather(*calls)
+        connection.close()
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [frame(Kind.CALL, 1), frame(Kind.WELCOME, 0), b"\xff" * 9],
