@@ -102,7 +102,7 @@ def test_the_environment_may_name_the_emulator_but_not_that_of_another_cluster(
             with pytest.raises(UsageError, match=f"the emulator at {other}, which cannot be used"):
                 percolator.connect(cluster.address)
         with pytest.raises(PercolatorError, match="name it in BIGTABLE_EMULATOR_HOST"):
-            percolator.connect(cluster.address, timeout=1.0)
+            percolator.connect(cluster.address, timeout=5.0)
         for here in (emulator_host.replace("127.0.0.1", "localhost"), ""):
             monkeypatch.setenv("BIGTABLE_EMULATOR_HOST", here)
             with percolator.connect(cluster.address) as db:
@@ -192,7 +192,8 @@ def _until_more(db: Database, count: int) -> None:
 
 
 def _transfers(db: Database) -> int:
-    with db.snapshot() as snapshot:
+    # Longer than it takes others to replace a leader that was killed, on a slow machine, too.
+    with db.snapshot(timeout=60.0) as snapshot:
         rows = list(snapshot.scan(BANK))
     balances = [row[BALANCE] for row in rows if BALANCE in row]
     assert len(balances) == len(ACCOUNTS)

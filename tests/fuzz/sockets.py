@@ -72,7 +72,10 @@ class Sockets:
         context = self._tls if secure else None
         try:
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-        except ssl.SSLError:
+        except ConnectionRefusedError:
+            raise
+        except (ssl.SSLError, ConnectionError):
+            # A server that was busy for long ends a handshake that has taken too long.
             return "no handshake"
         try:
             writer.write(noise)
