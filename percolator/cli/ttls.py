@@ -11,6 +11,7 @@ from percolator.cli.durations import duration_seconds
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes
 from percolator.v1.tabletserver_pb2 import ColumnTtl
+from percolator.wire.table_options import TTL_MILLISECONDS_MAX
 
 Ttls = Annotated[
     list[str] | None,
@@ -26,7 +27,7 @@ Ttls = Annotated[
 
 def column_ttls(given: list[str] | None, *, may_be_empty: bool = False) -> list[ColumnTtl]:
     """Raises `InvalidArgument`."""
-    found = []
+    found: dict[bytes, ColumnTtl] = {}
     for text in given or ():
         column, equals, ttl = text.rpartition("=")
         if not column or not equals:
@@ -34,5 +35,10 @@ def column_ttls(given: list[str] | None, *, may_be_empty: bool = False) -> list[
         milliseconds = 0
         if ttl or not may_be_empty:
             milliseconds = ceil(1000 * duration_seconds("--ttl", ttl))
-        found.append(ColumnTtl(column=row_bytes("--ttl", column), ttl_milliseconds=milliseconds))
-    return found
+        if milliseconds > TTL_MILLISECONDS_MAX:
+            raise InvalidArgument("--ttl", f"expected at most 100 years, found {ttl!r}")
+        name = row_bytes("--ttl", column)
+        if name in found:
+            raise InvalidArgument("--ttl", f"column {column!r} is named twice")
+        found[name] = ColumnTtl(column=name, ttl_milliseconds=milliseconds)
+    return list(found.values())

@@ -67,7 +67,8 @@ def crawl_among_kills(
 ) -> list[Document]:
     """Loads a crawl, kills these processes when that many documents are there, and compares what
     is served in the end with its definition. Returns the documents."""
-    with load(cluster, *options) as loading:
+    # At no more than this rate, so that it is still at work when they are killed.
+    with load(cluster, "--rate", "60", *options) as loading:
         deadline = time.monotonic() + WAIT_SECONDS
         while len(crawled(db)) < loaded:
             assert time.monotonic() < deadline

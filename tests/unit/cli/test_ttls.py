@@ -29,3 +29,19 @@ def test_no_time_ends_it_only_where_there_is_one() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="--ttl: expected"):
         column_ttls([text])
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["token=36501d"], "expected at most 100 years, found '36501d'"),
+        (["token=1e99d"], "expected at most 100 years, found '1e99d'"),
+        (["token=1d", "hex:746f6b656e=2d"], "column 'hex:746f6b656e' is named twice"),
+    ],
+)
+def test_what_no_column_can_have_is_refused_by_the_name_of_the_option(
+    texts: list[str], reason: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        column_ttls(texts)
+    assert (caught.value.field, caught.value.reason) == ("--ttl", reason)
