@@ -141,9 +141,7 @@ def _listening(address: HostPort) -> socket.socket:
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0][0]
     both = family == socket.AF_INET6 and address.is_wildcard() and socket.has_dualstack_ipv6()
-    return socket.create_server(
-        (address.host, address.port), family=family, dualstack_ipv6=both
-    )
+    return socket.create_server((address.host, address.port), family=family, dualstack_ipv6=both)
 
 
 class _Offering:

@@ -28,7 +28,9 @@ from services.chassis.serving.frame_server import FrameServer
 from services.chassis.serving.metrics import RpcMetrics
 from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
 
-SECONDS = 10.0
+SECONDS = 30.0
+"""How long anything may take that has to happen soon, however busy the machine is. Calls last
+longer, so that their deadlines are not what ends them."""
 SERVER_ID = "this server"
 REQUEST_BYTES_MAX = 65_536
 
@@ -61,7 +63,9 @@ class Framed:
     refusals: list[None]
     peers: list[Peer] = field(default_factory=list)
 
-    async def timestamps(self, count: int = 1, timeout: float = SECONDS) -> GetTimestampsResponse:
+    async def timestamps(
+        self, count: int = 1, timeout: float = 2 * SECONDS
+    ) -> GetTimestampsResponse:
         call = self.network.unary(self.address, GET_TIMESTAMPS)
         return await call(GetTimestampsRequest(count=count), timeout)
 

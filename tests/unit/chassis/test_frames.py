@@ -16,7 +16,7 @@ from percolator.wire.frames import lanes
 from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from services.chassis.serving.rpc import remaining_seconds
-from tests.unit.chassis.framed_edge import SERVER_ID, echo, framed
+from tests.unit.chassis.framed_edge import SECONDS, SERVER_ID, echo, framed
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR
 
 pytestmark = pytest.mark.real_time
@@ -113,7 +113,7 @@ async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server() ->
         with pytest.raises(errors.DeadlineExceeded) as caught:
             await edge.timestamps(timeout=0.1)
         assert edge.address in caught.value.where
-        await asyncio.wait_for(held.cancelled.wait(), 5)
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         held.hold = False
         assert (await edge.timestamps(2)).count == 2
 
@@ -124,7 +124,7 @@ async def test_the_server_gives_up_a_call_at_its_deadline_even_if_it_hears_nothi
         held.hold = True
         peer = await edge.greeted()
         peer.send(frame(Kind.CALL, 1, CALL_HEAD.pack(0, 50)))
-        await asyncio.wait_for(held.cancelled.wait(), 5)
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         peer.writer.close()
 
 
@@ -136,7 +136,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         call = asyncio.create_task(edge.timestamps())
         await held.asked.wait()
         call.cancel()
-        await asyncio.wait_for(held.cancelled.wait(), 5)
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         assert call.cancelled()
 
 
@@ -152,7 +152,7 @@ async def test_with_its_connection_gone_nobody_knows_whether_a_call_was_executed
         with pytest.raises(errors.Unavailable) as caught:
             await call
         assert caught.value.retry is errors.Retry.UNKNOWN
-        await asyncio.wait_for(held.cancelled.wait(), 5)
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         held.hold = False
         # Over gRPC, at once; and in frames again, after a while.
         assert (await edge.timestamps(2)).count == 2
@@ -181,13 +181,13 @@ async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more() -> N
         held.hold = True
         call = asyncio.create_task(edge.timestamps(3))
         await held.asked.wait()
-        stopping = asyncio.create_task(edge.frames.stop(5))
+        stopping = asyncio.create_task(edge.frames.stop(2 * SECONDS))
         await asyncio.sleep(0.1)
         held.hold = False
         assert (await edge.timestamps(2)).count == 2, "over gRPC"
         held.let_go.set()
         assert (await call).count == 3
-        await asyncio.wait_for(stopping, 2)
+        await asyncio.wait_for(stopping, SECONDS)
 
 
 async def test_a_connection_whose_handshake_ends_after_the_server_has_left_is_ended() -> None:
@@ -266,7 +266,7 @@ async def test_a_server_that_gives_no_sign_of_life_is_given_up(
     async with framed(held.answer) as edge:
         held.hold = True
         connection = await edge.connected()
-        call = asyncio.create_task(connection.call(PATH, b"", 30.0))
+        call = asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS))
         await held.asked.wait()
         # It answers nothing for long, but it is there.
         await asyncio.sleep(0.5)
@@ -276,7 +276,7 @@ async def test_a_server_that_gives_no_sign_of_life_is_given_up(
             assert one._transport is not None
             one._transport.pause_reading()
         with pytest.raises(errors.Unavailable, match="no sign of life"):
-            await asyncio.wait_for(call, 5)
+            await asyncio.wait_for(call, SECONDS)
 
 
 async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
@@ -289,7 +289,7 @@ async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
         connection = await edge.connected()
         calls = []
         while connection.takes(PATH):
-            calls.append(asyncio.create_task(connection.call(PATH, b"", 30.0)))
+            calls.append(asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS)))
             await asyncio.sleep(0)
         await asyncio.sleep(1.0)
         assert not any(call.done() for call in calls)
@@ -308,7 +308,7 @@ async def test_a_server_that_sends_nonsense_is_left(nonsense: bytes) -> None:
     async with framed(held.answer) as edge:
         held.hold = True
         connection = await edge.connected()
-        call = asyncio.create_task(connection.call(PATH, b"", 30.0))
+        call = asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS))
         await held.asked.wait()
         connection.data_received(nonsense)
         with pytest.raises(errors.Unavailable, match="nonsense"):
@@ -322,4 +322,4 @@ async def test_a_network_is_closed_while_it_connects() -> None:
         call = other.unary(edge.address, GET_TIMESTAMPS)
         for _ in range(lanes.CALLS_BEFORE + 1):
             await call(GetTimestampsRequest(count=1), 5.0)
-        await asyncio.wait_for(other.close(), 5)
+        await asyncio.wait_for(other.close(), SECONDS)

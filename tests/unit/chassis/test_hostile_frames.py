@@ -17,7 +17,7 @@ from percolator.wire.frames.layout import (
     frame,
 )
 from services.chassis.serving import frame_connection, frame_server
-from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SERVER_ID, echo, framed
+from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, SERVER_ID, echo, framed
 from tests.unit.chassis.test_frames import Held
 
 pytestmark = pytest.mark.real_time
@@ -66,7 +66,7 @@ async def test_what_is_no_call_ends_the_connection_and_its_calls(noise: str) -> 
         await held.asked.wait()
         peer.send(AFTER_THE_HELLO[noise])
         assert await peer.is_ended()
-        await asyncio.wait_for(held.cancelled.wait(), 5)
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         assert edge.gate.in_flight == 0
         assert edge.frames.connections() == 0
 
@@ -162,7 +162,7 @@ async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for number in range(10_000):
             peer.send(frame(Kind.CALL, number, CALL))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             await edge.frames._all_ended.wait()
         # The calls that had begun when the first answer did not fit.
         assert calls <= 2 * frame_connection.CALLS_MAX
@@ -180,5 +180,8 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(
         first.send(frame(Kind.CALL, 1, CALL))
         assert (await first.received()).kind == Kind.ANSWER
         second.writer.close()
-        await asyncio.sleep(0.05)
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while edge.frames.connections() > 1:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
         await edge.greeted()

@@ -13,7 +13,7 @@ from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
 from percolator.wire.frames import lanes
 from services.chassis.serving.frame_server import FrameServer
-from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, Framed, echo, framed
+from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, Framed, echo, framed
 
 pytestmark = pytest.mark.real_time
 
@@ -98,7 +98,7 @@ async def test_callers_that_come_all_at_once_wait_in_line() -> None:
         for family_of_both, at in ((socket.AF_UNIX, local.getsockname()), (socket.AF_INET, tcp)):
             callers = [socket.socket(family_of_both) for _ in range(300)]
             for caller in callers:
-                caller.settimeout(1)
+                caller.settimeout(5)
                 caller.connect(at)
             for caller in callers:
                 caller.close()
@@ -110,6 +110,6 @@ async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
         connection = edge.network._frames._lanes[edge.address].connection
         assert connection is not None
         await edge.frames.stop(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SECONDS):
             await connection.ended
         assert (await edge.timestamps(3)).count == 3, "gRPC goes on"

@@ -227,8 +227,8 @@ def test_an_option_before_a_subcommand_is_refused_and_not_ignored(here: Path) ->
     for option in (["--data", "other"], ["--temporary"], ["--port", "7100"]):
         line = refused(*option, "destroy", "--yes")
         assert line == (
-            f"error: {option[0]}: belongs to starting a cluster; what destroy takes comes after it: "
-            "`percolator dev destroy --help`"
+            f"error: {option[0]}: belongs to starting a cluster; what destroy takes comes after "
+            "it: `percolator dev destroy --help`"
         )
         assert kept.exists()
     assert dev("destroy", "--yes").exit_code == 0
