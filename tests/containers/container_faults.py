@@ -16,7 +16,7 @@ from percolator.wire.cluster import addresses_of, describe
 from tests.chaos.leading import RECOVERY_SECONDS_MAX, leader
 from tests.chaos.supervisor import Supervisor
 from tests.containers.composed import ComposedCluster, Container, ContainersFailed
-from tests.containers.described import KINDS
+from tests.containers.described import KINDS, until_described
 
 LONGER_THAN_LEASES_SECONDS = 4.5
 
@@ -116,6 +116,10 @@ class DownAndUp(Fault):
         struck = time.monotonic()
         await asyncio.to_thread(scene.cluster.down)
         await asyncio.to_thread(scene.cluster.up, tabletserver=self._tablet_servers, loader=0)
+        # A dozen processes begin at once: on a slow machine, that alone takes longer than a
+        # recovery may.
+        wanted = dict.fromkeys(KINDS, 1) | {"tabletserver": self._tablet_servers}
+        await until_described(scene.cluster.address, wanted)
         seconds = await scene.recovered_since(struck)
         if before & {one.id for one in scene.cluster.containers()}:
             raise ContainersFailed("containers have survived `down`")

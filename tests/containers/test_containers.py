@@ -29,7 +29,7 @@ FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.orders.ya
 TABLET_SERVERS = 3
 CLIENTS = 2
 SESSIONS_PER_CLIENT = 4
-WORKS_AGAIN_SECONDS = 30.0
+WORKS_AGAIN_SECONDS = 60.0
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
