@@ -174,6 +174,8 @@ class _Story:
 
     async def _kill(self) -> list[str]:
         """Kills what the crawl needs most. Returns the names once everything works again."""
+        # A busy oracle may not have answered the last look: then nobody knows which one leads.
+        await self._until(self._strike.is_whole)
         names = self._strike.victims()
         self.gauges.killed.update(names)
         at = self._state.written
