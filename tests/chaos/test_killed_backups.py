@@ -20,7 +20,7 @@ from percolator.errors import NotReady, PercolatorError, SchemaError
 from services.local.cluster import LocalCluster
 from tests.chaos.killed_backup import EXPORT, IMPORT, PIN_TTL
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
 first = Table("first", key=codecs.raw)
 second = Table("second", key=codecs.raw)

@@ -136,6 +136,7 @@ async def total(network: GrpcNetwork, address: str) -> int:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(10 * PATIENCE_SECONDS)
 async def test_whatever_is_killed_no_commit_is_lost_and_another_gateway_knows_the_outcome(
     cluster: LocalCluster,
 ) -> None:
