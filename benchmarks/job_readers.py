@@ -2,8 +2,12 @@
 
 A process writes ROWS rows, in TASKS attempts of which two are under way at a time, and commits them
 at once. Four threads of another process read rows of the same table, one or a hundred at a time,
-each in a snapshot of its own: first while as many rows are written in plain transactions of 250;
-then while the job locks them, while it holds them all, and after its commit.
+each in a snapshot of its own: first while PLAIN_ROWS_MAX rows at most are written in plain
+transactions of 250; then while the job locks its rows, while it holds them all, and after its
+commit, beside a first scan of the table, which settles the locks.
+
+With `--rows 10000000` it shows how large a job may be: the memory of the tablet server and of the
+job's process, how long each tenth of the rows takes, and what the first scan costs.
 """
 
 from __future__ import annotations
@@ -17,20 +21,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from ctypes import c_double
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 
 import percolator
 from benchmarks.report import Report
+from benchmarks.watched_memory import WatchedMemory
 from percolator import Table, aio, codecs
+from percolator.aio.tickets import Receipt
 from services.local.cluster import LocalCluster
 
 ROWS = 200_000
 TASKS = 8
 READERS = 4
 PLAIN_ROWS = 250
+PLAIN_ROWS_MAX = 200_000
 HELD_SECONDS = 5.0
-AFTER_SECONDS = 5.0
 SCANNED = 100
+KEEP_SECONDS = 60.0
+"""As Spark's jobs are kept."""
+TENTHS = 10
+COUNTED_ROWS = 1_000
 TABLE = Table("rows", key=codecs.ordered_integer)
 COLUMN = TABLE.column("value", codecs.text)
 VALUE = "x" * 100
@@ -49,21 +61,60 @@ async def plain(address: str, rows: int) -> None:
             await asyncio.gather(*(some(first + n * PLAIN_ROWS) for n in range(4)))
 
 
-async def job(address: str, rows: int, locked: multiprocessing.synchronize.Event) -> None:
+async def job(address: str, rows: int, progress: Progress) -> None:
     """Writes them in one shared transaction."""
-    async with aio.connect(address) as db, db.shared_transaction() as whole:
+    async with aio.connect(address) as db, db.shared_transaction(ttl=KEEP_SECONDS) as whole:
         turns = asyncio.Semaphore(2)
 
-        async def task(number: int) -> object:
+        async def task(number: int) -> Receipt:
             async with turns, db.share(whole.ticket, task=str(number), timeout=60.0) as share:
-                for row in range(number, rows, TASKS):
+                for count, row in enumerate(range(number, rows, TASKS), 1):
                     await share.set(row, COLUMN, VALUE)
+                    if not count % COUNTED_ROWS:
+                        progress.rows.value += COUNTED_ROWS
                 return await share.finish()
 
         receipts = await asyncio.gather(*(task(number) for number in range(TASKS)))
-        locked.set()
+        progress.locked.set()
         await asyncio.sleep(HELD_SECONDS)
-        await whole.commit(receipts)  # type: ignore[arg-type]
+        began = time.perf_counter()
+        await whole.commit(receipts)
+        progress.commit_seconds.value = time.perf_counter() - began
+
+
+async def scan(address: str, rows: int, seconds: c_double) -> None:
+    """Scans all of them, in a process of its own."""
+    async with aio.connect(address) as db:
+        began = time.perf_counter()
+        async with db.snapshot() as snapshot:
+            found = 0
+            async for page in snapshot.scan_cells(TABLE):
+                found += len(page.rows)
+        seconds.value = time.perf_counter() - began
+    if found != rows:
+        raise SystemExit(f"the scan found {found:,} of {rows:,} rows")
+
+
+class Progress:
+    """What the process of the job tells."""
+
+    def __init__(self, context: SpawnContext) -> None:
+        self.rows = context.Value("q", 0, lock=False)
+        """How many are locked, or about to be."""
+        self.locked = context.Event()
+        self.commit_seconds = context.Value("d", 0.0, lock=False)
+
+    def tenths(self, rows: int, driver: SpawnProcess) -> list[float]:
+        """Waits until all are locked. Returns the seconds that each tenth took."""
+        began, found = time.perf_counter(), list[float]()
+        while not self.locked.wait(0.02):
+            if driver.exitcode is not None:
+                raise SystemExit("the job has failed")
+            if not self.rows.value:
+                began = time.perf_counter()  # its process is starting
+            while self.rows.value * TENTHS >= (len(found) + 1) * rows and len(found) < TENTHS - 1:
+                found.append(time.perf_counter() - began - sum(found))
+        return [*found, time.perf_counter() - began - sum(found)]
 
 
 class Readers:
@@ -125,36 +176,55 @@ def main() -> int:
 
 def measure(directory: Path, rows: int, report: Report) -> None:
     context = multiprocessing.get_context("spawn")
+    progress = Progress(context)
+
+    def begun(work: object, *arguments: object) -> SpawnProcess:
+        process = context.Process(target=_run, args=(work, cluster.address, *arguments))
+        process.start()
+        return process
+
     with (
         LocalCluster(directory / "cluster", tablet_servers=1) as cluster,
         percolator.connect(cluster.address) as db,
     ):
         db.create_table(TABLE, [rows // 2])
+        server = next(p.pid for n, p in cluster.processes.items() if n.startswith("tabletserver"))
         with Readers(db, rows) as beside:
-            writer = context.Process(target=_run, args=(plain, cluster.address, rows))
-            writer.start()
-            writer.join()
-        locked, began = context.Event(), time.perf_counter()
-        with Readers(db, rows) as during:
-            driver = context.Process(target=_run, args=(job, cluster.address, rows, locked))
-            driver.start()
-            locked.wait(600)
-        report.add("rows of the job", rows, "rows")
-        report.add("locked in", time.perf_counter() - began, "s")
-        with Readers(db, rows) as held:
-            driver.join()
-        with Readers(db, rows) as after:
-            time.sleep(AFTER_SECONDS)
-        if driver.exitcode or writer.exitcode:
-            raise SystemExit("a writer has failed")
+            _ended(begun(plain, min(rows, PLAIN_ROWS_MAX)))
+        with WatchedMemory({"tablet server": server}) as memory:
+            before = memory.now()["tablet server"]
+            with Readers(db, rows) as during:
+                driver = begun(job, rows, progress)
+                memory.add("the job's process", driver.pid or 0)
+                tenths = progress.tenths(rows, driver)
+            locked = memory.now()["tablet server"]
+            with Readers(db, rows) as held:
+                _ended(driver)
+            first, second = (context.Value("d", 0.0, lock=False) for _ in range(2))
+            with Readers(db, rows) as after:
+                _ended(begun(scan, rows, first))
+            _ended(begun(scan, rows, second))
+    report.add("rows of the job", rows, "rows")
+    report.add("locked in", sum(tenths), "s")
+    for number in range(TENTHS):
+        report.add(f"    tenth {number + 1}", tenths[number], "s")
+    report.add("    last tenth / first", tenths[-1] / tenths[0], "×", must=1.5)
+    report.add("commit", progress.commit_seconds.value * 1000, "ms")
+    report.add("first scan, beside readers", first.value, "s")
+    report.add("second scan", second.value, "s")
+    report.add("tablet server, before the job", before, "MiB")
+    report.add("    all rows locked", locked, "MiB")
+    report.add("    for each lock", (locked - before) * (1 << 20) / rows, "bytes")
+    for name, most in memory.most.items():
+        report.add(f"{name}, at most", most, "MiB")
     for title, readers in (
         ("plain writes", beside),
         ("job locks rows", during),
         ("all are locked", held),
         ("after commit", after),
     ):
-        for name, seconds in readers.seconds.items():
-            ordered = sorted(seconds)
+        for name, found in readers.seconds.items():
+            ordered = sorted(found)
             report.add(f"{title}: {name}, median", percentile(ordered, 0.5), "ms")
             for share in (0.95, 0.99):
                 report.add(f"    p{share * 100:.0f}", percentile(ordered, share), "ms")
@@ -162,6 +232,12 @@ def measure(directory: Path, rows: int, report: Report) -> None:
         report.add("    errors", len(readers.errors), "", must=0)
         for error in readers.errors[:1]:
             print(error)
+
+
+def _ended(process: SpawnProcess) -> None:
+    process.join()
+    if process.exitcode:
+        raise SystemExit("a process of the benchmark has failed")
 
 
 def _run(write: object, *arguments: object) -> None:

@@ -92,11 +92,22 @@ class DatabaseInternals:
         timeout: float | None,
         replace_after_seconds: float = REPLACE_AFTER_SECONDS,
         chosen: Set[int] = frozenset(),
+        *,
+        only_changes: bool = False,
     ) -> Share:
-        """As `Database.share`. `chosen`: start timestamps of parts whose cells it leaves alone."""
+        """As `Database.share`. `chosen`: start timestamps of parts whose cells it leaves alone.
+        `only_changes`: cells that have their values already are locked, but not written."""
         self.check_timeout(timeout)
-        seconds = timeout or self.engine.limits.call_seconds
-        return Share(self.engine, ticket, task, generation, seconds, replace_after_seconds, chosen)
+        return Share(
+            self.engine,
+            ticket,
+            task,
+            generation,
+            timeout or self.engine.limits.call_seconds,
+            replace_after_seconds,
+            chosen,
+            only_changes,
+        )
 
     def attempts(
         self, retry: RetryPolicy | None, function: Callable[..., object] | None = None

@@ -45,6 +45,7 @@ class Share:
         timeout_seconds: float,
         replace_after_seconds: float,
         chosen: Set[int] = frozenset(),
+        only_changes: bool = False,
     ) -> None:
         if not isinstance(ticket, Ticket):
             raise UsageError(f"expected a Ticket, got {type(ticket).__name__}")
@@ -62,6 +63,7 @@ class Share:
             generation,
             replace_after_seconds=replace_after_seconds,
             chosen=chosen,
+            only_changes=only_changes,
         )
         self._keeper = Keeper(engine.env, ticket.job)
         self._buffer: dict[CellAddress, Write] = {}
@@ -73,6 +75,11 @@ class Share:
         """Why nothing more can be written, once the attempt is about to end."""
         self._turn = asyncio.Lock()
         """Held by the one call that uses the attempt."""
+
+    @property
+    def kept(self) -> int:
+        """How many of the cells that it has locked had their values already."""
+        return self._attempt.kept
 
     async def begin(self) -> None:
         """Begins the attempt, and keeps it alive from now on."""

@@ -35,6 +35,7 @@
 | `load_name` | bulk load | a second load with this name takes over from one that did not end |
 | `load_from`, `load_to` | bulk load | the range to load: from the first key to before the second |
 | `notify` | bulk load | whether observers are notified of the rows (false) |
+| `notify` | atomic | of which cells: `all` that are written (the default), or `changed` ones |
 
 A stream that is read also takes `columns`, the options that choose rows by their keys, and
 `partition_bytes`. A stream that is written takes the options of an atomic write, and so does
@@ -102,7 +103,6 @@ _ONLY_WITH = {
     "load_from": "bulk_load",
     "load_name": "bulk_load",
     "load_to": "bulk_load",
-    "notify": "bulk_load",
 }
 
 _NOT_ATOMIC = {
@@ -128,6 +128,8 @@ BULK_LOAD = "bulk_load"
 MERGE = "merge"
 OPERATIONS = ("upsert", "delete", MERGE, BULK_LOAD)
 NULLS = ("refuse", "skip", "delete")
+ALL, CHANGED, NONE = "all", "changed", "none"
+"""Of which cells an atomic job notifies observers."""
 TRANSACTION_ROWS_MAX = 100_000
 MEBIBYTE = 1 << 20
 
@@ -297,6 +299,9 @@ class WriteOptions:
     load_name: str
     load_rows: RowsBetween
     notify: bool
+    """Whether a bulk load notifies observers."""
+    only_changes: bool
+    """Whether an atomic job leaves cells as they are that have their values already."""
 
     @classmethod
     def of_sink(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -337,6 +342,12 @@ class WriteOptions:
         for name in ("keep_seconds", "together"):
             if not atomic and given.get(name) is not None:
                 raise InvalidArgument(name, "needs atomic=true")
+        if not atomic and operation != BULK_LOAD and given.get("notify") is not None:
+            raise InvalidArgument(
+                "notify",
+                'needs operation=bulk_load, atomic=true, or mode("overwrite"): plain transactions '
+                "notify of what they write, and skip_equal=true writes only what differs",
+            )
         if given.get("together") and given.get("keep_seconds"):
             raise InvalidArgument("keep_seconds", "belongs to the whole job: pass it to together()")
         return cls(
@@ -361,7 +372,8 @@ class WriteOptions:
             together=given.get("together"),
             load_name=given.get("load_name") or "",
             load_rows=given.rows("load_from", "load_to", catalogue),
-            notify=given.boolean("notify"),
+            notify=operation == BULK_LOAD and given.boolean("notify"),
+            only_changes=atomic and _notified(given) == CHANGED,
         )
 
 
@@ -384,6 +396,19 @@ def _check_atomic(given: _Given, operation: str) -> None:
             raise InvalidArgument(
                 name, f'{why}: leave it out, or atomic=true and mode("overwrite")'
             )
+
+
+def _notified(given: _Given) -> str:
+    """Of which cells the atomic job notifies observers."""
+    choice = given.one_of("notify", (ALL, CHANGED, NONE))
+    if choice == NONE:
+        raise InvalidArgument(
+            "notify",
+            "none is not possible: after the commit, whoever meets a lock of the job writes the "
+            "notification, and clients of an earlier release would do so anyway. Bulk load the "
+            "rows into a new table, or register the observers after the job, without a backfill",
+        )
+    return choice
 
 
 class _Given:

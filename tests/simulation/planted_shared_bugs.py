@@ -22,6 +22,7 @@ from percolator.protocol.pushing import Pushing
 from percolator.protocol.rolling import Rolling
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import locks_of
+from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import Job, PartKey
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.whole import Whole
@@ -164,6 +165,23 @@ def locks_are_read_below_their_commit(patch: Patch) -> None:
     patch.setattr(Rolling, "read", wrong)
 
 
+def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
+    """A cell that was committed since it was read is locked as if it still had the job's value."""
+    correct = Attempt._prewrite
+
+    def wrong(
+        self: Attempt, part: Part, cell: CellAddress, write: Write, read_at: int
+    ) -> CellMutation:
+        sent = correct(self, part, cell, write, read_at)
+        if write is not KEPT:
+            return sent
+        step = sent.message()
+        del step.conditions[steps.PREWRITE_NEWER_COMMIT]
+        return sent._replace(mutation=step)
+
+    patch.setattr(Attempt, "_prewrite", wrong)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (attempts_at_a_task_share_a_part, (), True),
     (named_before_everything_is_locked, (), True),
@@ -175,5 +193,6 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (a_part_begins_after_the_end, (), True),
     (pushed_once_is_passed_for_good, (), True),
     (locks_are_read_below_their_commit, (), True),
+    (kept_cells_are_locked_whatever_was_committed, (), True),
 )
 """Each with the strikes that bring it to light, and whether it is caught in seconds."""

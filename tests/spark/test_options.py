@@ -100,6 +100,10 @@ def test_reading_names_the_option_that_is_wrong(
         ({"atomic": "true", "skip_equal": "true"}, "skip_equal", "transactions of its own"),
         ({"atomic": "true", "transaction_rows": "7"}, "transaction_rows", "many transactions"),
         ({"keep_seconds": "60"}, "keep_seconds", "needs atomic=true"),
+        ({"notify": "changed"}, "notify", "needs operation=bulk_load, atomic=true, or mode"),
+        ({"atomic": "true", "notify": "none"}, "notify", "none is not possible.* Bulk load the"),
+        ({"atomic": "true", "notify": "true"}, "notify", "expected one of all, changed, none"),
+        ({"operation": "bulk_load", "notify": "changed"}, "notify", "false, true"),
         ({"atomic": "true", "keep_seconds": "1"}, "keep_seconds", "a number from 15"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,51 @@ def _writer(cluster: Any, pages: Pages) -> AtomicWriter:
     made = pickle.loads(pickle.dumps(writer_of(parsed, StructType(fields))))
     assert isinstance(made, AtomicWriter)
     return made
+
+
+@pytest.mark.parametrize("notify", ["all", "changed"])
+def test_observers_are_notified_of_all_cells_or_of_those_that_change(
+    write: Any, read: Read, db: percolator.Database, cluster: Any, notify: str
+) -> None:
+    """In a table whose rows stay but for one that changes, one that goes and one that is new."""
+    pages = Pages(db, 400)
+    pages.observe(cluster.address)
+    old, before = pages.stored(), db.timestamp()
+    first, second, *_ = sorted(old)
+    frame = read(pages.name, catalog=CATALOG).load().where(f"url <> '{first}'")
+    changed = f"CASE WHEN url = '{second}' THEN 'new' ELSE title END AS title"
+    frame = frame.selectExpr("url", changed, "visits")
+    more = frame.sparkSession.createDataFrame([("z", "new", 1)], PAGES)
+    frame = frame.union(more)
+    write(frame, pages.name, catalog=CATALOG, notify=notify).mode("overwrite").save()
+
+    new = old | {second: ("new", old[second][1]), "z": ("new", 1)}
+    del new[first]
+    assert pages.stored() == new
+    _notified(pages, 3 if notify == "changed" else len(old) + 1)
+    committed = [one for one in read(pages.name).load().collect() if one.commit_timestamp > before]
+    # A title and visits of "z", and the title of the row that changes.
+    assert len(committed) == (3 if notify == "changed" else 2 * len(new))
+
+
+def test_an_atomic_append_of_what_is_there_notifies_nobody(
+    write: Any, db: percolator.Database, spark: SparkSession, cluster: Any
+) -> None:
+    pages = Pages(db, 40)
+    pages.observe(cluster.address)
+    same = [(url, *values) for url, values in pages.stored().items()]
+    frame = spark.createDataFrame([*same, ("z", "new", 1)], PAGES)
+    write(frame, pages.name, catalog=CATALOG, atomic="true", notify="changed").save()
+    assert len(pages.stored()) == 41
+    _notified(pages, 1)
+
+
+def _notified(pages: Pages, count: int) -> None:
+    """Waits until so many cells have notified: a reader's client rolls them forward behind it."""
+    until = time.monotonic() + 30.0
+    while pages.notifications() < count and time.monotonic() < until:
+        time.sleep(0.1)
+    assert pages.notifications() == count
 
 
 def _batch(visits: int, *urls: str) -> pa.RecordBatch:

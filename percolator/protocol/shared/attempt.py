@@ -28,6 +28,7 @@ from percolator.errors import (
     WrittenTwice,
 )
 from percolator.formats.records import (
+    KIND_LOCK_ONLY,
     KIND_PUT,
     KIND_PUT_IN_DATA,
     LOCK_HEADER,
@@ -40,6 +41,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.part_states import FINISHED
+from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
 from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.rolling_back import roll_back_part
@@ -59,6 +61,8 @@ class _Left:
         self.met: list[MetLock] = []
         self.problem: PercolatorError | None = None
         """Why there was no answer."""
+        self.changed: list[CellAddress] = []
+        """Those that were to be kept, and that others have committed since they were read."""
         self.is_overtaken = False
         """Others have committed or locked cells since the part began."""
 
@@ -77,10 +81,12 @@ class Attempt:
         *,
         replace_after_seconds: float,
         chosen: Set[int] = frozenset(),
+        only_changes: bool = False,
     ) -> None:
         """`replace_after_seconds`: how long a later attempt waits before it replaces a finished
         one. `chosen`: parts, by their start timestamps, that are to be committed with this attempt.
-        What they have locked is left to them; it is not written twice."""
+        What they have locked is left to them; it is not written twice. `only_changes`: cells that
+        hold already what is written to them are kept as they are (kept_cells.py)."""
         self._env = env
         self._groups = groups
         self._cleanup = cleanup
@@ -89,6 +95,7 @@ class Attempt:
         self._generation = generation
         self._replace_after_seconds = replace_after_seconds
         self._chosen = chosen
+        self._only_changes = only_changes
         self._parts: list[Part] = []
         self._part: Part | None = None
         """The part under which cells are locked now."""
@@ -99,6 +106,8 @@ class Attempt:
         self._is_over = False
         self.cells = 0
         """How many cells were locked."""
+        self.kept = 0
+        """How many of them are not written again."""
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -116,29 +125,39 @@ class Attempt:
         after an error, the attempt can only be abandoned."""
         self._require_going_on()
         try:
-            await self._lock(writes, deadline)
+            locked = await self._lock(writes, deadline)
         except BaseException:
             self._has_failed = True
             raise
-        self.cells += len(writes)
+        self.cells += len(locked)
+        self.kept += sum(write is KEPT for write in locked.values())
 
-    async def _lock(self, writes: Mapping[CellAddress, Write], deadline: float) -> None:
+    async def _lock(
+        self, given: Mapping[CellAddress, Write], deadline: float
+    ) -> Mapping[CellAddress, Write]:
+        """Returns what was locked: the writes, or that cells are kept."""
         env = self._env
-        pending: Sequence[CellAddress] = sorted(writes)
+        pending: Sequence[CellAddress] = sorted(given)
         backoff = env.backoff()
         began = env.now()
         allowed = deadline - began
+        writes, read_at = dict(given), 0
+        if self._only_changes:
+            read_at = (await self._current(deadline)).start
+            writes = await with_kept_cells(env, self._cleanup, given, read_at, deadline)
         while True:
             part = await self._current(deadline)
             left = _Left()
             for first in portions(pending):
                 cells = portion(pending, first)
-                steps_ = [self._prewrite(part, cell, writes[cell]) for cell in cells]
+                steps_ = [self._prewrite(part, cell, writes[cell], read_at) for cell in cells]
                 answers = await env.cells.mutate(steps_, deadline)
                 if answers.count(APPLIED) != len(cells):
                     self._sort_out(part, writes, cells, answers, left)
+            for cell in left.changed:
+                writes[cell] = given[cell]
             if not left.cells:
-                return
+                return writes
             pending = left.cells
             waited = env.now() - began if backoff.rounds else 0.0
             if left.met:
@@ -172,7 +191,8 @@ class Attempt:
         self._shared = shared_part(b"", part.primary)
         return part
 
-    def _prewrite(self, part: Part, cell: CellAddress, write: Write) -> CellMutation:
+    def _prewrite(self, part: Part, cell: CellAddress, write: Write, read_at: int) -> CellMutation:
+        """`read_at`: when it was seen that kept cells need not be written."""
         kind, value = write
         data = None
         if len(value) > self._env.limits.value_inline_bytes_max:
@@ -181,9 +201,9 @@ class Attempt:
         # Others look at the primary's time to live; this one counts while that is not there.
         ttl = int(self._job.ttl_seconds * 1000)
         lock = b"".join((LOCK_HEADER.pack(start, start + 1, ttl, kind), self._shared, value))
-        since = self._job.unchanged_since
+        since = self._job.unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
         table_id, row, column = cell
-        if since:
+        if since < start:
             step = steps.prewrite_since(row, column, start, since, lock, data)
         elif data is not None:
             step = steps.prewrite(row, column, start, lock, data)
@@ -223,6 +243,9 @@ class Attempt:
                 left.is_overtaken |= met.lock.start_timestamp > part.start
             elif self._job.unchanged_since:
                 raise self._changed(cell, answer)
+            elif writes[cell] is KEPT:
+                left.changed.append(cell)
+                left.is_overtaken |= offending_cell(answer).timestamp > part.start
             else:
                 left.is_overtaken = True
             left.cells.append(cell)
@@ -335,8 +358,9 @@ class Attempt:
         for part in self._parts:
             await roll_back_part(self._env, part.primary, part.start, deadline)
 
-    async def beat(self, deadline: float) -> None:
+    async def beat(self) -> None:
         """Keeps the parts alive."""
+        deadline = self._env.now() + self._job.beat_seconds
         for part in self._parts:
             if not part.is_lost:
                 await part.beat(deadline)

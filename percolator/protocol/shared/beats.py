@@ -16,13 +16,14 @@ _log = logging.getLogger(__name__)
 class Beating(Protocol):
     """What has to be kept alive."""
 
-    async def beat(self, deadline: float) -> None:
+    async def beat(self) -> None:
         """Raises its time to live. Raises only a `PercolatorError`, which is logged."""
         ...
 
 
 class Beats:
-    """Calls `beat` of everything added, once in every interval of heartbeats."""
+    """Calls `beat` of everything added, once in every interval of heartbeats, or when the beat
+    before has ended."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -61,8 +62,7 @@ class Beats:
         self._wait()
 
     async def _beat(self, one: Beating) -> None:
-        deadline = self._env.now() + 2 * self._env.limits.heartbeat_seconds
         try:
-            await one.beat(deadline)
+            await one.beat()
         except PercolatorError as error:
             _log.debug("a part of a shared transaction was not kept alive: %s", error)

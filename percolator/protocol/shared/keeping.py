@@ -28,8 +28,9 @@ class Keeper:
         self._env = env
         self._job = job
 
-    async def beat(self, deadline: float) -> None:
+    async def beat(self) -> None:
         """Raises what has less than two thirds left."""
+        deadline = self._env.now() + self._job.beat_seconds
         now = await _now(self._env, deadline)
         due: list[CellMutation] = []
         full = int(self._job.ttl_seconds * 1000)

@@ -29,6 +29,15 @@ class Job:
     began: int
     """A timestamp from before the first part. No other transaction has it."""
 
+    @property
+    def beat_seconds(self) -> float:
+        """How long one beat may wait for its turn: two of them fit into a time to live.
+
+        A client waits behind what it writes itself. If a busy cluster takes seconds for that, a
+        shorter time would be over with each beat, and the job would seem dead while it works.
+        """
+        return self.ttl_seconds / 2
+
     def primary(self, name: PartName) -> CellAddress:
         return CellAddress(self.table_id, self.row, name.encode())
 

@@ -80,7 +80,8 @@ class AtomicWriter(DataSourceArrowWriter):
                     locked.rows += batch.num_rows
                     locking.lock(cells(batch))
             locked.receipt = receipt = locking.finish()
-        locked.cells = receipt.cells
+        locked.equal = locking.kept
+        locked.cells = receipt.cells - locked.equal
         locked.transactions = len(receipt.parts)
         locked.seconds = time.monotonic() - began
         log.info("task of an atomic job, which is not committed yet: %s", locked)

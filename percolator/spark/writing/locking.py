@@ -29,7 +29,9 @@ class Locking:
         self._task = task
         internal = here.database.internal
         # It waits for other writers' locks as long as a transaction would be retried.
-        self._share = internal.share(ticket, task, 0, options.retry_seconds)
+        self._share = internal.share(
+            ticket, task, 0, options.retry_seconds, only_changes=options.only_changes
+        )
         catalog, deadline = internal.engine.catalog, here.deadline(options.target)
         info = here.call(lambda: catalog.table(options.target.table, deadline))
         info.require_older_than(ticket.began)
@@ -51,6 +53,11 @@ class Locking:
             self._bytes += len(write[1])
             if len(self._writes) >= FLUSH_CELLS or self._bytes >= FLUSH_BYTES:
                 self._flush()
+
+    @property
+    def kept(self) -> int:
+        """How many cells had their values already."""
+        return self._share.kept
 
     def finish(self) -> Receipt:
         """Locks the rest, and returns what the driver needs to commit it."""

@@ -22,7 +22,8 @@ class Written(WriterCommitMessage):
     cells: int = 0
     """Cells that it has committed."""
     equal: int = 0
-    """Cells that `skip_equal` found unchanged, and did not write."""
+    """Cells that had their values already, and were not written: with `skip_equal`, or
+    `notify=changed`."""
     transactions: int = 0
     conflicts: int = 0
     """Attempts at a transaction that were repeated, after a conflict or without an answer."""

@@ -3,28 +3,33 @@ attempts that its driver has chosen, or not at all.
 
 A driver puts its tasks on a board, from which the sessions of all clients take them. Attempts are
 slow, die, are run again and run twice at the same time; each writes other values, and sometimes to
-other rows, even after the job has ended: then it must not lock anything. For the checker, a job is
-one transaction.
+other rows, even after the job has ended: then it must not lock anything. Some write only changes:
+then they sometimes write what is there, and lock it. For the checker, a job is one transaction,
+which has read the values that it kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.share import Share
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import (
+    CellAddress,
     ConflictError,
     OutcomeUnknown,
     PercolatorError,
     UsageError,
     WrittenTwice,
 )
+from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import CLOSED
+from percolator.protocol.write_steps import Write
 from percolator.schema import SHARED_NAME
 from percolator.testing.isolation.history import RecordedTransaction
 from tests.simulation.sessions import Body, Cells, RecordedTx, Session
@@ -41,10 +46,21 @@ _REPLACES = 0.2
 """The share of jobs that delete all rows that they do not write."""
 _DUPLICATES = 0.05
 """The share of jobs of which two tasks write the same row."""
+_ONLY_CHANGES = 0.4
+"""The share of attempts that leave rows as they are that have their values already."""
 
 _CLOSED = ("has committed", "was rolled back")
 
 Writes = dict[bytes, bytes | None]
+
+
+class Result(NamedTuple):
+    """What an attempt that has finished has locked."""
+
+    receipt: Receipt
+    writes: Writes
+    kept: frozenset[bytes] = frozenset()
+    """Rows that it did not write again: they had these values already."""
 
 
 @dataclass
@@ -56,11 +72,27 @@ class Task:
     rows: list[bytes]
     is_alone: bool
     """No other task has one of its rows."""
-    result: tuple[Receipt, Writes] | None = None
+    result: Result | None = None
     """The result of the first attempt that has finished."""
     ended: bool = False
     closed: bool = False
     """The driver knows how the job has ended."""
+
+
+def _noted_kept(share: Share) -> set[bytes]:
+    """Fills in the rows that the attempt keeps."""
+    kept: set[bytes] = set()
+    lock = share._attempt._lock
+
+    async def noting(
+        given: Mapping[CellAddress, Write], deadline: float
+    ) -> Mapping[CellAddress, Write]:
+        locked = await lock(given, deadline)
+        kept.update(cell.row for cell, write in locked.items() if write is KEPT)
+        return locked
+
+    share._attempt._lock = noting  # type: ignore[method-assign]
+    return kept
 
 
 class Jobs(Workload):
@@ -152,16 +184,18 @@ class Jobs(Workload):
         session: Session,
         recorded: RecordedTransaction,
         whole: SharedTransaction,
-        results: Sequence[tuple[Receipt, Writes]],
+        results: Sequence[Result],
     ) -> None:
-        parts = [part for receipt, _ in results for part in receipt.parts]
+        parts = [part for result in results for part in result.receipt.parts]
         if not recorded.record.start_ts:
             # It saw nothing, and nothing was committed to any of its cells since its last part.
             recorded.began(max(part.start for part in parts))
-        for receipt, writes in results:
+        for receipt, writes, kept in results:
             for row, value in writes.items():
                 key = (self.cells.name, row, _COLUMN)
-                if value is None:
+                if row in kept:
+                    recorded.lock(key)
+                elif value is None:
                     recorded.delete(key)
                 else:
                     recorded.put(key, value)
@@ -172,7 +206,7 @@ class Jobs(Workload):
         starts = [ticket.began, *(part.start for part in parts)]
         session.note_parts(recorded.record.start_ts, starts)
         recorded.commit_called()
-        receipts = [receipt for receipt, _ in results]
+        receipts = [result.receipt for result in results]
         try:
             commit = await whole.commit(receipts)
         except OutcomeUnknown as error:
@@ -182,29 +216,31 @@ class Jobs(Workload):
         except ConflictError:
             recorded.aborted()
         else:
+            # Only now: before a rollback, others may have committed what it was to keep.
+            for _, writes, kept in results:
+                for row in kept:
+                    recorded.read((self.cells.name, row, _COLUMN), writes[row])
             recorded.committed(commit or 0)
-            rows = [row for _, writes in results for row in writes]
+            rows = [row for result in results for row in result.writes]
             if len(set(rows)) < len(rows):
                 session.broken(f"two tasks that write one row were committed together: {rows}")
 
-    async def _rest(
-        self, session: Session, ticket: Ticket, results: Sequence[tuple[Receipt, Writes]]
-    ) -> tuple[Receipt, Writes]:
+    async def _rest(self, session: Session, ticket: Ticket, results: Sequence[Result]) -> Result:
         """Deletes the rows that the job does not write."""
-        written = {row for _, writes in results for row in writes}
+        written = {row for result in results for row in result.writes}
         table = self.cells.table
         async with session.database.snapshot() as snapshot:
             receipt = await rest_deleted(
                 session.database.internal,
                 ticket,
-                [receipt for receipt, _ in results],
+                [result.receipt for result in results],
                 snapshot,
                 table,
                 task="rest",
                 timeout=3.0,
             )
             found = [row.key async for row in snapshot.scan(table)]
-        return receipt, {row: None for row in found if row not in written}
+        return Result(receipt, {row: None for row in found if row not in written})
 
     async def _abort(
         self, session: Session, whole: SharedTransaction, recorded: RecordedTransaction
@@ -228,13 +264,22 @@ class Jobs(Workload):
         random = session.random
         if task.ended and random.random() < 0.7:
             return
+        only_changes = random.random() < _ONLY_CHANGES
         share = session.database.internal.share(
-            task.ticket, task.name, 0, 3.0, replace_after_seconds=_REPLACE_AFTER_SECONDS
+            task.ticket,
+            task.name,
+            0,
+            3.0,
+            replace_after_seconds=_REPLACE_AFTER_SECONDS,
+            only_changes=only_changes,
         )
+        kept = _noted_kept(share)
         rows = task.rows if random.random() < 0.7 else random.sample(task.rows, 1)
         writes: Writes = {row: None if random.random() < 0.1 else session.unique() for row in rows}
         comes_late = task.closed
         try:
+            if only_changes:
+                await self._repeat_some(session, writes)
             await share.begin()
             await self._write(session, share, writes)
             if random.random() < 0.1:
@@ -260,7 +305,13 @@ class Jobs(Workload):
         finally:
             share._leave()
         if task.result is None:
-            task.result = receipt, writes
+            task.result = Result(receipt, writes, frozenset(kept))
+
+    async def _repeat_some(self, session: Session, writes: Writes) -> None:
+        """Some of the rows are to have the values that they have now."""
+        for row in writes:
+            if session.random.random() < 0.6:
+                writes[row] = await session.database.get(row, self._value)
 
     async def _refused(self, session: Session, share: Share) -> Receipt | None:
         """What a program gets that goes on after an error: nothing, unless there is a bug."""

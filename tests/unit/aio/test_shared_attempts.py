@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from percolator.errors import (
     ConflictError,
+    DeadlineExceeded,
     UsageError,
     WrittenTwice,
 )
+from percolator.routing.cells import Answer, CellMutation
+from percolator.routing.router import Router
 from tests.unit.aio.shared_attempts import (
     TTL_SECONDS,
     dies,
@@ -21,6 +25,8 @@ from tests.unit.aio.shared_attempts import (
     values_of,
 )
 from tests.unit.connected import balance, connected
+
+TURN_SECONDS = 4.0
 
 # ---------------------------------------------------------------- attempts
 
@@ -197,6 +203,33 @@ async def test_parts_live_as_long_as_any_attempt() -> None:
         second = await share_of(db, whole.ticket, "2", bob=2)
         await asyncio.sleep(10 * TTL_SECONDS)
         await whole.commit([first, await second.finish()])
+        assert await values_of(db) == {"ann": 1, "bob": 2}
+
+
+async def test_parts_live_on_while_each_message_waits_seconds_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind what the client writes itself, or in a busy cluster. With a short time-out, each beat
+    would be given up before it was sent."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        finished = await receipt_of(db, whole.ticket, "1", ann=1)
+        writing = await share_of(db, whole.ticket, "2", bob=2)
+        with monkeypatch.context() as patch:
+            mutate = Router.mutate
+
+            async def later(
+                router: Router, mutations: Sequence[CellMutation], deadline: float
+            ) -> list[Answer]:
+                left = deadline - asyncio.get_running_loop().time()
+                await asyncio.sleep(min(left, TURN_SECONDS))
+                if left <= TURN_SECONDS:
+                    return [DeadlineExceeded("it was not sent")] * len(mutations)
+                return await mutate(router, mutations, deadline)
+
+            patch.setattr(Router, "mutate", later)
+            await asyncio.sleep(5 * TTL_SECONDS + 0.5)
+        await fails_to_set(db, "ann")
+        await whole.commit([finished, await writing.finish()])
         assert await values_of(db) == {"ann": 1, "bob": 2}
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.schema import SHARED_NAME
 from percolator.testing.isolation.checker import WatchedColumns, check
-from percolator.testing.isolation.history import CellKey, History, TransactionRecord
-from percolator.testing.store_audit.audit import Invariant
+from percolator.testing.isolation.history import CellKey, History, Lock, TransactionRecord
+from percolator.testing.store_audit.audit import Invariant, StoredTable, audit
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
 from tests.unit.isolation import histories
@@ -40,6 +41,7 @@ from tests.unit.store_audit.stores import (
     notification,
 )
 
+SHARED_ID = TABLE_ID + 1
 TRANSFER = (put("x", "1"), put("y", "2"))
 WATCHED = (WatchedColumns("index", frozenset({("t", b"v")})),)
 UNDELETED = (replace(WATCHED[0], deletes=False),)
@@ -79,6 +81,30 @@ def test_a_secondary_may_still_be_locked_but_the_primary_may_not() -> None:
     waiting = lock("y", 1, "x", value="2")
     assert _broken(recorded, commit("x", 1, 2, "1"), waiting) == []
     assert _broken(recorded, lock("x", 1, "x", value="1"), waiting) == [Invariant.ACKNOWLEDGED]
+
+
+def test_what_decides_a_shared_transaction_is_in_its_own_row() -> None:
+    """A reader passes lock-only locks, so those of a job may stay, also on its least cell."""
+    primary = Lock((SHARED_NAME, b"job", b"0.1.0.task"))
+    recorded = history(transaction(9, histories.lock("a"), put("x", "1"), primary, commit=12))
+    waiting, done = lock("a", 9, "p", kind=LOCK_ONLY, table_id=SHARED_ID), commit("x", 9, 12, "1")
+    decided = WriteRecord(9, LOCK_ONLY).encode()
+
+    def found(*decisions: int) -> list[object]:
+        row, column = primary.key[1:]
+        own = tuple(
+            Cell(space=cells_pb2.SPACE_WRITE, row=row, column=column, timestamp=at, value=decided)
+            for at in decisions
+        )
+        tables = [
+            StoredTable(TABLE_ID, "t", (waiting, done)),
+            StoredTable(SHARED_ID, SHARED_NAME, own),
+        ]
+        return [one.kind for one in audit(tables, history=recorded).report.violations]
+
+    assert Invariant.ACKNOWLEDGED not in found(12)
+    assert Invariant.ACKNOWLEDGED in found()
+    assert Invariant.ACKNOWLEDGED in found(13)
 
 
 def test_a_transaction_committed_in_part_is_flagged() -> None:
