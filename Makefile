@@ -223,8 +223,8 @@ bench-spark: $(SPARK_READY) ## Measure rows per second between Spark and a clust
 	$(BIN)/python -m benchmarks.spark $(PARTS)
 
 .PHONY: bench-job-readers
-bench-job-readers: $(READY) ## Measure readers while an atomic job locks what they read (about a minute)
-	$(BIN)/python -m benchmarks.job_readers
+bench-job-readers: $(READY) ## Measure readers while an atomic job locks what they read (about a minute; ROWS=10000000 shows how large a job may be)
+	$(BIN)/python -m benchmarks.job_readers $(if $(ROWS),--rows $(ROWS))
 
 .PHONY: bench-incremental
 bench-incremental: $(SPARK_READY) ## Compare observers with a Spark batch job: how soon is a change served? (needs Java 17; about 20 minutes)

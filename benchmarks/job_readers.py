@@ -21,9 +21,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from ctypes import c_double
+from itertools import pairwise
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from typing import NamedTuple
+
+import psutil
 
 import percolator
 from benchmarks.report import Report
@@ -82,15 +85,12 @@ async def job(address: str, rows: int, progress: Progress) -> None:
         progress.commit_seconds.value = time.perf_counter() - began
 
 
-async def scan(address: str, rows: int, seconds: c_double) -> None:
+async def scan(address: str, rows: int) -> None:
     """Scans all of them, in a process of its own."""
-    async with aio.connect(address) as db:
-        began = time.perf_counter()
-        async with db.snapshot() as snapshot:
-            found = 0
-            async for page in snapshot.scan_cells(TABLE):
-                found += len(page.rows)
-        seconds.value = time.perf_counter() - began
+    found = 0
+    async with aio.connect(address) as db, db.snapshot() as snapshot:
+        async for page in snapshot.scan_cells(TABLE):
+            found += len(page.rows)
     if found != rows:
         raise SystemExit(f"the scan found {found:,} of {rows:,} rows")
 
@@ -104,17 +104,35 @@ class Progress:
         self.locked = context.Event()
         self.commit_seconds = context.Value("d", 0.0, lock=False)
 
-    def tenths(self, rows: int, driver: SpawnProcess) -> list[float]:
-        """Waits until all are locked. Returns the seconds that each tenth took."""
-        began, found = time.perf_counter(), list[float]()
+    def tenths(self, rows: int, driver: SpawnProcess, server: int) -> list[Spent]:
+        """Waits until all are locked. Returns what each tenth took."""
+        spent = [Spent.by(server, driver.pid)]
         while not self.locked.wait(0.02):
             if driver.exitcode is not None:
                 raise SystemExit("the job has failed")
+            now = Spent.by(server, driver.pid)
             if not self.rows.value:
-                began = time.perf_counter()  # its process is starting
-            while self.rows.value * TENTHS >= (len(found) + 1) * rows and len(found) < TENTHS - 1:
-                found.append(time.perf_counter() - began - sum(found))
-        return [*found, time.perf_counter() - began - sum(found)]
+                spent = [now]  # its process is starting
+            elif self.rows.value * TENTHS >= len(spent) * rows and len(spent) < TENTHS:
+                spent.append(now)
+        spent.append(Spent.by(server, driver.pid))
+        return [after - before for before, after in pairwise(spent)]
+
+
+class Spent(NamedTuple):
+    """Time, and CPU time of some processes: the latter depends less on others on the machine."""
+
+    seconds: float
+    cpu_seconds: float
+
+    @classmethod
+    def by(cls, *pids: int | None) -> Spent:
+        """By these processes so far."""
+        times = [psutil.Process(pid).cpu_times() for pid in pids if pid]
+        return cls(time.perf_counter(), sum(one.user + one.system for one in times))
+
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(self.seconds - before.seconds, self.cpu_seconds - before.cpu_seconds)
 
 
 class Readers:
@@ -196,22 +214,30 @@ def measure(directory: Path, rows: int, report: Report) -> None:
             with Readers(db, rows) as during:
                 driver = begun(job, rows, progress)
                 memory.add("the job's process", driver.pid or 0)
-                tenths = progress.tenths(rows, driver)
+                tenths = progress.tenths(rows, driver, server)
             locked = memory.now()["tablet server"]
             with Readers(db, rows) as held:
                 _ended(driver)
-            first, second = (context.Value("d", 0.0, lock=False) for _ in range(2))
+            began = Spent.by(server)
             with Readers(db, rows) as after:
-                _ended(begun(scan, rows, first))
-            _ended(begun(scan, rows, second))
+                _ended(begun(scan, rows))
+            scanned = Spent.by(server)
+            _ended(begun(scan, rows))
+            again = Spent.by(server)
     report.add("rows of the job", rows, "rows")
-    report.add("locked in", sum(tenths), "s")
-    for number in range(TENTHS):
-        report.add(f"    tenth {number + 1}", tenths[number], "s")
-    report.add("    last tenth / first", tenths[-1] / tenths[0], "×", must=1.5)
+    report.add("locked in", sum(one.seconds for one in tenths), "s")
+    micros = [one.cpu_seconds / rows * TENTHS * 1e6 for one in tenths]
+    report.add("    CPU per row, server and job", sum(micros) / TENTHS, "µs")
+    for number, one in enumerate(micros, 1):
+        report.add(f"        tenth {number}", one, "µs")
+    report.add("        last tenth / second", micros[-1] / micros[1], "×", must=1.5)
     report.add("commit", progress.commit_seconds.value * 1000, "ms")
-    report.add("first scan, beside readers", first.value, "s")
-    report.add("second scan", second.value, "s")
+    for title, spent in (
+        ("first scan, beside readers", scanned - began),
+        ("second scan", again - scanned),
+    ):
+        report.add(title, spent.seconds, "s")
+        report.add("    CPU per row, server", spent.cpu_seconds / rows * 1e6, "µs")
     report.add("tablet server, before the job", before, "MiB")
     report.add("    all rows locked", locked, "MiB")
     report.add("    for each lock", (locked - before) * (1 << 20) / rows, "bytes")

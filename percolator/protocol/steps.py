@@ -33,6 +33,7 @@ _NOTIFY = cells_pb2.SPACE_NOTIFY
 _ABSENT = Condition.EXPECTATION_ABSENT
 _PRESENT = Condition.EXPECTATION_PRESENT
 _BEGINS_IF_PRESENT = Condition.EXPECTATION_BEGINS_IF_PRESENT
+_AT_MOST = Condition.EXPECTATION_AT_MOST
 _PUT = Change.KIND_PUT
 _DELETE = Change.KIND_DELETE
 _DELETE_IF_PREFIX = Change.KIND_DELETE_IF_PREFIX
@@ -111,7 +112,7 @@ def commit_part(row: bytes, column: bytes, start: int, commit: int, record: byte
     """
     step = commit_primary(row, column, start, 0, commit, record, ())
     own_lock = step.conditions[OWN_LOCK]
-    own_lock.expectation = Condition.EXPECTATION_AT_MOST
+    own_lock.expectation = _AT_MOST
     own_lock.prefix, own_lock.required = timestamp_bytes(start), timestamp_bytes(commit)
     return step
 
@@ -139,6 +140,16 @@ def replace_lock(row: bytes, column: bytes, seen: bytes, lock: bytes) -> Mutatio
     """
     step = Mutation(row=row, column=column)
     step.conditions.add(space=_LOCK, expectation=_PRESENT, prefix=seen)
+    step.changes.add(kind=_PUT, space=_LOCK, value=lock)
+    return step
+
+
+def raise_lock(row: bytes, column: bytes, start: int, below: int, lock: bytes) -> Mutation:
+    """A heartbeat that no push makes fail: it replaces the lock as long as its min_commit_timestamp
+    is at most `below`. That of `lock` is higher, so no copy of this step fits again."""
+    step = Mutation(row=row, column=column)
+    own, required = timestamp_bytes(start), timestamp_bytes(below)
+    step.conditions.add(space=_LOCK, expectation=_AT_MOST, prefix=own, required=required)
     step.changes.add(kind=_PUT, space=_LOCK, value=lock)
     return step
 

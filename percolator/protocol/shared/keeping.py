@@ -8,16 +8,16 @@ processes are left. They are found by reading the transaction's row, whose locks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from percolator.errors import InvalidArgument
-from percolator.formats.records import TTL_MILLISECONDS_MAX, LockRecord
-from percolator.protocol import steps
+from percolator.formats.records import LockRecord, timestamp_bytes
 from percolator.protocol.environment import Environment
 from percolator.protocol.part_states import FINISHED
 from percolator.protocol.shared.names import Job
-from percolator.routing.cells import CellMutation, RowRequest
+from percolator.protocol.shared.raising import Lead, raised, raising
+from percolator.routing.cells import Answer, Refused, RowRequest
 from percolator.timestamps import NEWEST, SEQUENCE_BITS
+from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.v1.tabletserver_pb2 import RowRead
 
 
@@ -30,18 +30,42 @@ class Keeper:
 
     async def beat(self) -> None:
         """Raises what has less than two thirds left."""
-        deadline = self._env.now() + self._job.beat_seconds
-        now = await _now(self._env, deadline)
-        due: list[CellMutation] = []
+        env = self._env
+        deadline = env.now() + self._job.beat_seconds
+        now = await _now(env, deadline)
         full = int(self._job.ttl_seconds * 1000)
-        for lock in await locks_of(self._env, self._job, now, deadline):
-            age = max((now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS), 0)
-            ttl = min(age + full, TTL_MILLISECONDS_MAX)
+        due: dict[LockRecord, int] = {}
+        for lock in await locks_of(env, self._job, now, deadline):
+            ttl = max((now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS), 0) + full
             if lock.value == FINISHED and lock.ttl_milliseconds < ttl - full // 3:
-                due.append(_raising(lock, ttl))
-        if due:
-            # One that a reader has pushed meanwhile is raised with the next beat.
-            await self._env.cells.mutate(due, deadline)
+                due[lock] = ttl
+        lead = Lead(env.limits)
+        while due and env.now() < deadline:
+            began = env.now()
+            sent = [
+                raised(lock, lead.above(lock.min_commit_timestamp), ttl, FINISHED)
+                for lock, ttl in due.items()
+            ]
+            answers = await env.cells.mutate([raising(lock) for lock in sent], deadline)
+            lead.refused(env.now() - began)
+            # One without an answer is looked at again with the next beat.
+            due = {
+                there: lock.ttl_milliseconds
+                for lock, answer in zip(sent, answers, strict=True)
+                if (there := _there(lock, answer)) is not None
+            }
+
+
+def _there(lock: LockRecord, answer: Answer) -> LockRecord | None:
+    """The lock that a reader has pushed above this one; None if there is none of the part."""
+    if not isinstance(answer, Refused) or answer.cell is None:
+        return None
+    there = answer.cell
+    if there.space != SPACE_LOCK or not there.value.startswith(
+        timestamp_bytes(lock.start_timestamp)
+    ):
+        return None
+    return LockRecord.decode(there.value)
 
 
 async def locks_of(env: Environment, job: Job, now: int, deadline: float) -> Sequence[LockRecord]:
@@ -69,9 +93,3 @@ async def _locks_at(
 
 async def _now(env: Environment, deadline: float) -> int:
     return await env.timestamps.get(timeout_seconds=max(deadline - env.now(), 0.001))
-
-
-def _raising(lock: LockRecord, ttl_milliseconds: int) -> CellMutation:
-    table_id, row, column = lock.primary
-    raised = replace(lock, ttl_milliseconds=ttl_milliseconds)
-    return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))

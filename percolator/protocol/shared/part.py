@@ -1,19 +1,12 @@
 """The lock on the primary of one part, as the process that has begun the part knows it.
 
-The lock is always replaced as it was last seen: readers push its least commit timestamp, and the
-driver and other tasks keep it alive. Each replacement raises one of its two numbers, so a late copy
-of an earlier one never matches.
+Others replace the lock, too: readers push its least commit timestamp, and once the attempt has
+finished, the driver and other tasks keep it alive. raising.py says how it is replaced nevertheless.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from percolator.errors import (
-    ConflictError,
-    PercolatorError,
-    Retry,
-)
+from percolator.errors import ConflictError, PercolatorError, Retry
 from percolator.formats.records import (
     TTL_MILLISECONDS_MAX,
     LockRecord,
@@ -25,12 +18,9 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.part_states import FINISHED, OPEN
 from percolator.protocol.shared.closing import ended, look
 from percolator.protocol.shared.names import Job, PartKey, PartName
-from percolator.routing.cells import APPLIED, CellMutation, Groups, Refused
+from percolator.protocol.shared.raising import Lead, raised, raising
+from percolator.routing.cells import APPLIED, Groups, Refused
 from percolator.v1.cells_pb2 import SPACE_LOCK
-from percolator.v1.tabletserver_pb2 import Mutation
-
-_PUSHED_TIMES_MAX = 4
-"""How often a beat is repeated at once because readers have pushed the lock."""
 
 
 class Part:
@@ -56,6 +46,8 @@ class Part:
             primary=self.primary,
             value=OPEN,
         )
+        self._lead = Lead(env.limits)
+        self._is_finishing = False
         self.is_lost = False
         """The lock is gone: the part was rolled back by others."""
 
@@ -96,6 +88,7 @@ class Part:
     async def finish(self, deadline: float) -> None:
         """Notes that every cell of the attempt is locked. Raises `ConflictError` if the part was
         rolled back."""
+        self._is_finishing = True
         backoff = self._env.backoff()
         while self._lock.value != FINISHED:
             try:
@@ -106,23 +99,22 @@ class Part:
 
     async def beat(self, deadline: float) -> None:
         """Raises the time to live. Raises `ConflictError` if the part was rolled back."""
-        for _ in range(_PUSHED_TIMES_MAX):
-            if await self._replace(self._lock.value, deadline):
-                return
+        while not self._is_finishing and not await self._replace(OPEN, deadline):
+            pass
 
     async def _replace(self, value: bytes, deadline: float) -> bool:
         """Replaces the lock, or learns what it is now. Returns whether it was replaced."""
-        seen = self._lock
-        ttl = min(max(self._ttl(), seen.ttl_milliseconds + 1), TTL_MILLISECONDS_MAX)
-        raised = replace(seen, ttl_milliseconds=ttl, value=value)
-        _, row, column = self.primary
-        step = steps.replace_lock(row, column, seen.prefix, raised.encode())
-        (answer,) = await self._env.cells.mutate((self._mutation(step),), deadline)
+        seen, began = self._lock, self._env.now()
+        least = self._lead.above(seen.min_commit_timestamp)
+        lock = raised(seen, least, max(self._ttl(), seen.ttl_milliseconds), value)
+        (answer,) = await self._env.cells.mutate((raising(lock),), deadline)
         if answer is APPLIED:
-            self._take(raised)
+            self._lead.applied()
+            self._take(lock)
             return True
         if not isinstance(answer, Refused):
             raise answer
+        self._lead.refused(self._env.now() - began)
         if not self._learn(answer):
             self.is_lost = True
             raise self.gone()
@@ -159,6 +151,3 @@ class Part:
     def _ttl(self) -> int:
         seconds = self._env.now() - self._started_seconds + self._job.ttl_seconds
         return min(int(seconds * 1000), TTL_MILLISECONDS_MAX)
-
-    def _mutation(self, step: Mutation) -> CellMutation:
-        return CellMutation(self._job.table_id, step)

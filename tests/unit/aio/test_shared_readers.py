@@ -142,6 +142,7 @@ async def test_a_finished_part_is_pushed_when_the_snapshot_is_as_old_as_readers_
         await set_value(db, "ann", 0)
         async with db.shared_transaction() as whole:
             await receipt_of(db, whole.ticket, "1", ann=1)
+            await asyncio.sleep(0.01)
             at, began = await db.timestamp(), _now()
             assert await values_of(db, at) == {"ann": 0}
             assert PATIENCE * 0.9 <= _now() - began < PATIENCE * 1.5

@@ -1,0 +1,66 @@
+"""Raising the lock on a part's primary while readers push it.
+
+Readers push the least commit timestamp in that lock, each time a younger snapshot meets one of the
+part's locks. A replacement that fits only the lock as it was last seen comes too late if its way
+takes longer than the time between two pushes. On a busy cluster, every one would, and a job at work
+would be taken for dead. So what keeps a part alive pushes it as well: it raises the least commit
+timestamp, whatever that is by then, unless it is as high already. After a refusal, the next
+replacement has a longer lead: pushes follow the oracle's clock, so it arrives above them once the
+lead is longer than its way.
+
+Rules, each with the failure that it prevents:
+- A replacement is never below what its process has sent before: the lead is kept until one was
+  applied. And once a process says that the attempt has finished, it sends nothing else. Otherwise a
+  beat that is late, or on its way at the same time, would say that the attempt is still at work,
+  and nobody but that attempt would keep the part alive.
+- The lead is no longer than it has to be, and zero without a refusal: the driver's commit waits
+  until the oracle is above it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from percolator.formats.records import TTL_MILLISECONDS_MAX, LockRecord
+from percolator.limits import Limits
+from percolator.protocol import steps
+from percolator.routing.cells import CellMutation
+from percolator.timestamps import SEQUENCE_BITS
+
+_LEAD_SECONDS_MAX = 5.0
+
+
+class Lead:
+    """How far above the least commit timestamps that were seen the next replacement is."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seconds = 0.0
+
+    def above(self, least: int) -> int:
+        """The least commit timestamp to set."""
+        return least + (int(self._seconds * 1000) << SEQUENCE_BITS) + 1
+
+    def refused(self, took_seconds: float) -> None:
+        """A reader was faster; the answer came after this time."""
+        # A push is at most this much ahead of its time.
+        ahead = self._limits.push_after_seconds
+        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), _LEAD_SECONDS_MAX)
+
+    def applied(self) -> None:
+        self._seconds = 0.0
+
+
+def raised(lock: LockRecord, least: int, ttl_milliseconds: float, value: bytes) -> LockRecord:
+    """The lock with a higher least commit timestamp, another time to live, and another state."""
+    ttl = min(int(ttl_milliseconds), TTL_MILLISECONDS_MAX)
+    return replace(lock, min_commit_timestamp=least, ttl_milliseconds=ttl, value=value)
+
+
+def raising(lock: LockRecord) -> CellMutation:
+    """Puts this lock in the place of the part's lock, if that has a lower least commit
+    timestamp."""
+    table_id, row, column = lock.primary
+    below = lock.min_commit_timestamp - 1
+    step = steps.raise_lock(row, column, lock.start_timestamp, below, lock.encode())
+    return CellMutation(table_id, step)
