@@ -63,7 +63,7 @@ READ_LOCK_MARK = READ_LOCKS.replace(b"\0", b"\0\xff")
 AFTER_READ_LOCKS = b"\xff" * 9
 """Behind `read_locks_prefix`, it sorts after every read lock of the cell."""
 
-_END = b"\0\x01"
+END = b"\0\x01"
 _AFTER = b"\0\x02"
 _COLUMN_CACHE_ENTRIES_MAX = 4096
 
@@ -82,12 +82,12 @@ def component(raw: bytes) -> bytes:
     """One self-delimiting component: a row, a column or a qualifier."""
     if b"\0" in raw:
         raw = raw.replace(b"\0", b"\0\xff")
-    return raw + _END
+    return raw + END
 
 
 def column_prefix(raw: bytes) -> bytes:
     """How the components of all columns that begin with these bytes begin."""
-    return component(raw)[: -len(_END)]
+    return component(raw)[: -len(END)]
 
 
 def after_component(encoded: bytes) -> bytes:
@@ -141,7 +141,7 @@ def decode(key: bytes) -> CellKey:
 
 def split_component(key: bytes, at: int) -> tuple[bytes, int]:
     """The raw bytes of the component at this offset, and the offset after it."""
-    end = key.find(_END, at)
+    end = key.find(END, at)
     if end < 0:
         raise InvariantViolation("a key with a component that does not end")
     return unescaped(key[at:end]), end + 2

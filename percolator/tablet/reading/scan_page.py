@@ -138,6 +138,21 @@ class ScanPage:
 
     def _admit(self, row: bytes) -> bool:
         """Whether there is room for a row with visible cells, after the locked rows before it."""
+        if self._lock_rows and not self._admit_locked_before(row):
+            return False
+        if self.rows >= self._rows_max or self._cells.bytes >= self._plan.bytes_max:
+            self._full_before = row
+            return False
+        self.rows += 1
+        if self._lock_rows and self._is_next_lock(row):
+            self._locks_counted += 1
+        return True
+
+    def _is_next_lock(self, row: bytes) -> bool:
+        return self._lock_rows[self._locks_counted : self._locks_counted + 1] == [row]
+
+    def _admit_locked_before(self, row: bytes) -> bool:
+        """Whether there is room for the locked rows before this row."""
         lock_rows, reverse = self._lock_rows, self._plan.reverse
         while self._locks_counted < len(lock_rows):
             lock_row = lock_rows[self._locks_counted]
@@ -147,12 +162,6 @@ class ScanPage:
                 self._full_before = lock_row
                 return False
             self.rows += 1
-            self._locks_counted += 1
-        if self.rows >= self._rows_max or self._cells.bytes >= self._plan.bytes_max:
-            self._full_before = row
-            return False
-        self.rows += 1
-        if lock_rows[self._locks_counted : self._locks_counted + 1] == [row]:
             self._locks_counted += 1
         return True
 

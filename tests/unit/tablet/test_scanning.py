@@ -129,6 +129,24 @@ async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> N
     assert sorted(seen) == sorted([*rows, b"ab"])
 
 
+async def test_columns_that_a_walk_does_not_remember_are_read_as_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(visible_cells, "COLUMNS_MET_MAX", 2)
+    rig = await Rig().open()
+    columns = [b"a", b"b", b"c\0", b"d"]
+    for row in (b"1", b"2\0"):
+        changes = [put(WRITE, write_record(5, row + column), 6) for column in columns]
+        await rig.apply(
+            *(mutation(row, one, column=c) for one, c in zip(changes, columns, strict=True))
+        )
+    for wanted in (columns, [b"b", b"d"], [b"c\0"]):
+        (page,) = await rig.scan(30, columns=wanted, all_columns=wanted == columns)
+        addresses = list(zip(page.found.rows, page.found.columns, strict=True))
+        assert addresses == [(row, column) for row in (b"1", b"2\0") for column in wanted]
+        assert list(page.found.values) == [row + column for row, column in addresses]
+
+
 @pytest.mark.parametrize("page_entries_max", [10, 12])
 async def test_a_range_of_only_deleted_rows_is_split_into_pages(page_entries_max: int) -> None:
     """One cursor over millions would hold back compaction, and its caller would hear nothing."""
