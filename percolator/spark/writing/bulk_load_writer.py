@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import takewhile
-from typing import TYPE_CHECKING
+from itertools import islice, takewhile
+from operator import lt
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
@@ -97,11 +98,13 @@ class BulkLoadWriter(DataSourceArrowWriter):
 
 def _sorted(cells: list[Cell]) -> list[LoadedCell]:
     """The cells in the order of their rows. Raises `SchemaError` if one appears twice."""
-    found: dict[tuple[bytes, bytes], bytes] = {}
-    for row, column, value in cells:
-        if value is None:
-            raise SchemaError("a bulk load cannot load a null: there is nothing to delete yet")
-        found[row, column] = value
+    if any(value is None for _, _, value in cells):
+        raise SchemaError("a bulk load cannot load a null: there is nothing to delete yet")
+    loaded = cast(list[LoadedCell], cells)
+    rows = [row for row, _, _ in loaded]
+    if all(map(lt, rows, islice(rows, 1, None))):
+        return loaded  # nearly always, if the frame is arranged and has one column
+    found = {(row, column): value for row, column, value in loaded}
     if len(found) < len(cells):
         raise _twice()
     return [(row, column, found[row, column]) for row, column in sorted(found)]
