@@ -26,6 +26,7 @@ from percolator.routing.ranges import TableRange
 from percolator.spark.catalog.declared_codecs import require_declared
 from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.options import Target
+from percolator.spark.python_workers import leave_out_of_collections
 
 R = TypeVar("R")
 
@@ -96,6 +97,7 @@ def _connect(target: Target) -> Connection:
         ) from error
     found = Connection(thread, database)
     thread.close_at_exit(found, database.close)
+    leave_out_of_collections()
     return found
 
 

@@ -11,6 +11,7 @@ import socket
 import threading
 
 from percolator.blocking.database import Database, connect
+from percolator.spark.python_workers import leave_out_of_collections
 from percolator.wire.cluster import default_addresses, parse_addresses
 
 _databases: dict[tuple[int, str], Database] = {}
@@ -27,4 +28,5 @@ def shared_database(address: str | None) -> Database:
         if found is None:
             description = f"Spark on {socket.gethostname()}"
             found = _databases[key] = connect(key[1], description=description)
+            leave_out_of_collections()
         return found

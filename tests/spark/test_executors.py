@@ -114,7 +114,8 @@ def test_a_python_worker_has_one_connection_for_all_its_tasks(
     pages, address = Pages(db, 4), cluster.address
     name = pages.name
 
-    def look(numbers: Iterable[int]) -> Iterator[tuple[int, int, bool]]:
+    def look(numbers: Iterable[int]) -> Iterator[tuple[int, int, bool, int]]:
+        import gc
         import os
 
         import percolator.spark
@@ -123,16 +124,18 @@ def test_a_python_worker_has_one_connection_for_all_its_tasks(
         found = percolator.spark.database(address)
         with found.snapshot() as snapshot:
             titles = Table(name).column("meta:title", codecs.text)
-            yield os.getpid(), id(found), snapshot.get("a00000", titles) == "title of a00000"
+            read = snapshot.get("a00000", titles) == "title of a00000"
+        yield os.getpid(), id(found), read, gc.get_freeze_count()
 
     looked = []
     for _ in range(2):
         numbers = spark.sparkContext.parallelize(range(PARTITIONS), PARTITIONS)
         looked += numbers.mapPartitions(look).collect()
-    assert all(read for _, _, read in looked)
-    processes = {process for process, _, _ in looked}
-    assert len({(process, database) for process, database, _ in looked}) == len(processes)
+    assert all(read for _, _, read, _ in looked)
+    processes = {process for process, *_ in looked}
+    assert len({(process, database) for process, database, *_ in looked}) == len(processes)
     assert len(processes) < len(looked)
+    assert all(frozen for *_, frozen in looked), "Spark collects garbage after each task"
 
 
 def test_a_function_that_captures_a_database_is_refused_with_what_to_use_instead(

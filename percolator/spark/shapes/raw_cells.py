@@ -9,6 +9,7 @@ from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
 from percolator.schema import Column, Table
+from percolator.spark.shapes.arrow_arrays import of_bytes, of_numbers
 from percolator.spark.shapes.fields import (
     BINARY,
     Cell,
@@ -59,13 +60,13 @@ class RawCells:
         return tuple(Column(_ANY_TABLE, name, codecs.raw).name for name in columns)
 
     def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
-        lists = {
-            ROW: page.rows,
-            COLUMN: page.columns,
-            VALUE: page.values,
-            COMMITTED: page.commit_timestamps,
-        }
-        arrays = [pa.array(lists[field.name.lower()], field.type) for field in target]
+        lists = {ROW: page.rows, COLUMN: page.columns, VALUE: page.values}
+        arrays = [
+            of_numbers(page.commit_timestamps, field.type)
+            if field.name.lower() == COMMITTED
+            else of_bytes(lists[field.name.lower()], field.type)
+            for field in target
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=target)
 
     def check_write(

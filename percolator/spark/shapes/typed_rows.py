@@ -32,7 +32,13 @@ from percolator.spark.shapes.fields import (
     type_name,
 )
 from percolator.spark.shapes.nested_values import decoded_nested, encoded_nested
-from percolator.spark.shapes.values import decoded, decoded_key, encoded, encoded_key
+from percolator.spark.shapes.values import (
+    decoded,
+    decoded_key,
+    encoded,
+    encoded_key,
+    parts_of_keys,
+)
 
 _WIDENED = {
     "bigint": (ByteType, ShortType, IntegerType),
@@ -118,11 +124,14 @@ class TypedRows:
         if len(key) == 1:
             name = key[0].name.lower()
             return {name: decoded_key(rows, key[0].type, types[name])} if name in types else {}
-        wanted = [(i, part.name.lower()) for i, part in enumerate(key)]
-        wanted = [(i, name) for i, name in wanted if name in types]
+        wanted = [(i, part.type, part.name.lower()) for i, part in enumerate(key)]
+        wanted = [(i, kind, name) for i, kind, name in wanted if name in types]
         decode = self._key_codec.decode
         keys = [decode(row) for row in rows] if wanted else []
-        return {name: pa.array([found[i] for found in keys], types[name]) for i, name in wanted}
+        return {
+            name: parts_of_keys([found[i] for found in keys], kind, types[name])
+            for i, kind, name in wanted
+        }
 
     # ------------------------------------------------------------------ writing
 

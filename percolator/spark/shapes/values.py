@@ -16,6 +16,13 @@ import pyarrow as pa
 from percolator import codecs
 from percolator.errors import SchemaError
 from percolator.spark.catalog.frame_catalog import DECIMAL, KEY_CODECS
+from percolator.spark.shapes.arrow_arrays import (
+    of_blocks,
+    of_bytes,
+    of_flags,
+    of_numbers,
+    of_texts,
+)
 
 Bytes = list[bytes | None]
 """The bytes of cells; None where a cell has no value."""
@@ -45,16 +52,16 @@ _EIGHT = pa.binary(8)
 def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> pa.Array:
     """Stored values of one type as an array. Raises `SchemaError` if they have another type."""
     try:
-        if kind == "raw":
-            return pa.array(values, target)
-        if kind in ("text", "json"):
-            return pa.array(values, pa.binary()).cast(target)
+        if kind in ("raw", "text", "json"):
+            return of_bytes(values, target)
         if kind in _BLOCKS:
             return _shown_as(target, _from_block(values, *_BLOCKS[kind]))
     except pa.ArrowInvalid:
         pass  # one of them is damaged: the codec finds it and names what is wrong
     decode = _codec(kind).decode
     found = [None if value is None else decode(value) for value in values]
+    if kind == "boolean":
+        return of_flags(found)
     try:
         return pa.array(found, target)
     except (pa.ArrowInvalid, OverflowError):
@@ -66,7 +73,14 @@ def decoded_key(rows: Sequence[bytes], kind: str, target: pa.DataType) -> pa.Arr
     if kind in ("raw", "text"):
         return decoded(rows, kind, target)
     decode = KEY_CODECS[kind].decode
-    return pa.array([decode(row) for row in rows], target)
+    return of_numbers((decode(row) for row in rows), target)
+
+
+def parts_of_keys(parts: Sequence[Any], kind: str, target: pa.DataType) -> pa.Array:
+    """One part of each key, decoded, as an array."""
+    if kind == "raw":
+        return of_bytes(parts, target)
+    return of_texts(parts, target) if kind == "text" else of_numbers(parts, target)
 
 
 def encoded(values: pa.Array, kind: str) -> Bytes:
@@ -120,7 +134,7 @@ def _compact_json(text: str) -> bytes:
 
 
 def _from_block(values: Sequence[bytes | None], letter: str, target: pa.DataType) -> pa.Array:
-    fixed = pa.array(values, _EIGHT)
+    fixed = of_blocks(values, _EIGHT.byte_width)
     validity, block = fixed.buffers()
     numbers = array(letter)
     numbers.frombytes(memoryview(block)[: 8 * len(fixed)])

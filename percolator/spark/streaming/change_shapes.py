@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -19,6 +18,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage, StoredChange
 from percolator.spark.options import ReadOptions
+from percolator.spark.shapes.arrow_arrays import of_bytes, of_numbers, of_texts
 from percolator.spark.shapes.fields import field_named, type_name
 from percolator.spark.shapes.raw_cells import COLUMN, COMMITTED, ROW, VALUE, RawCells
 from percolator.spark.shapes.typed_rows import TypedRows, by_field
@@ -102,14 +102,13 @@ class CellChanges:
         kinds: list[str],
         commits: list[int],
     ) -> pa.RecordBatch:
-        lists: dict[str, Any] = {
-            ROW: rows,
-            COLUMN: columns,
-            VALUE: values,
-            KIND: kinds,
-            COMMITTED: commits,
-        }
-        arrays = [pa.array(lists[field.name.lower()], field.type) for field in self._target]
+        lists: dict[str, Sequence[bytes | None]] = {ROW: rows, COLUMN: columns, VALUE: values}
+        arrays = [
+            of_bytes(lists[field.name.lower()], field.type)
+            if field.name.lower() in lists
+            else _added(field, kinds, commits)
+            for field in self._target
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
 
 
@@ -156,14 +155,18 @@ class RowChanges:
     ) -> pa.RecordBatch:
         of_table = self._shape.arrays(rows, values, self._fields, self._target_of_table)
         by_name = dict(zip(self._target_of_table.names, of_table, strict=True))
-        added: dict[str, Any] = {KIND: kinds, COMMITTED: commits}
         arrays = [
-            by_name[field.name]
-            if field.name in by_name
-            else pa.array(added[field.name.lower()], field.type)
+            by_name[field.name] if field.name in by_name else _added(field, kinds, commits)
             for field in self._target
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
+
+
+def _added(field: pa.Field, kinds: list[str], commits: list[int]) -> pa.Array:
+    """What the stream adds to its rows, if the field is that."""
+    if field.name.lower() == KIND:
+        return of_texts(kinds, field.type)
+    return of_numbers(commits, field.type)
 
 
 def _kind(change: StoredChange) -> str:

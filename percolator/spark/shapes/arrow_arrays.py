@@ -1,0 +1,69 @@
+"""Arrow arrays from lists, put together from blocks of memory.
+
+`pa.array` imports pandas where it is installed, to see whether the list is one of its series. That
+takes 0.4 s of CPU, in each Python process that Spark starts. So it is only left to values for which
+there is no block: decimals and nested types.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+
+_EMPTY = b""
+
+
+def of_bytes(values: Sequence[bytes | None], target: pa.DataType) -> pa.Array:
+    """An array of a binary type, or of text. Raises `pa.ArrowInvalid` if text is not UTF-8."""
+    validity, nulls = _validity(values)
+    present = [value or _EMPTY for value in values] if nulls else values
+    offsets = array("i", list(accumulate(map(len, present), initial=0)))  # type: ignore[arg-type]
+    content = _EMPTY.join(present)  # type: ignore[arg-type]  # nulls are replaced
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(content)]
+    found = pa.Array.from_buffers(target, len(values), buffers, nulls)
+    if pa.types.is_string(target):
+        found.validate(full=True)
+    return found
+
+
+def of_texts(values: Sequence[str], target: pa.DataType) -> pa.Array:
+    """An array of text."""
+    return of_bytes([value.encode() for value in values], target)
+
+
+def of_numbers(values: Iterable[int], target: pa.DataType) -> pa.Array:
+    """An array of 64-bit integers. Raises `OverflowError` if one of them does not fit."""
+    numbers = array("q", values)
+    return pa.Array.from_buffers(target, len(numbers), [None, pa.py_buffer(numbers)], 0)
+
+
+def of_flags(values: Sequence[bool | None]) -> pa.Array:
+    """An array of booleans."""
+    validity, nulls = _validity(values)
+    return pa.Array.from_buffers(pa.bool_(), len(values), [validity, _bits(values)], nulls)
+
+
+def of_blocks(values: Sequence[bytes | None], size: int) -> pa.Array:
+    """An array of binary values, each of that many bytes. Raises `pa.ArrowInvalid` for others."""
+    validity, nulls = _validity(values)
+    blank = bytes(size)
+    present = [blank if value is None else value for value in values] if nulls else values
+    if any(len(value) != size for value in present):  # type: ignore[arg-type]
+        raise pa.ArrowInvalid(f"expected {size} bytes each")
+    content = pa.py_buffer(_EMPTY.join(present))  # type: ignore[arg-type]
+    return pa.Array.from_buffers(pa.binary(size), len(values), [validity, content], nulls)
+
+
+def _validity(values: Sequence[object]) -> tuple[pa.Buffer | None, int]:
+    """Arrow's bitmap of the values that are not None, if some are, and their number."""
+    nulls = values.count(None)
+    return (_bits([value is not None for value in values]) if nulls else None), nulls
+
+
+def _bits(flags: Sequence[object]) -> pa.Buffer:
+    """One bit for each, the first one the lowest of the first byte."""
+    digits = "".join("1" if flag else "0" for flag in reversed(flags))
+    return pa.py_buffer(int(digits or "0", 2).to_bytes((len(flags) + 7) // 8, "little"))
