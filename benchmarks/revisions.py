@@ -55,9 +55,14 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def run(program: str, release: Path) -> Measured:
-    """What the program measures with the library in that directory."""
+    """What the program measures with the library in that directory, and with the services there.
+
+    Services are started from that directory, too: those of earlier revisions look for their code in
+    the working directory first, so they would be this revision's if we stayed here.
+    """
     done = subprocess.run(
         [sys.executable, "-P", PROGRAMS / f"{program}.py"],
+        cwd=release,
         env={**os.environ, "PYTHONPATH": f"{release}{os.pathsep}{PROGRAMS}"},
         capture_output=True,
         text=True,
