@@ -8,8 +8,8 @@ calls do: an observer that reads on and on runs too long.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 _LOOK_SECONDS_MIN = 0.01
 """While a call is in progress, its run is not given up; this is how often it is looked at."""
@@ -24,26 +24,26 @@ class ClusterWaits:
         """Calls that take `long_seconds` or more do not count."""
         self._now = now
         self._long_seconds = long_seconds
-        self._open: dict[object, float] = {}
+        self._open: dict[_Call, float] = {}
         """When each call in progress has begun, the first one first."""
         self._seconds = 0.0
         self._until = 0.0
         """Up to here, all that does not count is in `_seconds`."""
 
-    @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self) -> _Call:
         """A block that waits for the cluster."""
-        me = object()
-        self._open[me] = self._now()
-        try:
-            yield
-        finally:
-            # As long as one call is late, no time counts, whichever ends first.
-            now, first = self._now(), next(iter(self._open.values()))
-            if now - first >= self._long_seconds:
-                self._seconds += now - max(first, self._until)
-                self._until = now
-            del self._open[me]
+        return _Call(self)
+
+    def begin(self, call: _Call) -> None:
+        self._open[call] = self._now()
+
+    def end(self, call: _Call) -> None:
+        # As long as one call is late, no time counts, whichever ends first.
+        now, first = self._now(), next(iter(self._open.values()))
+        if now - first >= self._long_seconds:
+            self._seconds += now - max(first, self._until)
+            self._until = now
+        del self._open[call]
 
     def seconds(self) -> float:
         """The time so far that does not count. The calls in progress may become long ones."""
@@ -53,35 +53,45 @@ class ClusterWaits:
         return self._seconds + self._now() - max(first, self._until)
 
 
+class _Call:
+    """A call in progress. A class, since a generator would cost every call of every run three times
+    as much."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: ClusterWaits) -> None:
+        self._waits = waits
+
+    def __enter__(self) -> None:
+        self._waits.begin(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._waits.end(self)
+
+
 class RunTime:
     """The time of one run, from now on."""
 
+    __slots__ = ("_begun", "_loop", "_waited", "seconds")
+
     def __init__(self, seconds: float, waited: Callable[[], float]) -> None:
         """`waited` returns the seconds, since now, that do not count."""
-        self._seconds = seconds
+        self.seconds = seconds
         self._waited = waited
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def ends_no_sooner_than(self) -> float:
+        """The time of the event loop at which it is over if no seconds turn out not to count."""
+        return self._begun + self.seconds
 
     def look_again_seconds(self) -> float:
         """When to look again whether the time is over; 0 if it is."""
-        left = self._seconds + self._waited() - (self._loop.time() - self._begun)
+        left = self.seconds + self._waited() - (self._loop.time() - self._begun)
         return max(left, _LOOK_SECONDS_MIN) if left > 0.0 else 0.0
-
-    @contextmanager
-    def ends(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """A block that this limit interrupts when the time is over."""
-        self._look(limit)
-        try:
-            yield
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _look(self, limit: asyncio.Timeout) -> None:
-        seconds = self.look_again_seconds()
-        if seconds:
-            self._timer = self._loop.call_later(seconds, self._look, limit)
-        else:
-            limit.reschedule(self._loop.time())

@@ -21,6 +21,7 @@ from typing import Any
 from percolator.errors import (
     CellAddress,
     ConflictError,
+    InvariantViolation,
     OutcomeUnknown,
     PercolatorError,
     Retry,
@@ -32,7 +33,8 @@ from percolator.observers.running import trace
 from percolator.observers.running.dead_letter import DeadLetters
 from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run import ObserverRun
-from percolator.observers.running.threads import Threads, TookTooLong
+from percolator.observers.running.threads import Threads
+from percolator.observers.running.time_limits import TimeLimit, TimeLimits, TookTooLong
 from percolator.observers.running.tracebacks import message_of, traceback_of
 from percolator.observers.running.turns import Turns
 from percolator.observers.work import Work, WorkQueue
@@ -72,6 +74,7 @@ class RunPool:
         self._results = results
         self._threads = threads
         self._runs_max = runs_max
+        self._time_limits = TimeLimits()
         self._turns = Turns(context.env, results.queue)
         self._runs = Tasks(_run_failed)
         self._closing = False
@@ -92,7 +95,10 @@ class RunPool:
     async def drain(self, seconds: float) -> bool:
         """Starts no more runs, and waits for those in progress. Whether all ended by themselves."""
         self._closing = True
-        return await self._runs.drain(seconds, cancelled_seconds=_CANCELLED_SECONDS)
+        try:
+            return await self._runs.drain(seconds, cancelled_seconds=_CANCELLED_SECONDS)
+        finally:
+            self._time_limits.close()
 
     async def _serve(self, first: Work) -> None:
         work: Work | None = first
@@ -163,16 +169,18 @@ class RunPool:
         as if this task had been cancelled, and the change would be tried forever.
         """
         task = asyncio.current_task()
+        if task is None:
+            raise InvariantViolation("a run needs a task that can be interrupted")
         try:
-            await self._call_function(run, work)
+            await self._call_function(run, work, task)
         except SystemExit as error:
             raise RuntimeError(f"the observer tried to exit the process: {error}") from error
         except asyncio.CancelledError as error:
-            if task is not None and task.cancelling():
+            if task.cancelling():
                 raise
             raise RuntimeError("something that the observer awaited was cancelled") from error
 
-    async def _call_function(self, run: ObserverRun, work: Work) -> None:
+    async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
         observer, waits = work.watched.observer, run.transaction.waits
         arguments: list[object] = [observer.table.key.decode(work.row)]
         if observer.wants_column:
@@ -195,18 +203,13 @@ class RunPool:
                 counters.hung += 1
                 raise
             return
-        limit = asyncio.timeout(None)
         time = RunTime(observer.deadline_seconds, waits.seconds)
         try:
-            async with limit:
-                with Inside(work), time.ends(limit):
-                    await observer.function(run.transaction, *arguments)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
+            with TimeLimit(self._time_limits, time, task), Inside(work):
+                await observer.function(run.transaction, *arguments)
+        except TookTooLong:
             work.watched.counters.abandoned += 1
-            text = f"it did not return within {observer.deadline_seconds:g} s"
-            raise TookTooLong(text) from error
+            raise
 
     def _returned_late(self, work: Work) -> None:
         """Notes that the thread of a run that was given up has returned after all."""

@@ -13,13 +13,10 @@ from collections import deque
 from collections.abc import Callable
 
 from percolator.observers.run_time import RunTime
+from percolator.observers.running.time_limits import TookTooLong
 
 _IDLE_SECONDS = 10.0
 """How long an idle thread is kept; another one is started when needed."""
-
-
-class TookTooLong(Exception):
-    """The function did not return by its deadline."""
 
 
 class _Job:
