@@ -57,8 +57,10 @@ class Work:
         "has_lost",
         "is_locked",
         "is_running",
+        "key",
         "retries",
         "row",
+        "size_bytes",
         "timestamps",
         "tried_commit",
         "watched",
@@ -68,6 +70,8 @@ class Work:
         self.watched = watched
         self.row = row
         self.column = column
+        self.key: Key = (watched, row, column)
+        self.size_bytes = len(row) + len(column) + _OTHER_BYTES
         self.found_seconds = found_seconds
         """When this worker learned of it, by its monotonic clock."""
         self.timestamps: set[int] = set()
@@ -107,14 +111,6 @@ class Work:
                     continue
                 known.discard(newest)
             known.add(timestamp)
-
-    @property
-    def key(self) -> Key:
-        return self.watched, self.row, self.column
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.row) + len(self.column) + _OTHER_BYTES
 
     def __repr__(self) -> str:
         return f"Work({self.watched.observer.name!r}, {self.row!r}, {self.column!r})"

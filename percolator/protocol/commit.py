@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
+from typing import NamedTuple
 
 from percolator.errors import (
     CellAddress,
@@ -57,20 +58,31 @@ _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
 
 
+class _Phases(NamedTuple):
+    """The two phases of one transaction."""
+
+    prewrite: Prewrite
+    point: CommitPoint
+
+
 class Commit:
     """Takes one transaction from its write set to its outcome."""
 
     __slots__ = (
         "_alone",
+        "_cleanup",
+        "_codecs",
         "_env",
         "_given_up",
         "_heartbeats",
         "_is_committed",
         "_one_round",
-        "_point",
-        "_prewrite",
+        "_phases",
         "_settling",
+        "_started_seconds",
+        "_statistics",
         "_two_phases",
+        "_weak_notifications",
         "_write",
     )
 
@@ -100,12 +112,13 @@ class Commit:
         self._heartbeats = heartbeats
         self._write = write
         self._alone = alone
-        codecs = SameCodecs(write, tables or {})
-        announcement = None if env.announcing is None else Announcement(env, env.announcing, write)
-        self._point = CommitPoint(
-            env, write, weak_notifications, started_seconds, statistics, codecs, announcement
-        )
-        self._prewrite = Prewrite(env, cleanup, write, self._point, statistics)
+        self._cleanup = cleanup
+        self._codecs = codecs = SameCodecs(write, tables or {})
+        self._weak_notifications = weak_notifications
+        self._started_seconds = started_seconds
+        self._statistics = statistics
+        self._phases: _Phases | None = None
+        """The two phases, once they are needed: one round is enough for most."""
         self._one_round = OneRound(
             env, cleanup, write, weak_notifications, statistics, codecs, is_followed=is_followed
         )
@@ -151,27 +164,62 @@ class Commit:
     @property
     def may_be_committed(self) -> bool:
         """True once the commit was sent, unless it is known that it was not applied."""
-        return self._is_committed or self._point.sent or self._one_round.is_out
+        return self._is_committed or self._point_sent or self._one_round.is_out
 
     @property
     def is_whole(self) -> bool:
         """Committed in one round: no cell has a lock left."""
         return self._one_round.is_whole
 
+    @property
+    def _prewrite(self) -> Prewrite:
+        return self._in_two_phases().prewrite
+
+    @property
+    def _point(self) -> CommitPoint:
+        return self._in_two_phases().point
+
+    @property
+    def _point_sent(self) -> bool:
+        return self._phases is not None and self._phases.point.sent
+
+    @property
+    def _touched(self) -> Sequence[CellAddress]:
+        """The cells that may carry our locks."""
+        return () if self._phases is None else self._phases.prewrite.touched
+
+    def _in_two_phases(self) -> _Phases:
+        phases = self._phases
+        if phases is None:
+            env, write, statistics = self._env, self._write, self._statistics
+            told = None if env.announcing is None else Announcement(env, env.announcing, write)
+            point = CommitPoint(
+                env,
+                write,
+                self._weak_notifications,
+                self._started_seconds,
+                statistics,
+                self._codecs,
+                told,
+            )
+            prewrite = Prewrite(env, self._cleanup, write, point, statistics)
+            phases = self._phases = _Phases(prewrite, point)
+        return phases
+
     async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
-        env, write, point, one_round = self._env, self._write, self._point, self._one_round
+        env, write, one_round = self._env, self._write, self._one_round
         prewritten = settling and not one_round.is_unanswered
         try:
             try:
                 commit = 0 if prewritten or self._two_phases else await one_round.run(deadline)
                 if not commit:
-                    self._heartbeats.add(point)
+                    self._heartbeats.add(self._point)
                     commit = 0 if prewritten else await self._prewrite.run(deadline)
-                    commit = commit or await point.reach(deadline)
+                    commit = commit or await self._point.reach(deadline)
             except AnotherWriteSet:
                 raise
             except PercolatorError as problem:
-                if point.sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
+                if self._point_sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
                     raise self._unknown(problem) from problem
                 commit = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
@@ -179,7 +227,8 @@ class Commit:
                 self._go_on_alone()
             raise
         finally:
-            self._heartbeats.discard(point)
+            if self._phases is not None:
+                self._heartbeats.discard(self._phases.point)
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._is_committed = True
         one_round.ended()
@@ -203,11 +252,11 @@ class Commit:
         raised.
         """
         self._given_up = True
-        one_round, touched = self._one_round, self._prewrite.touched
+        one_round, phases, touched = self._one_round, self._phases, self._touched
         problem = copy(problem)  # other callers may have received the same error object
         if problem.retry is Retry.UNKNOWN:
             problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
-        if one_round.is_lost or self._prewrite.is_lost:
+        if one_round.is_lost or (phases is not None and phases.prewrite.is_lost):
             one_round.ended()
             # This is as final as a marker. The marker is still written if locks may be left on
             # other cells: clients that meet them will look for it on the primary.
@@ -232,14 +281,14 @@ class Commit:
         raise problem
 
     def _roll_back_in_background(self) -> None:
-        work = aftermath.roll_back_all(self._env, self._write, self._prewrite.touched)
+        work = aftermath.roll_back_all(self._env, self._write, self._touched)
         self._env.background.start(work)
 
     # ------------------------------------------------------------------ unknown outcomes
 
     def _go_on_alone(self) -> None:
         """Cleans up after a cancelled caller, so that others need not wait for our locks."""
-        if self._point.sent or self._one_round.is_unanswered:
+        if self._point_sent or self._one_round.is_unanswered:
             self._start_settling(aftermath.background_deadline(self._env))
             return
         self._prewrite.touched = self._write.cells  # unanswered prewrites may still arrive
