@@ -55,6 +55,7 @@ class Work:
         "contender",
         "found_seconds",
         "has_lost",
+        "is_known",
         "is_locked",
         "is_running",
         "key",
@@ -76,6 +77,8 @@ class Work:
         """When this worker learned of it, by its monotonic clock."""
         self.timestamps: set[int] = set()
         """The timestamps of its known notifications."""
+        self.is_known = False
+        """It is in the queue: not finished, and not dropped."""
         self.is_running = False
         self.is_locked = False
         """This worker holds the advisory lock."""
@@ -116,11 +119,32 @@ class Work:
         return f"Work({self.watched.observer.name!r}, {self.row!r}, {self.column!r})"
 
 
-class _ReadyWork(NamedTuple):
-    oldest: int
-    number: int
-    """Unique, so that a comparison never reaches `work`."""
-    work: Work
+_ReadyWork = tuple[int, int, Work]
+"""The oldest change, a number that is unique, so that a comparison never reaches the work, and the
+work."""
+
+
+class _Lane:
+    """The work of one observer."""
+
+    __slots__ = ("backlog", "in_line", "ready", "running", "size_bytes", "watched")
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.backlog = 0
+        """How many known cells it has not finished."""
+        self.size_bytes = 0
+        self.ready: list[_ReadyWork] = []
+        """A heap. It may contain some that was dropped."""
+        self.running = 0
+        self.in_line: dict[Work, None] = {}
+        """What waits for its turn."""
+
+    @property
+    def may_run(self) -> bool:
+        watched = self.watched
+        running = self.running + watched.counters.hung
+        return watched.is_active and running < watched.observer.concurrency
 
 
 class _Finished(NamedTuple):
@@ -163,14 +187,9 @@ class WorkQueue:
         self._bytes = 0
         self._timestamps = 0
         """How many timestamps all work has together."""
-        self._backlog: dict[Watched, int] = {}
-        self._bytes_of: dict[Watched, int] = {}
+        self._lanes: dict[Watched, _Lane] = {}
         self._refused: set[Watched] = set()
         """Observers whose work was refused for lack of room."""
-        self._ready: dict[Watched, list[_ReadyWork]] = {}
-        self._running: dict[Watched, int] = {}
-        self._in_line: dict[Watched, dict[Work, None]] = {}
-        """The work of each observer that waits for its turn."""
         self._delayed: dict[Key, asyncio.TimerHandle] = {}
         self._finished: OrderedDict[Key, _Finished] = OrderedDict()
         self._numbers = itertools.count()
@@ -183,20 +202,26 @@ class WorkQueue:
     def __contains__(self, key: Key) -> bool:
         return key in self._known
 
+    def _lane(self, watched: Watched) -> _Lane:
+        lane = self._lanes.get(watched)
+        if lane is None:
+            lane = self._lanes[watched] = _Lane(watched)
+        return lane
+
     def has_room(self, watched: Watched) -> bool:
         """Whether this observer may queue more work. If not, `on_room` is called later."""
-        if self._takes_at_most(watched, _PARTS_OF_FREE_MAX, more=1):
+        if self._takes_at_most(self._lane(watched), _PARTS_OF_FREE_MAX, more=1):
             return True
         self._refused.add(watched)
         return False
 
-    def _takes_at_most(self, watched: Watched, parts: int, *, more: int = 0) -> bool:
+    def _takes_at_most(self, lane: _Lane, parts: int, *, more: int = 0) -> bool:
         free_rows, free_bytes = self._rows_max - len(self._known), self._bytes_max - self._bytes
         return (
             free_rows > 0
             and free_bytes > 0
-            and self.backlog(watched) + more <= parts * free_rows
-            and self._bytes_of.get(watched, 0) <= parts * free_bytes
+            and lane.backlog + more <= parts * free_rows
+            and lane.size_bytes <= parts * free_bytes
         )
 
     def all(self) -> Iterable[Work]:
@@ -204,7 +229,8 @@ class WorkQueue:
 
     def backlog(self, watched: Watched) -> int:
         """How many known cells this observer has not finished. May be called in any thread."""
-        return self._backlog.get(watched, 0)
+        lane = self._lanes.get(watched)
+        return 0 if lane is None else lane.backlog
 
     # ------------------------------------------------------------------ coming in
 
@@ -227,10 +253,12 @@ class WorkQueue:
             self._on_finished_before(work, sorted(work.timestamps))
             return None
         self._known[key] = work
+        work.is_known = True
         self._timestamps += len(work.timestamps)
         self._bytes += work.size_bytes
-        self._backlog[watched] = self._backlog.get(watched, 0) + 1
-        self._bytes_of[watched] = self._bytes_of.get(watched, 0) + work.size_bytes
+        lane = self._lane(watched)
+        lane.backlog += 1
+        lane.size_bytes += work.size_bytes
         self._make_ready_after_pause(work)
         return work
 
@@ -245,62 +273,64 @@ class WorkQueue:
 
     def in_line(self, watched: Watched) -> Sequence[Work]:
         """This observer's work that waits for its turn at cells where it would lose."""
-        return list(self._in_line.get(watched, ()))
+        return list(self._lane(watched).in_line)
 
     def _make_ready_after_pause(self, work: Work) -> None:
         """If the last run for the cell was not long ago, waits for more changes to it."""
-        seconds = self._finished.get(work.key, _NEVER).pauses_until - self._now()
+        seconds = 0.0
+        if work.watched.observer.pause_seconds:
+            seconds = self._finished.get(work.key, _NEVER).pauses_until - self._now()
         if seconds > 0.0:
             self._delay(work, seconds)
         else:
             self._make_ready(work)
 
     def _make_ready(self, work: Work) -> None:
-        ready = self._ready.setdefault(work.watched, [])
         oldest = min(work.timestamps) if work.contender is None else _OLDEST_OF_ALL
-        heappush(ready, _ReadyWork(oldest, next(self._numbers), work))
+        heappush(self._lane(work.watched).ready, (oldest, next(self._numbers), work))
         self._on_ready()
 
     # ------------------------------------------------------------------ going out
 
     def take(self) -> Work | None:
         """The work with the oldest change among the observers that may run now."""
-        best: Watched | None = None
-        oldest = 0
-        for watched, ready in self._ready.items():
-            while ready and self._known.get(ready[0].work.key) is not ready[0].work:
+        best: _Lane | None = None
+        lowest = 0
+        for lane in self._lanes.values():
+            ready = lane.ready
+            while ready and not ready[0][2].is_known:
                 heappop(ready)  # dropped meanwhile
-            if not ready or not self.may_run(watched):
+            if not ready:
                 continue
-            if ready[0].work.contender is None and not self._may_begin(watched):
-                continue
-            if best is None or ready[0].oldest < oldest:
-                best, oldest = watched, ready[0].oldest
+            oldest, _, work = ready[0]
+            if (
+                (best is None or oldest < lowest)
+                and lane.may_run
+                and (work.contender is not None or self._may_begin(lane))
+            ):
+                best, lowest = lane, oldest
         if best is None:
             return None
-        work = heappop(self._ready[best]).work
+        work = heappop(best.ready)[2]
         work.is_running = True
-        self._running[best] = self._running.get(best, 0) + 1
+        best.running += 1
         return work
 
-    def may_run(self, watched: Watched) -> bool:
-        running = self._running.get(watched, 0) + watched.counters.hung
-        return watched.is_active and running < watched.observer.concurrency
-
-    def _may_begin(self, watched: Watched) -> bool:
+    def _may_begin(self, lane: _Lane) -> bool:
         """Whether work that has not lost yet may be taken, even if it would only stand in line."""
-        if watched.hot_cell is None or watched.hot_cell not in self._hot_cells:
+        cell = lane.watched.hot_cell
+        if cell is None or cell not in self._hot_cells:
             return True
-        return len(self._in_line.get(watched, ())) < IN_LINE_MAX
+        return len(lane.in_line) < IN_LINE_MAX
 
     def finished(self, work: Work, seen: int) -> None:
         """A run has handled everything up to `seen`. Later notifications are queued again."""
         self._stopped(work)
         work.leave()
         self._remember(work, seen)
-        later = {timestamp for timestamp in work.timestamps if timestamp > seen}
-        self._timestamps += len(later) - len(work.timestamps)
-        work.timestamps = later
+        before = len(work.timestamps)
+        work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
+        self._timestamps += len(work.timestamps) - before
         work.attempts = work.retries = 0
         work.has_lost = False
         if work.timestamps:
@@ -344,27 +374,29 @@ class WorkQueue:
         if work.contender is None:
             self._make_ready(work)
         else:
-            self._in_line.setdefault(work.watched, {})[work] = None
+            self._lane(work.watched).in_line[work] = None
             work.contender.stand_in_line().add_done_callback(partial(self._out_of_line, work))
 
     def _out_of_line(self, work: Work, _: asyncio.Future[None]) -> None:
-        del self._in_line[work.watched][work]
-        if self._known.get(work.key) is work:
+        del self._lane(work.watched).in_line[work]
+        if work.is_known:
             self._make_ready(work)
 
     def _stopped(self, work: Work) -> None:
         work.is_running = False
-        self._running[work.watched] -= 1
+        self._lane(work.watched).running -= 1
 
     def _forget(self, work: Work) -> None:
         work.leave()
-        if self._known.get(work.key) is not work:
+        if not work.is_known:
             return
+        work.is_known = False
         del self._known[work.key]
         self._timestamps -= len(work.timestamps)
         self._bytes -= work.size_bytes
-        self._backlog[work.watched] -= 1
-        self._bytes_of[work.watched] -= work.size_bytes
+        lane = self._lane(work.watched)
+        lane.backlog -= 1
+        lane.size_bytes -= work.size_bytes
         timer = self._delayed.pop(work.key, None)
         if timer is not None:
             timer.cancel()
@@ -372,7 +404,11 @@ class WorkQueue:
             self._announce_room()
 
     def _announce_room(self) -> None:
-        roomy = {one for one in self._refused if self._takes_at_most(one, _PARTS_OF_FREE_ROOMY)}
+        roomy = {
+            one
+            for one in self._refused
+            if self._takes_at_most(self._lane(one), _PARTS_OF_FREE_ROOMY)
+        }
         if roomy:
             self._refused -= roomy
             self._on_room()

@@ -55,10 +55,10 @@ class ObserverRun:
         self.start = await transaction.timestamp()
         cell = self.cell = await look(self._context, work, transaction, self.start)
         # If the table was dropped and created again, the function must not write into the new one.
-        watched = work.watched
-        transaction.internal.bind(watched.observer.table.name, watched.table_id)
+        watched, internal = work.watched, transaction.internal
+        internal.bind(watched.observer.table.name, watched.table_id)
         self._row = cell.known_row(work)
-        transaction.internal.know(self._row)
+        internal.know(self._row)
         is_weak = watched.observer.weak
         is_unwanted = not (watched.observer.deletes or cell.has_value)
         has_dead_letter = cell.acknowledged.has_dead_letter
@@ -71,9 +71,7 @@ class ObserverRun:
             self._dead_letters.clear(transaction, work)
         if has_dead_letter or not is_weak:
             now = Acknowledgement(0 if is_weak else self.start)
-            transaction.internal.writes.put(
-                watched.acknowledgement(work.row, work.column), now.encode()
-            )
+            internal.writes.put(watched.acknowledgement(work.row, work.column), now.encode())
         if is_unwanted:
             await transaction.commit()
         return not is_unwanted
