@@ -206,8 +206,8 @@ bench-small: $(READY) ## Measure a small program: 8 threads, on many rows and al
 	$(BIN)/python -m benchmarks.small_programs
 
 .PHONY: bench-revisions
-bench-revisions: $(READY) ## Compare with an earlier revision in one run: a storm of increments, a chain of observers (REVISION=27d3539; about 2 minutes)
-	$(BIN)/python -m benchmarks.revisions $(if $(REVISION),--revision $(REVISION))
+bench-revisions: $(READY) ## Compare with an earlier revision in one run: a storm of increments, a chain of observers, a web index (REVISION=27d3539 DOCUMENTS=20000; about 6 minutes)
+	$(BIN)/python -m benchmarks.revisions $(if $(REVISION),--revision $(REVISION)) $(if $(DOCUMENTS),--documents $(DOCUMENTS))
 
 .PHONY: bench-messages
 bench-messages: $(READY) ## Measure what a message and its answer cost, over gRPC and in frames (about a minute)

@@ -1,0 +1,99 @@
+"""One timer interrupts every function whose time is over, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from percolator.observers.run_time import RunTime
+from percolator.observers.running.time_limits import TimeLimit, TimeLimits, TookTooLong
+
+
+def nothing() -> float:
+    return 0.0
+
+
+async def limited(
+    limits: TimeLimits, seconds: float, own: float, waited: Callable[[], float] = nothing
+) -> float:
+    """Sleeps for `own` seconds. Returns when it ended, or raises."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    with TimeLimit(limits, RunTime(seconds, waited), task):
+        await asyncio.sleep(own)
+    return loop.time()
+
+
+async def ended(task: asyncio.Task[float], began: float) -> float:
+    """When the task was interrupted, in seconds."""
+    with pytest.raises(TookTooLong):
+        await task
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_each_is_interrupted_at_its_own_time_whatever_the_order_in_which_they_began() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    began = loop.time()
+    tasks = [
+        asyncio.create_task(limited(limits, seconds, 1_000.0)) for seconds in (5.0, 2.0, 30.0, 2.0)
+    ]
+    done, _ = await asyncio.wait(tasks, timeout=2.0 + 0.001)
+    assert done == {tasks[1], tasks[3]}
+    assert all(isinstance(task.exception(), TookTooLong) for task in done)
+    assert await ended(tasks[0], began) == pytest.approx(5.0)
+    assert await ended(tasks[2], began) == pytest.approx(30.0)
+
+
+async def test_who_ends_in_time_is_left_alone_and_the_next_one_is_still_interrupted() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    began = loop.time()
+    quick = asyncio.create_task(limited(limits, 1.0, 0.5))
+    slow = asyncio.create_task(limited(limits, 3.0, 1_000.0))
+    assert await quick == pytest.approx(began + 0.5)
+    assert await ended(slow, began) == pytest.approx(3.0)
+    assert await limited(limits, 1.0, 0.9) == pytest.approx(began + 3.9)
+
+
+async def test_seconds_that_turn_out_not_to_count_are_added() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    began = loop.time()
+    task = asyncio.create_task(limited(limits, 1.0, 1_000.0, lambda: 4.0))
+    assert await ended(task, began) == pytest.approx(5.0)
+
+
+async def test_other_cancellations_pass_through() -> None:
+    limits = TimeLimits()
+    task = asyncio.create_task(limited(limits, 1.0, 1_000.0))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(2.0)  # the timer that was set for it interrupts nothing
+
+
+async def test_a_cancellation_that_comes_with_the_interruption_is_not_swallowed() -> None:
+    limits = TimeLimits()
+    task = asyncio.create_task(limited(limits, 1.0, 1_000.0))
+    asyncio.get_running_loop().call_later(1.0, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_function_that_swallows_the_interruption_is_not_interrupted_again() -> None:
+    limits = TimeLimits()
+
+    async def stubborn() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        with TimeLimit(limits, RunTime(1.0, nothing), task):
+            try:
+                await asyncio.sleep(1_000.0)
+            except asyncio.CancelledError:
+                await asyncio.sleep(5.0)
+        assert not task.cancelling()
+        return "returned"
+
+    assert await asyncio.create_task(stubborn()) == "returned"
