@@ -48,7 +48,6 @@ from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
-from percolator.protocol.same_codecs import SameCodecs
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
@@ -58,11 +57,11 @@ _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
 
 
-class _Phases(NamedTuple):
-    """The two phases of one transaction."""
+class _TwoPhases(NamedTuple):
+    """What a transaction needs for two phases, which most do without."""
 
-    prewrite: Prewrite
     point: CommitPoint
+    prewrite: Prewrite
 
 
 class Commit:
@@ -70,8 +69,6 @@ class Commit:
 
     __slots__ = (
         "_alone",
-        "_cleanup",
-        "_codecs",
         "_env",
         "_given_up",
         "_heartbeats",
@@ -80,9 +77,7 @@ class Commit:
         "_phases",
         "_settling",
         "_started_seconds",
-        "_statistics",
         "_two_phases",
-        "_weak_notifications",
         "_write",
     )
 
@@ -111,17 +106,12 @@ class Commit:
         self._env = env
         self._heartbeats = heartbeats
         self._write = write
-        self._alone = alone
-        self._cleanup = cleanup
-        self._codecs = codecs = SameCodecs(write, tables or {})
-        self._weak_notifications = weak_notifications
         self._started_seconds = started_seconds
-        self._statistics = statistics
-        self._phases: _Phases | None = None
-        """The two phases, once they are needed: one round is enough for most."""
+        self._alone = alone
         self._one_round = OneRound(
-            env, cleanup, write, weak_notifications, statistics, codecs, is_followed=is_followed
+            env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
         )
+        self._phases: _TwoPhases | None = None
         self._two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
@@ -164,62 +154,74 @@ class Commit:
     @property
     def may_be_committed(self) -> bool:
         """True once the commit was sent, unless it is known that it was not applied."""
-        return self._is_committed or self._point_sent or self._one_round.is_out
+        return self._is_committed or self._is_sent or self._one_round.is_out
 
     @property
     def is_whole(self) -> bool:
         """Committed in one round: no cell has a lock left."""
         return self._one_round.is_whole
 
-    @property
-    def _prewrite(self) -> Prewrite:
-        return self._in_two_phases().prewrite
+    # ------------------------------------------------------------------ two phases
 
     @property
     def _point(self) -> CommitPoint:
-        return self._in_two_phases().point
+        return self._begun().point
 
     @property
-    def _point_sent(self) -> bool:
-        return self._phases is not None and self._phases.point.sent
+    def _prewrite(self) -> Prewrite:
+        return self._begun().prewrite
 
-    @property
-    def _touched(self) -> Sequence[CellAddress]:
-        """The cells that may carry our locks."""
-        return () if self._phases is None else self._phases.prewrite.touched
-
-    def _in_two_phases(self) -> _Phases:
+    def _begun(self) -> _TwoPhases:
         phases = self._phases
         if phases is None:
-            env, write, statistics = self._env, self._write, self._statistics
-            told = None if env.announcing is None else Announcement(env, env.announcing, write)
+            env, write, known = self._env, self._write, self._one_round
+            announcing = env.announcing
             point = CommitPoint(
                 env,
                 write,
-                self._weak_notifications,
+                known.weak_notifications,
                 self._started_seconds,
-                statistics,
-                self._codecs,
-                told,
+                known.statistics,
+                known.tables,
+                None if announcing is None else Announcement(env, announcing, write),
             )
-            prewrite = Prewrite(env, self._cleanup, write, point, statistics)
-            phases = self._phases = _Phases(prewrite, point)
+            prewrite = Prewrite(env, known.cleanup, write, point, known.statistics)
+            phases = self._phases = _TwoPhases(point, prewrite)
         return phases
+
+    @property
+    def _is_sent(self) -> bool:
+        """The commit of the primary was sent, and it is not known whether it was applied."""
+        return self._phases is not None and self._phases.point.sent
+
+    # ------------------------------------------------------------------ the way to an outcome
 
     async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
         env, write, one_round = self._env, self._write, self._one_round
         prewritten = settling and not one_round.is_unanswered
+        commit = 0
         try:
             try:
-                commit = 0 if prewritten or self._two_phases else await one_round.run(deadline)
+                if not prewritten and not self._two_phases:
+                    table_id = write.primary[0]
+                    schema = env.schemas.get(table_id)
+                    if schema is None:
+                        schema = await env.schemas.refresh(table_id, deadline)
+                    answer = one_round.heard(await one_round.send(schema, deadline))
+                    # Nearly always the commit: then this is all.
+                    if isinstance(answer, int):
+                        commit = answer
+                    else:
+                        commit = await one_round.run(answer, deadline)
                 if not commit:
-                    self._heartbeats.add(self._point)
-                    commit = 0 if prewritten else await self._prewrite.run(deadline)
-                    commit = commit or await self._point.reach(deadline)
+                    point, prewrite = self._begun()
+                    self._heartbeats.add(point)
+                    commit = 0 if prewritten else await prewrite.run(deadline)
+                    commit = commit or await point.reach(deadline)
             except AnotherWriteSet:
                 raise
             except PercolatorError as problem:
-                if self._point_sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
+                if self._is_sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
                     raise self._unknown(problem) from problem
                 commit = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
@@ -252,7 +254,8 @@ class Commit:
         raised.
         """
         self._given_up = True
-        one_round, phases, touched = self._one_round, self._phases, self._touched
+        one_round, phases = self._one_round, self._phases
+        touched = () if phases is None else phases.prewrite.touched
         problem = copy(problem)  # other callers may have received the same error object
         if problem.retry is Retry.UNKNOWN:
             problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
@@ -281,14 +284,14 @@ class Commit:
         raise problem
 
     def _roll_back_in_background(self) -> None:
-        work = aftermath.roll_back_all(self._env, self._write, self._touched)
+        work = aftermath.roll_back_all(self._env, self._write, self._prewrite.touched)
         self._env.background.start(work)
 
     # ------------------------------------------------------------------ unknown outcomes
 
     def _go_on_alone(self) -> None:
         """Cleans up after a cancelled caller, so that others need not wait for our locks."""
-        if self._point_sent or self._one_round.is_unanswered:
+        if self._is_sent or self._one_round.is_unanswered:
             self._start_settling(aftermath.background_deadline(self._env))
             return
         self._prewrite.touched = self._write.cells  # unanswered prewrites may still arrive

@@ -16,7 +16,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from percolator.errors import (
     CellAddress,
@@ -31,10 +31,11 @@ from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment, Statistics
-from percolator.protocol.same_codecs import SameCodecs
+from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.wire.backoff import Backoff
 
@@ -43,11 +44,11 @@ class CommitPoint:
     """One transaction's lock on its primary, and the way from there to its commit record."""
 
     __slots__ = (
-        "_codecs",
         "_commit",
         "_env",
         "_started_seconds",
         "_statistics",
+        "_tables",
         "_weak_notifications",
         "_write",
         "announcement",
@@ -65,13 +66,14 @@ class CommitPoint:
         weak_notifications: Sequence[CellAddress],
         started_seconds: float,
         statistics: Statistics,
-        codecs: SameCodecs,
+        tables: Mapping[str, TableInfo],
         announcement: Announcement | None = None,
     ) -> None:
-        """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
+        """`started_seconds`: when the start timestamp was received, on the monotonic clock.
+        `tables`: as they were when the writes were encoded."""
         self._env = env
         self.announcement = announcement
-        self._codecs = codecs
+        self._tables = tables
         self._write = write
         self._weak_notifications = weak_notifications
         self._started_seconds = started_seconds
@@ -114,7 +116,7 @@ class CommitPoint:
             if schema is None:
                 schema = await self._env.schemas.refresh(table_id, deadline)
             if not self.sent:  # otherwise it may be committed: only the same step can tell
-                self._codecs.require(self._env.schemas)
+                require_same_codecs(self._write, self._tables, self._env.schemas)
             step = self._write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
             self._statistics.round_trips += 1

@@ -18,7 +18,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from percolator.errors import (
     CellAddress,
@@ -41,10 +41,10 @@ from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import is_read_lock
-from percolator.protocol.same_codecs import SameCodecs
+from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableSchema
+from percolator.routing.catalog import TableInfo, TableSchema
 from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused, WholeCommit
 from percolator.wire.backoff import asked_pause_seconds
 
@@ -59,17 +59,19 @@ class OneRound:
     """The message that commits one transaction, and what is known about it."""
 
     __slots__ = (
-        "_cleanup",
-        "_codecs",
         "_env",
         "_is_followed",
-        "_statistics",
-        "_weak_notifications",
+        "_was_out",
+        "_was_unanswered",
         "_write",
+        "cleanup",
         "is_lost",
         "is_out",
         "is_unanswered",
         "is_whole",
+        "statistics",
+        "tables",
+        "weak_notifications",
     )
 
     def __init__(
@@ -79,22 +81,23 @@ class OneRound:
         write: WriteSteps,
         weak_notifications: Sequence[CellAddress],
         statistics: Statistics,
-        codecs: SameCodecs,
-        *,
-        is_followed: bool = False,
+        tables: Mapping[str, TableInfo],
+        is_followed: bool,
     ) -> None:
-        self._codecs = codecs
         self._env = env
-        self._cleanup = cleanup
+        self.cleanup = cleanup
         self._write = write
         self._is_followed = is_followed
-        self._weak_notifications = weak_notifications
-        self._statistics = statistics
+        self.weak_notifications = weak_notifications
+        self.statistics = statistics
+        self.tables = tables
         self.is_out = False
         """The message was sent: a copy of it may commit the transaction as long as no lock, commit
         or marker of it is durable."""
         self.is_unanswered = False
         """It was sent, and may have been executed without our knowing."""
+        self._was_out = self._was_unanswered = False
+        """The same of the messages before the last one."""
         self.is_whole = False
         """It was answered with the commit: no cell has a lock left."""
         self.is_lost = False
@@ -104,11 +107,11 @@ class OneRound:
     def is_possible(self) -> bool:
         """Whether the transaction is small enough, and in one table."""
         cells, limits = self._write.cells, self._env.limits
-        count = len(cells) + len(self._weak_notifications)
+        count = len(cells) + len(self.weak_notifications)
         if count > limits.one_round_cells_max or cells[0].table_id != cells[-1].table_id:
             return False
         table_id = cells[0].table_id
-        for cell in self._weak_notifications:
+        for cell in self.weak_notifications:
             if cell.table_id != table_id:
                 return False
         size = 0
@@ -116,20 +119,17 @@ class OneRound:
             size += len(value)
         return size <= limits.batch_bytes_max // 2
 
-    async def run(self, deadline: float) -> int:
-        """Commits with one message. Returns the commit timestamp, or 0 if it takes two phases.
+    async def run(self, answer: CommitAnswer, deadline: float) -> int:
+        """Goes on after the first answer, with the same message again where that makes sense.
+        Returns the commit timestamp, or 0 if it takes two phases.
 
         Raises conflicts, and what prevents the commit for good although a message is unanswered.
         """
         write = self._write
         met: list[MetLock] = []
         waiting: LockWaiting | None = None
-        while True:
+        while not isinstance(answer, int):
             problem: PercolatorError | None = None
-            answer = await self.send(deadline)
-            if isinstance(answer, int):
-                self.is_whole = True
-                return answer
             if isinstance(answer, Refused):
                 found = offending_cell(answer)
                 cell = CellAddress(write.primary.table_id, found.row, found.column)
@@ -158,10 +158,13 @@ class OneRound:
             elif answer.retry is Retry.USELESS:
                 # Resending is useless too; the attempt to write the marker will show the outcome.
                 raise answer
-            waiting = waiting or LockWaiting(self._env, write.start, self._statistics)
-            await waiting.settle(met, self._cleanup, deadline)
+            waiting = waiting or LockWaiting(self._env, write.start, self.statistics)
+            await waiting.settle(met, self.cleanup, deadline)
             await waiting.pause(problem, deadline)
             met.clear()
+            schema = await self._env.schema(write.primary.table_id, deadline)
+            answer = self.heard(await self.send(schema, deadline))
+        return answer
 
     async def _leave_alone(self, overloaded: Overloaded, deadline: float) -> None:
         """Waits as long as the server asks for. In two phases it would have more to do."""
@@ -171,26 +174,27 @@ class OneRound:
             raise overloaded  # now, while there is time for the marker
         await self._env.clock.sleep(max(min(seconds, left), 0.0))
 
-    async def send(self, deadline: float) -> CommitAnswer:
-        """Sends the message, once."""
-        env, table_id = self._env, self._write.primary.table_id
-        schema = env.schemas.get(table_id)
-        if schema is None:
-            schema = await env.schemas.refresh(table_id, deadline)
-        self._codecs.require(env.schemas)
+    def send(self, schema: TableSchema, deadline: float) -> Awaitable[CommitAnswer]:
+        """Sends the message, once. Its answer has to be given to `heard`."""
+        require_same_codecs(self._write, self.tables, self._env.schemas)
         message = self._message(schema)
-        out_before, unanswered_before = self.is_out, self.is_unanswered
+        self._was_out, self._was_unanswered = self.is_out, self.is_unanswered
         # From here on it may be executed, even if the caller is cancelled.
         self.is_out = self.is_unanswered = True
-        answer = await env.cells.commit(message, deadline)
+        return self._env.cells.commit(message, deadline)
+
+    def heard(self, answer: CommitAnswer) -> CommitAnswer:
+        """Notes what the answer says about the message, and returns it."""
+        if isinstance(answer, int):
+            self.is_whole = True
         if isinstance(answer, _NO_COPY_IS_READ):
-            self.is_out = out_before
+            self.is_out = self._was_out
         else:
             if isinstance(answer, _NO_COPY_IS_EXECUTED):
-                self.is_out = unanswered_before
-            self._statistics.round_trips += 1
+                self.is_out = self._was_unanswered
+            self.statistics.round_trips += 1
         if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
-            self.is_unanswered = unanswered_before
+            self.is_unanswered = self._was_unanswered
         return answer
 
     def ended(self) -> None:
@@ -199,19 +203,23 @@ class OneRound:
 
     def _message(self, schema: TableSchema) -> WholeCommit:
         """The whole transaction. Repeated, it is the same but for a newer schema's observers."""
-        write, weak, observers = self._write, self._weak_notifications, schema.observers
-        cells, inline_bytes_max = write.cells, write.inline_bytes_max
+        write, weak, observers = self._write, self.weak_notifications, schema.observers
+        writes, inline_bytes_max = write.writes, write.inline_bytes_max
+        rows: list[bytes] = []
+        columns: list[bytes] = []
         kinds: list[int] = []
         values: list[bytes] = []
-        for cell in cells:
-            kind, value = write.writes[cell]
+        for cell in write.cells:
+            kind, value = writes[cell]
             if len(value) > inline_bytes_max:
                 kind = KIND_PUT_IN_DATA
             elif kind == KIND_LOCK_ONLY and is_read_lock(cell):
                 kind = KIND_READ_LOCK
+            _, row, column = cell
+            rows.append(row)
+            columns.append(column)
             kinds.append(kind)
             values.append(value)
-        rows, columns = [cell[1] for cell in cells], [cell[2] for cell in cells]
         return WholeCommit(
             write.primary[0],
             schema.version,

@@ -21,25 +21,17 @@ from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableInfo
 
 
-class SameCodecs:
-    """The codecs of one transaction's writes, as they were when it encoded its values."""
-
-    __slots__ = ("_tables", "_write")
-
-    def __init__(self, write: WriteSteps, tables: Mapping[str, TableInfo]) -> None:
-        """`tables` may have others, too."""
-        self._write = write
-        self._tables = tables
-
-    def require(self, schemas: Schemas) -> None:
-        """Raises `SchemaError` if a table has others now, as far as this client knows."""
-        for info in self._tables.values():
-            schema = schemas.get(info.table_id)
-            if schema is not None and info.codecs is not schema.codecs:
-                writes = self._write.writes
-                put = {
-                    cell.column
-                    for cell, (kind, _) in writes.items()
-                    if cell.table_id == info.table_id and kind == KIND_PUT
-                }
-                info.codecs.require_unchanged(schema.codecs, put)
+def require_same_codecs(
+    write: WriteSteps, tables: Mapping[str, TableInfo], schemas: Schemas
+) -> None:
+    """Raises `SchemaError` if a table has others now, as far as this client knows, than when the
+    transaction encoded its values. `tables`: as they were then; there may be others among them."""
+    for info in tables.values():
+        schema = schemas.get(info.table_id)
+        if schema is not None and info.codecs is not schema.codecs:
+            put = {
+                cell.column
+                for cell, (kind, _) in write.writes.items()
+                if cell.table_id == info.table_id and kind == KIND_PUT
+            }
+            info.codecs.require_unchanged(schema.codecs, put)

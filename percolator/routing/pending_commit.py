@@ -48,14 +48,18 @@ class PendingCommit:
         self.future = future
         self.commit = commit
         self.table_id = commit.table_id
-        self.row = commit.rows[0]
-        self.rows = len(commit.rows) + len(commit.notifications)
+        rows, weak = commit.rows, commit.notifications
+        self.row = rows[0]
+        self.rows = len(rows) + len(weak)
         self.schema_version = commit.schema_version
         self.deadline = deadline
-        texts = [*commit.rows, *commit.columns, *commit.values]
-        for row, column, observers in commit.notifications:
-            texts += (row, column, *observers)
-        self.size_bytes = sum(map(len, texts)) + _OTHER_BYTES * self.rows
+        size_bytes = _OTHER_BYTES * self.rows
+        for texts in (rows, commit.columns, commit.values):
+            for text in texts:
+                size_bytes += len(text)
+        for row, column, observers in weak:
+            size_bytes += len(row) + len(column) + sum(map(len, observers))
+        self.size_bytes = size_bytes
         self.location = NOWHERE
         self.attempts = 0
         self.sent = False

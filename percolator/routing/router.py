@@ -163,16 +163,14 @@ class Router:
         """Fails the requests whose deadline has passed. One timer serves all, because most never
         need one."""
         now = self._world.clock.monotonic_seconds()
-        still_open = []
-        for pending in self._open:
-            if not pending.future.done():
+        waiting = [pending for pending in self._open if not pending.future.done()]
+        self._open = [pending for pending in waiting if pending.deadline > now]
+        if len(self._open) < len(waiting):
+            for pending in waiting:
                 if pending.deadline <= now:
                     pending.expire()
-                else:
-                    still_open.append(pending)
-        self._open = still_open
         self._sweeper = None
-        if still_open:
+        if self._open:
             self._sweeper = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
             self._look_for_silence()
 

@@ -92,29 +92,29 @@ def _change_conditions(patch: Patch, index: int, condition: CheckedCondition) ->
 
 def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     """They give up what the message commits."""
-    correct = client.OneRound.send
+    correct = client.OneRound.heard
 
-    async def wrong(self: client.OneRound, deadline: float) -> CommitAnswer:
-        answer = await correct(self, deadline)
+    def wrong(self: client.OneRound, answer: CommitAnswer) -> CommitAnswer:
+        answer = correct(self, answer)
         if not isinstance(answer, int) and getattr(answer, "retry", None) is Retry.UNKNOWN:
             self.ended()
             answer.retry = Retry.SAFE  # type: ignore[union-attr]
         return answer
 
-    patch.setattr(client.OneRound, "send", wrong)
+    patch.setattr(client.OneRound, "heard", wrong)
 
 
 def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     """The message before it may have committed what is given up then."""
-    correct = client.OneRound.send
+    correct = client.OneRound.heard
 
-    async def wrong(self: client.OneRound, deadline: float) -> CommitAnswer:
-        answer = await correct(self, deadline)
+    def wrong(self: client.OneRound, answer: CommitAnswer) -> CommitAnswer:
+        answer = correct(self, answer)
         if isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN:
             self.ended()
         return answer
 
-    patch.setattr(client.OneRound, "send", wrong)
+    patch.setattr(client.OneRound, "heard", wrong)
 
 
 def executed_counts_as_not_sent(patch: Patch) -> None:
