@@ -147,7 +147,8 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
         assert worker.stderr is not None
         assert worker.stderr.readline().startswith("waiting: there is no table 'notes'")
         assert run("python", "program.py").splitlines() == ["one two", "conflict"]
-        assert worker.stderr.readline() == "running count of notes\n"
+        # On a busy machine, it may say before that it waits for an answer.
+        assert "running count of notes\n" in iter(worker.stderr.readline, "")
         run("percolator", "set", "notes", "c", "text=four five six")
         run("percolator", "wait")
         got = run("percolator", "get", "notes", "c", "words", "--as", "integer")
@@ -155,7 +156,7 @@ def test_a_program_a_worker_and_the_command_line_work_against_a_cluster(
     finally:
         worker.send_signal(signal.SIGTERM)
         _, said = worker.communicate(timeout=30)
-    assert (worker.returncode, said) == (0, "stopping\n")
+    assert (worker.returncode, said.splitlines()[-1]) == (0, "stopping"), said
 
 
 def test_a_database_in_memory_comes_with_it(environment: Path) -> None:
