@@ -13,7 +13,8 @@ import pytest
 import percolator.testing
 from percolator import Limits, Table, UsageError, WorkerLimits, codecs, observes
 from percolator.aio import Database
-from percolator.observers.running.threads import Threads, TookTooLong
+from percolator.observers.running.threads import Threads
+from percolator.observers.running.time_limits import TookTooLong
 from percolator.world import MachineClock
 
 pytestmark = pytest.mark.real_time
