@@ -38,6 +38,8 @@ class Moment:
 
     _kind = "transaction"
     _start = 0
+    _started_seconds = 0.0
+    """When that was received, on the monotonic clock."""
     _starting: asyncio.Future[int] | None = None
     """The request for the timestamp, shared by all reads that arrive while it is in flight."""
     _at: Timestamp | None = None
@@ -106,9 +108,11 @@ class Moment:
     def _set_start(self, start: int) -> None:
         if self._finished:  # while the timestamp was fetched: nothing would remove it again
             self.require_not_ended()
+        engine = self._engine
         self._start = start
+        self._started_seconds = engine.now()
         self._starting = None
-        self._engine.open_starts.add(self, start)
+        engine.open_starts.add(self, start)
 
     # ------------------------------------------------------------------ tables
 

@@ -86,16 +86,12 @@ class Transaction(WeakNotifications):
         super().__init__(engine, timeout_seconds)
         self._attempts = attempts
         self._writes = self._own = WriteSet(engine.limits)
-        self._begun_seconds = self._started_seconds = engine.now()
+        self._begun_seconds = engine.now()
 
     @property
     def start_timestamp(self) -> Timestamp | None:
         """The timestamp of the snapshot that it reads; None before the first read."""
         return Timestamp(self._start) if self._start else None
-
-    def _set_start(self, start: int) -> None:
-        super()._set_start(start)
-        self._started_seconds = self._engine.now()
 
     def _resume(self, start: int, started_seconds: float) -> None:
         self._set_start(start)

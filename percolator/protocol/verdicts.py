@@ -6,8 +6,6 @@ may it be put here. A second verdict on the same transaction has to be the same.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from percolator.errors import InvariantViolation
 
 ROLLED_BACK = 0
@@ -15,30 +13,34 @@ ROLLED_BACK = 0
 
 
 class Verdicts:
-    """The last `entries_max` verdicts, by start timestamp.
+    """The last verdicts, by start timestamp: at most `entries_max`, and at least half as many.
 
     The process adds its own commits at once, so that its next transaction does not have to wait for
-    locks of the previous one.
+    locks of the previous one. So the older half is forgotten at once, rather than one verdict with
+    each commit.
     """
 
     def __init__(self, entries_max: int) -> None:
-        self._entries_max = entries_max
-        self._verdicts: OrderedDict[int, int] = OrderedDict()
+        self._half = max(entries_max // 2, 1)
+        self._newer: dict[int, int] = {}
+        self._older: dict[int, int] = {}
 
     def get(self, start_timestamp: int) -> int | None:
         """The verdict, or None if it is not known."""
-        return self._verdicts.get(start_timestamp)
+        known = self._newer.get(start_timestamp)
+        return self._older.get(start_timestamp) if known is None else known
 
     def put(self, start_timestamp: int, verdict: int) -> None:
-        verdicts = self._verdicts
-        known = verdicts.setdefault(start_timestamp, verdict)
-        if known != verdict:
+        known = self.get(start_timestamp)
+        if known is None:
+            if len(self._newer) >= self._half:
+                self._older, self._newer = self._newer, {}
+            self._newer[start_timestamp] = verdict
+        elif known != verdict:
             raise InvariantViolation(
                 f"transaction {start_timestamp} has two outcomes: "
                 f"{_text(known)} and {_text(verdict)}"
             )
-        if len(verdicts) > self._entries_max:
-            verdicts.popitem(last=False)
 
 
 def _text(verdict: int) -> str:
