@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
 
-from percolator.errors import PercolatorError, StoreUnusable
+from percolator.errors import NotReady, PercolatorError, Retry, StoreUnusable
 from percolator.v1 import master_records_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
@@ -82,7 +82,15 @@ class Master(Generic[MapT, TermT]):
     async def leading(self) -> AsyncIterator[TermT]:
         """Runs a call for the leader. It raises at the end unless this master still leads."""
         leader = await self._leader()
-        yield leader
+        try:
+            yield leader
+        except PercolatorError as error:
+            # Whoever is refused for good asks nobody else, so it has to be the leader who refuses.
+            if error.retry is Retry.USELESS:
+                if self.leader is not leader:
+                    raise NotReady("this master no longer leads") from error
+                await leader.leadership.check()
+            raise
         await leader.leadership.check()
 
     async def current(self) -> MapT:

@@ -38,9 +38,13 @@ class _Kind(NamedTuple):
 
 @asynccontextmanager
 async def master_service(
-    host: Host[MasterSettings], store: ClusterStore
+    host: Host[MasterSettings],
+    store: ClusterStore,
+    *,
+    poll_seconds: float = CoordinatorTimes.poll_seconds,
 ) -> AsyncIterator[list[Exposed]]:
-    """A master of the cluster that its store belongs to: the leader or a standby."""
+    """A master of the cluster that its store belongs to: the leader or, as a standby, one that
+    looks every `poll_seconds`."""
     settings, world = host.settings, host.world
     identity = await store.establish_identity()
     host.log.info("serving a cluster", cluster_id=identity.cluster_id, store=store.name)
@@ -51,7 +55,10 @@ async def master_service(
         silence_milliseconds=round(settings.server_silence_seconds * 1000),
         servers_max=settings.servers_max,
     )
-    coordinator = store.coordinator(CoordinatorTimes(grace_seconds=settings.leader_silence_seconds))
+    silence = settings.leader_silence_seconds
+    coordinator = store.coordinator(
+        CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
+    )
     master, handler, metrics = _made(host, store, coordinator, registry)
     cluster = ClusterHandler(world.clock, identity, host.announced, registry, master, store.rows())
     host.metrics_registry.register(metrics)

@@ -42,8 +42,15 @@ from tests.simulation.programs import (
     Programs,
     StoreRoot,
 )
+from tests.simulation.row_cluster import RowCluster
 from tests.simulation.row_collector import COLLECTOR, RowCollectorProgram
-from tests.simulation.rows import ON_ROWS, ROW_STORE, RowStoreProgram, rows_over
+from tests.simulation.rows import (
+    ON_ROWS,
+    ROW_STORE,
+    WHOLLY_ON_ROWS,
+    RowStoreProgram,
+    rows_over,
+)
 from tests.simulation.scenario import CLIENTS, Scenario
 from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
 from tests.simulation.workloads.workload import Workload
@@ -96,6 +103,10 @@ class Cluster:
         self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
         programs = Programs(self.root, self.masters)
+        self.row_cluster: RowCluster | None = None
+        if self.row_store is not None and scenario.with_master:
+            self.row_cluster = RowCluster(self.row_store, self.masters, self.struck)
+            self.struck[WHOLLY_ON_ROWS] += 1
         self.placements = Placements(self.tablet_servers)
         self.operator = Operator(
             self.masters, self.tablet_servers, Random(f"operator {scenario.seed}")
@@ -109,17 +120,21 @@ class Cluster:
                     change_feed=workload.change_feed,
                     ttls=workload.ttls,
                 )
+        whole = self.row_cluster
+        real = Masters(self.root).serve if whole is None else whole.master
         for address in self.masters:
-            real = Masters(self.root).serve
             self._add(address, real if scenario.with_master else self.placements.serve)
-        self._add(ORACLE, programs.oracle)
+        oracle = programs.oracle if whole is None else whole.oracle
+        self._add(ORACLE, oracle)
         if scenario.with_master:
-            self._add(STANDBY_ORACLE, programs.oracle)
+            self._add(STANDBY_ORACLE, oracle)
         self._add(LOCK_SERVICE, programs.lock_service)
         for address in self.tablet_servers:
             store = self.row_store
             self._add(address, programs.tablet_server if store is None else store.serve)
-        self.row_collector = None if self.row_store is None else self._add_row_collector()
+        self.row_collector: RowCollectorProgram | None = None
+        if self.row_store is not None and whole is None:
+            self.row_collector = self._add_row_collector()
         self.servers = list(self.processes)
         for process, skew in zip(
             self.processes.values(), scenario.clock_skews_milliseconds, strict=False
@@ -149,7 +164,7 @@ class Cluster:
 
     async def start_servers(self) -> None:
         """Starts the masters first: they refuse a root in which other services have written."""
-        if self.row_store is not None:
+        if self.row_store is not None and self.row_cluster is None:
             await self.row_store.create(INTENTS_TABLE)
             for table in self.placements.tables.values():
                 await self.row_store.create(table.table_id)
@@ -295,6 +310,9 @@ class Cluster:
     async def connected(self, world: World, *, in_one_round: bool = True) -> Database:
         """Tries until it succeeds."""
         limits = self._limits if in_one_round else replace(self._limits, one_round_cells_max=0)
+        if self.row_cluster is not None:
+            await self.row_cluster.learn_times(world)
+        store = self.row_store
         while True:
             try:
                 return await connect_to(
@@ -303,7 +321,7 @@ class Cluster:
                     limits,
                     RetryPolicy(),
                     timeout_seconds=_CONNECT_SECONDS,
-                    rows=None if self.row_store is None else rows_over(world.network),
+                    rows=None if store is None else rows_over(world.network, store.times),
                 )
             except Unavailable:
                 await asyncio.sleep(_AGAIN_SECONDS)

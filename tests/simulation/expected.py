@@ -7,8 +7,9 @@ from collections import Counter
 from percolator.testing.simulator.network_faults import Fault
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP
 from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
+from tests.simulation.row_cluster import MASTERS_REPLACED, ORACLES_REPLACED
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
-from tests.simulation.rows import ON_ROWS
+from tests.simulation.rows import ON_ROWS, WHOLLY_ON_ROWS
 from tests.simulation.scenario import Kind
 from tests.simulation.tablet_log import TORN
 
@@ -46,6 +47,9 @@ EXPECTED = (
     TORN,
     IN_ONE_ROUND,
     ON_ROWS,
+    WHOLLY_ON_ROWS,
+    MASTERS_REPLACED,
+    ORACLES_REPLACED,
     COLLECTED_FROM_ROWS,
     *(f"client killed at: {step}" for step in CLIENT_STEPS),
     FAR_AHEAD,

@@ -37,6 +37,8 @@ class LastReading:
         self._read_at = 0
         self.collected_below = 0
         """History may be collected below it."""
+        self.catalogue = cluster.placements.loaded.current
+        """The tables that bulk loads have created; with real masters on a row store, all."""
 
     async def read(self, world: World) -> None:
         """Tries until it succeeds. Reads the rows first, which resolves the locks that are left."""
@@ -52,6 +54,9 @@ class LastReading:
             self.collected_below = self._cluster.row_collector.decided.transactions
         if self._cluster.scenario.with_master:
             await _until_done(lambda: self._ask_the_master(world))
+        if self._cluster.row_cluster is not None:
+            self.catalogue = await self._cluster.row_cluster.catalogue(world)
+            await self._cluster.row_cluster.count_leaders(world)
         await database.close()
 
     def _has_missed_a_commit(self) -> bool:
@@ -89,7 +94,11 @@ class LastReading:
         names = [table.name for table in self._tables]
         store = self._cluster.row_store
         if store is not None:
-            placed = {one.name: one.table_id for one in self._cluster.placements.all_tables()}
+            try:
+                tables = await database._engine.catalog.tables(deadline)
+            except PercolatorError:
+                return False
+            placed = {one.name: one.table_id for one in tables}
             self.stored = [await store.stored(placed[name], name) for name in names]
             return True
         try:

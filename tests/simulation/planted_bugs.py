@@ -24,6 +24,7 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryCursor
+from percolator.testing.simulator.network_faults import PERFECT
 from percolator.v1.tabletserver_pb2 import (
     ReadBatch,
     ReadBatchResult,
@@ -47,6 +48,7 @@ from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation import planted_read_lock_bugs as read_lock_bugs
 from tests.simulation import planted_recipe_bugs as recipe_bugs
 from tests.simulation import planted_row_bugs as row_bugs
+from tests.simulation import planted_row_cluster_bugs as row_cluster_bugs
 from tests.simulation import planted_row_collection_bugs as row_collection_bugs
 from tests.simulation import planted_row_load_bugs as row_load_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
@@ -196,6 +198,8 @@ class Bug:
     """Whether it is a bug of the way to a row store."""
     after_seconds: float = 0.0
     """Strikes wait this long, and there is work for as long: history has to be collected first."""
+    perfect_network: bool = False
+    """Whether no message is lost: one that is lost keeps a collector from work for 30 s."""
     lone_strike_seconds: float = 0.0
     """If not 0, there is only one strike, and it lasts this long: others would end it early."""
     sessions_per_client: int = 0
@@ -221,6 +225,8 @@ class Bug:
                 for strike in found.strikes
             )
             found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
+        if self.perfect_network:
+            found = replace(found, network=PERFECT)
         if self.sessions_per_client:
             found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
         return replace(
@@ -466,6 +472,34 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, kinds, quickly in intent_bugs.ALL
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload=workload,
+            on_rows=True,
+            with_master=True,
+            seconds_max=4.0,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, workload, quickly in row_cluster_bugs.ALL
+    ),
+    *(
+        Bug(
+            row_cluster_bugs.eagerly(plant),
+            row_cluster_bugs.KINDS_OF_DROPS,
+            workload="successors",
+            on_rows=True,
+            with_master=True,
+            perfect_network=True,
+            # A table is collected when retention has passed since it was dropped.
+            after_seconds=1.5,
+            seeds_max=300,
+            is_quickly_caught=quickly,
+        )
+        for plant, quickly in row_cluster_bugs.OF_DROPS
     ),
 )
 

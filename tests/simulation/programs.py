@@ -90,18 +90,23 @@ class Programs:
     def __init__(self, root: StoreRoot, masters: Sequence[str]) -> None:
         self._root = root
         self._masters = masters
+        self._several = len(masters) > 1
+        """Not the stand-in for the master, which knows all servers anyway."""
 
     async def oracle(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
-        masters = tuple(self._masters) if len(self._masters) > 1 else ()
+        masters = tuple(self._masters) if self._several else ()
         settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
-        host = _host(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE)
+        host = host_for(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE, CLUSTER_ID)
         store = DirectoryStore(files, ROOT, incarnation.world)
         async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
             incarnation.listen(exposed)
-            host.background("register", self._register(incarnation, host.announced))
+            host.background(
+                "register",
+                register(incarnation, self._masters, host.announced, forever=self._several),
+            )
             await host.failed.wait()
-        raise _failure(host, incarnation)
+        raise failure(host, incarnation)
 
     async def lock_service(self, incarnation: Incarnation) -> None:
         world = incarnation.world
@@ -109,60 +114,73 @@ class Programs:
         service = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
         incarnation.listen([Exposed(service, handler)])
         kind = cluster_pb2.SERVICE_KIND_LOCK_SERVICE
-        await asyncio.gather(handler.expire_forever(), self._announce(incarnation, kind))
+        own = _server(incarnation, kind)
+        await asyncio.gather(
+            handler.expire_forever(),
+            register(incarnation, self._masters, own, forever=self._several),
+        )
 
     async def tablet_server(self, incarnation: Incarnation) -> None:
         files = self._root.files(incarnation)
         kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
         settings = TabletServerSettings(store=str(ROOT), masters=tuple(self._masters))
-        host = _host(incarnation, files, settings, kind)
+        host = host_for(incarnation, files, settings, kind, CLUSTER_ID)
         store = SimulatedTabletStore(files, self._root.struck, self._root.collected)
         async with tablet_server(host, store) as exposed:
             incarnation.listen(exposed)
-            host.background("register", self._register(incarnation, host.announced))
+            host.background(
+                "register",
+                register(incarnation, self._masters, host.announced, forever=self._several),
+            )
             await host.failed.wait()
-        raise _failure(host, incarnation)
-
-    async def _announce(self, incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> None:
-        await self._register(incarnation, _server(incarnation, kind))
-
-    async def _register(self, incarnation: Incarnation, server: cluster_pb2.Server) -> None:
-        """Registers every second with any master that accepts it, as the chassis does."""
-        world = incarnation.world
-        for attempt in itertools.count():
-            register = world.network.unary(self._masters[attempt % len(self._masters)], REGISTER)
-            wall = world.clock.wall_milliseconds()
-            request = cluster_pb2.RegisterRequest(server=server, wall_milliseconds=wall)
-            try:
-                await register(request, _CALL_SECONDS)
-            except PercolatorError:
-                await asyncio.sleep(_AGAIN_SECONDS)
-                continue
-            if len(self._masters) == 1:
-                # The stand-in knows all servers anyway.
-                return
-            await asyncio.sleep(_REGISTER_SECONDS)
+        raise failure(host, incarnation)
 
 
-def _failure(host: Host[SettingsT], incarnation: Incarnation) -> PercolatorError:
+async def register(
+    incarnation: Incarnation,
+    masters: Sequence[str],
+    server: cluster_pb2.Server,
+    *,
+    forever: bool,
+) -> None:
+    """Registers every second with any master that accepts it, as the chassis does."""
+    world = incarnation.world
+    for attempt in itertools.count():
+        call = world.network.unary(masters[attempt % len(masters)], REGISTER)
+        wall = world.clock.wall_milliseconds()
+        request = cluster_pb2.RegisterRequest(server=server, wall_milliseconds=wall)
+        try:
+            await call(request, _CALL_SECONDS)
+        except PercolatorError:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            continue
+        if not forever:
+            return
+        await asyncio.sleep(_REGISTER_SECONDS)
+
+
+def failure(host: Host[SettingsT], incarnation: Incarnation) -> PercolatorError:
+    """Why a process ends whose service has failed."""
     if host.gone:
         return StoreUnusable(host.gone, fault=StoreFault.INPUT_OUTPUT)
     return InvariantViolation(f"a background task of {incarnation.life.name} failed")
 
 
-def _host(
+def host_for(
     incarnation: Incarnation,
     files: SimulatedFiles,
     settings: SettingsT,
     kind: cluster_pb2.ServiceKind,
+    cluster_id: str,
 ) -> Host[SettingsT]:
+    """What a process offers to its service."""
     server = _server(incarnation, kind)
     return Host(
         settings,
         incarnation.world,
         files,
         server.server_id,
-        CLUSTER_ID,
+        cluster_id,
         server,
         structlog.stdlib.get_logger("simulated"),
         CollectorRegistry(),

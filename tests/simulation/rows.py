@@ -27,6 +27,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import create_table, delete_table, require_table
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from
 from percolator.rowstore.layout import LOCK_ONLY, WRITES
 from percolator.rowstore.port import Selection
@@ -42,7 +43,10 @@ from percolator.world import Network
 
 ROW_STORE = "bigtable:443"
 ON_ROWS = "run on a row store"
-_PLACE = Place(ROW_STORE, "simulated", "simulated")
+WHOLLY_ON_ROWS = "run whose masters and oracles are on a row store, too"
+PLACE = Place(ROW_STORE, "simulated", "simulated")
+_RECORDS = PLACE.table(TABLE_ID)
+"""What a cluster knows about itself: no cells of its tables."""
 _TIMES = Times(WALL_MILLISECONDS - 60_000)
 _CHUNK_BYTES = 40
 """Far less than Bigtable's, so that most records come in several parts."""
@@ -74,19 +78,22 @@ class _Watched(BigtableInMemory):
 
     def __init__(self, collected: dict[int, int]) -> None:
         super().__init__(chunk_bytes=_CHUNK_BYTES)
+        self.times = _TIMES
         self._collected = collected
 
     async def check_and_mutate_row(
         self, request: wire.BigtableCheckAndMutateRowRequest
     ) -> wire.BigtableCheckAndMutateRowResponse:
-        table = self.tables[request.table_name]
+        table = self._table(request.table_name)
         before = table.rows.get(request.row_key, {})
         response = await super().check_and_mutate_row(request)
+        if request.table_name == _RECORDS:
+            return response
         for cell in before.keys() - table.rows.get(request.row_key, {}).keys():
             family, _, time = cell
             if family in (WRITES, LOCK_ONLY):
                 start = int.from_bytes(before[cell][:START_TIMESTAMP_BYTES], "big")
-                self._collected[start] = _TIMES.timestamp(time)
+                self._collected[start] = self.times.timestamp(time)
         return response
 
 
@@ -97,6 +104,15 @@ class RowStoreProgram:
         """Adds to `collected` the transactions whose commit records were collected, and their
         timestamps."""
         self._model = _Watched(collected)
+
+    @property
+    def times(self) -> Times:
+        """Those of the cluster whose cells it has."""
+        return self._model.times
+
+    @times.setter
+    def times(self, times: Times) -> None:
+        self._model.times = times
 
     async def serve(self, incarnation: Incarnation) -> None:
         services: dict[str, list[_Method]] = {}
@@ -113,12 +129,12 @@ class RowStoreProgram:
         return InProcessNetwork({ROW_STORE: self._model})
 
     async def create(self, table_id: int) -> None:
-        await create_table(self.directly(), _PLACE, table_id, _SECONDS)
+        await create_table(self.directly(), PLACE, table_id, _SECONDS)
 
     async def stored(self, table_id: int, name: str) -> StoredTable:
         """Everything that a table holds."""
-        store = BigtableStore(self.directly(), _PLACE)
-        cells = [cell async for cell in stored_cells(store, table_id, _TIMES, _SECONDS)]
+        store = BigtableStore(self.directly(), PLACE)
+        cells = [cell async for cell in stored_cells(store, table_id, self.times, _SECONDS)]
         cells += [cell async for cell in _notifications(store, table_id, cells)]
         return StoredTable(table_id, name, cells)
 
@@ -158,17 +174,17 @@ async def _notifications(
                     )
 
 
-def rows_over(network: Network) -> Rows:
+def rows_over(network: Network, times: Times = _TIMES) -> Rows:
     """The store as a client reaches it."""
-    return Rows(BigtableStore(network, _PLACE), _TIMES)
+    return Rows(BigtableStore(network, PLACE), times)
 
 
 async def make_table(network: Network, table_id: int) -> None:
-    await require_table(network, _PLACE, table_id, _SECONDS)
+    await require_table(network, PLACE, table_id, _SECONDS)
 
 
 async def drop_table(network: Network, table_id: int) -> None:
-    await delete_table(network, _PLACE, table_id, _SECONDS)
+    await delete_table(network, PLACE, table_id, _SECONDS)
 
 
 def row_step(payload: bytes) -> str:

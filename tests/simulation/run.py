@@ -163,6 +163,7 @@ class _Run:
         what tells only of ended transactions is collected, and the history around it stays."""
         keeps_more = self._workload.locks and self._verdict.scenario.seed % 2 == 1
         retention = _LONG_RETENTION if keeps_more else None
+        await self._workload.create(database)
         for cells in self._workload.tables:
             if cells.name == DEAD_LETTERS.name:
                 # As the first worker does: no program creates an internal table.
@@ -301,7 +302,7 @@ class _Run:
                     f"and is {_called(committed)}"
                 )
         yield from self._workload.check(Ending(reading.tables, final))
-        for table in self._cluster.placements.loaded.current.tables.values():
+        for table in reading.catalogue.tables.values():
             if table.is_hidden and not table.deleting:
                 yield f"nobody ends the load of {table.name}"
 

@@ -24,10 +24,12 @@ _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
 _WITH_OBSERVERS = {"chains", "recipes"}
-_ONLY_ON_TABLETS = {"expiring", "feeds", "jobs", "successors"}
+_ONLY_ON_TABLETS = {"expiring", "feeds", "jobs"}
 """Workloads that use what a row store does not have yet."""
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
+_ROWS_MASTER_SHARE = 0.4
+"""The share of seeds on a row store in which everything is there: masters and oracles, too."""
 _CLIENTS_SHARE_WITH_OBSERVERS = 0.4
 """The clients' share of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
@@ -99,7 +101,8 @@ class Scenario:
     one_round_share: float = 0.6
     """The share of transactions that try to commit in one round; the others take two phases."""
     with_master: bool = False
-    """Whether the real master runs instead of the stand-in, with splits and moves."""
+    """Whether the real masters run instead of the stand-in: on tablets with splits and moves, on a
+    row store with leaders that are rows, as the oracles' are then, too."""
     transactions: int = TRANSACTIONS
     sessions_per_client: int = _FEW_SESSIONS
     burst_seconds: float = 0.0
@@ -124,10 +127,9 @@ class Scenario:
 
     def __str__(self) -> str:
         master = "the real master" if self.with_master else "a stand-in for the master"
-        if self.on_rows:
-            master = "a row store"
+        cells = "a row store" if self.on_rows else "tablets"
         lines = [
-            f"seed {self.seed}: {self.workload}, {master}, {len(self.sessions)} sessions "
+            f"seed {self.seed}: {self.workload}, {cells}, {master}, {len(self.sessions)} sessions "
             f"of {self.transactions_per_session} transactions"
             + (" in bursts" if self.burst_seconds else ""),
             f"  network: {self.network if self.network is not PERFECT else 'perfect'}",
@@ -146,8 +148,7 @@ def scenario_of(
 ) -> Scenario:
     """The scenario of a seed: the same for the same arguments, in every process.
 
-    A run on a row store has the stand-in for the master, so one with `with_master` given, either
-    way, is on tablets.
+    With `with_master` given, either way, it is on tablets unless `on_rows` is given, too.
     """
     chance = Random(f"scenario {seed}")
     drawn = chance.choice(sorted(WORKLOADS))
@@ -167,10 +168,13 @@ def scenario_of(
         with_master=master if with_master is None else with_master,
         transactions=transactions,
     )
+    rows = Random(f"rows {seed}")
     if on_rows is None and with_master is None and found.workload not in _ONLY_ON_TABLETS:
-        on_rows = Random(f"rows {seed}").random() < _ROWS_SHARE
+        on_rows = rows.random() < _ROWS_SHARE
     if on_rows:
-        found = replace(found, on_rows=True, with_master=False)
+        if with_master is None:
+            with_master = rows.random() < _ROWS_MASTER_SHARE
+        found = replace(found, on_rows=True, with_master=with_master)
     if found.workload == "successors":
         found = replace(found, with_master=True)  # the stand-in does not drop tables
     if found.workload == "crowd":

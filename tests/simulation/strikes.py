@@ -264,15 +264,17 @@ class Strikes:
     # ------------------------------------------------------------------ tablets
 
     def _take_over(self, strike: Strike) -> None:
-        self._count(strike.kind)
         cluster = self._cluster
+        if cluster.scenario.on_rows:
+            return
+        self._count(strike.kind)
         if cluster.scenario.with_master:
             self._visit(cluster.operator.move)
         else:
             cluster.placements.moves.append(strike.target % len(cluster.placements.tablets))
 
     def _split(self, strike: Strike) -> None:
-        if self._cluster.scenario.with_master:
+        if self._cluster.scenario.with_master and not self._cluster.scenario.on_rows:
             self._count(strike.kind)
             self._visit(self._cluster.operator.split)
 

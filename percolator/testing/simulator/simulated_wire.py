@@ -119,6 +119,10 @@ class Wire:
         again."""
         self._silent.add(address)
 
+    def wake(self, address: str) -> None:
+        """The machine is back: a process there calls others before it listens itself."""
+        self._silent.discard(address)
+
     def _unlisten(self, address: str) -> None:
         listener = self._listeners.pop(address)
         if address not in self._silent:

@@ -8,6 +8,7 @@ from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
+from tests.simulation.workloads.drops import Drops
 from tests.simulation.workloads.expiring import Expiring
 from tests.simulation.workloads.feeds import Feeds
 from tests.simulation.workloads.hubs import Hubs
@@ -25,7 +26,10 @@ from tests.simulation.workloads.sets import Sets
 from tests.simulation.workloads.successors import Successors
 from tests.simulation.workloads.workload import MakeWorkload
 
-ON_ROWS: dict[str, MakeWorkload] = {"loads": Arrivals}
+ON_ROWS: dict[str, MakeWorkload] = {
+    "loads": Arrivals,
+    "successors": lambda: Mixed([Successors(), Drops()]),
+}
 """What workloads are on a row store, if it differs."""
 
 WORKLOADS: dict[str, MakeWorkload] = {

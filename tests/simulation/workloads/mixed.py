@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from percolator.aio import Database
 from tests.simulation.sessions import Cells, Session
 from tests.simulation.workloads.workload import Ending, Workload
 
@@ -18,6 +19,10 @@ class Mixed(Workload):
     @property
     def tables(self) -> tuple[Cells, ...]:
         return tuple(table for part in self._parts for table in part.tables)
+
+    async def create(self, database: Database) -> None:
+        for part in self._parts:
+            await part.create(database)
 
     async def load(self, session: Session) -> None:
         for part in self._parts:

@@ -29,8 +29,6 @@ class Successors(Workload):
     """What was read from a table is never written into the next one of the same name, and no
     snapshot shows a table that is younger."""
 
-    needs_master = True
-
     def __init__(self) -> None:
         self.cells = Cells("staying", (b"m",))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from percolator.aio import Database
 from percolator.observers.definition import Observer
 from percolator.testing.isolation.history import History, TransactionRecord
 from tests.simulation.sessions import Body, Cells, RecordedTx, Session
@@ -43,14 +44,14 @@ class Workload(ABC):
         """The observers that workers run, if any."""
         return []
 
+    async def create(self, database: Database) -> None:  # noqa: B027
+        """Creates tables of its own, before those of `tables`. Only with the real master."""
+
     async def load(self, session: Session) -> None:  # noqa: B027
         """Loads rows before anything is broken. By default the store starts empty."""
 
     locks = False
     """Whether it leaves lock-only records, which are collected by another rule than history."""
-
-    needs_master = False
-    """Whether it creates and drops tables, which the stand-in for the master does not do."""
 
     change_feed = False
     """Whether its tables have a change feed; under the real master, it is switched on later."""

@@ -1,0 +1,70 @@
+"""A master that no longer leads refuses nothing for good: the caller would ask nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, SchemaError
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1.cluster_pb2 import Server
+from percolator.world import Random, World
+from services.master.master import Master
+
+
+class _Leadership:
+    """One that another master takes over while a call is in progress."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+
+    async def check(self) -> None:
+        if self.is_lost:
+            raise NotReady("another master leads")
+
+
+class _Term:
+    def __init__(self) -> None:
+        self.leadership = _Leadership()
+
+
+async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = False) -> None:
+    """A call that fails, at a master that is replaced in the middle of it, or is not."""
+    anything = cast("Any", None)
+    world = World(VirtualClock(asyncio.get_running_loop()), anything, Random(1))
+    master: Master[Any, Any] = Master(world, Server(address="a:1"), anything, anything, anything)
+    term = master.candidacy.term = _Term()
+    async with master.leading():
+        term.leadership.is_lost = is_lost
+        if is_over:
+            master.candidacy.term = None
+        raise problem
+
+
+@pytest.mark.parametrize(
+    "problem", [SchemaError("there is no table 'new'"), PercolatorError("is closed")]
+)
+async def test_what_only_a_former_leader_refuses_is_asked_of_the_next_one(
+    problem: PercolatorError,
+) -> None:
+    with pytest.raises(NotReady, match="another master leads"):
+        await _called(problem, is_lost=True)
+
+
+async def test_a_term_that_has_ended_refuses_nothing_for_good_either() -> None:
+    """It closes what its calls in progress use, before it has given the leadership up."""
+    with pytest.raises(NotReady):
+        await _called(PercolatorError("is closed"), is_lost=False, is_over=True)
+
+
+async def test_a_leader_refuses_as_it_is() -> None:
+    with pytest.raises(SchemaError, match="no table"):
+        await _called(SchemaError("there is no table 'new'"), is_lost=False)
+
+
+async def test_what_may_have_been_executed_stays_unknown() -> None:
+    """`NotReady` would say that it was not."""
+    with pytest.raises(DeadlineExceeded):
+        await _called(DeadlineExceeded("the oracle was late"), is_lost=True)
