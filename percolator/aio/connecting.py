@@ -158,16 +158,16 @@ async def connect_to(
     With `rows`, its cells are there, whatever the cluster says.
     """
     cluster = await _described(world, addresses, timeout_seconds)
+    world = routed_world(world, addresses, cluster)
     closing: list[Closes] = []
     if rows is None and cluster.HasField("row_store"):
-        found = ClusterRows(cluster)
+        found = ClusterRows(cluster, world.network)
         closing, rows = [found], found.rows
         try:
             await found.require(timeout_seconds)
         except BaseException:
             await found.close()
             raise
-    world = routed_world(world, addresses, cluster)
     parts = ClusterParts(world, addresses, cluster)
     timestamps = TimestampSource(
         world,

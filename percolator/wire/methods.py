@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
+from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.v1 import frames_pb2 as frames
 from percolator.v1 import gateway_pb2 as gateway
@@ -279,6 +280,28 @@ RESOLVE = UnaryMethod(
     "/percolator.v1.GatewayService/Resolve", gateway.ResolveRequest, gateway.ResolveResponse
 )
 
+# Gateway, where a row store has the cells
+CHECK_AND_MUTATE_ROW = UnaryMethod(
+    "/percolator.v1.RowStoreService/CheckAndMutateRow",
+    bigtable.BigtableCheckAndMutateRowRequest,
+    bigtable.BigtableCheckAndMutateRowResponse,
+)
+MUTATE_ROWS = StreamMethod(
+    "/percolator.v1.RowStoreService/MutateRows",
+    bigtable.BigtableMutateRowsRequest,
+    bigtable.BigtableMutateRowsResponse,
+)
+READ_ROWS = StreamMethod(
+    "/percolator.v1.RowStoreService/ReadRows",
+    bigtable.BigtableReadRowsRequest,
+    bigtable.BigtableReadRowsResponse,
+)
+SAMPLE_ROW_KEYS = StreamMethod(
+    "/percolator.v1.RowStoreService/SampleRowKeys",
+    bigtable.BigtableSampleRowKeysRequest,
+    bigtable.BigtableSampleRowKeysResponse,
+)
+
 READING = frozenset(
     method.path
     for method in (
@@ -304,6 +327,8 @@ READING = frozenset(
         BEGIN,
         GET,
         SCAN_TABLE,
+        READ_ROWS,
+        SAMPLE_ROW_KEYS,
     )
 )
 """The paths of procedures that change nothing: with its answer lost, it does not matter whether one

@@ -57,6 +57,11 @@ _CALLERS = {
         methods.FOLLOW_CHANGES,
         methods.COMMIT,
         methods.RESOLVE,
+        # As MUTATE, READ and SCAN, where a row store has the cells.
+        methods.CHECK_AND_MUTATE_ROW,
+        methods.MUTATE_ROWS,
+        methods.READ_ROWS,
+        methods.SAMPLE_ROW_KEYS,
     ),
     Role.ADMIN: (
         methods.LIST_SESSIONS,

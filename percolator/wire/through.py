@@ -51,8 +51,19 @@ class ThroughNetwork:
     ) -> UnaryCall[RequestT, ResponseT]:
         if address in self._gateways:
             return self._network.unary(address, method)
-        calls = [self._network.unary(one, method, server=address) for one in self._gateways]
+        return self._in_turn(
+            [self._network.unary(one, method, server=address) for one in self._gateways]
+        )
 
+    def unary_of_any(
+        self, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        """A method of the gateways themselves."""
+        return self._in_turn([self._network.unary(one, method) for one in self._gateways])
+
+    def _in_turn(
+        self, calls: Sequence[UnaryCall[RequestT, ResponseT]]
+    ) -> UnaryCall[RequestT, ResponseT]:
         async def call(request: RequestT, timeout: float) -> ResponseT:
             turn = self._turn
             try:
@@ -68,8 +79,19 @@ class ThroughNetwork:
     ) -> StreamCall[RequestT, ResponseT]:
         if address in self._gateways:
             return self._network.stream(address, method)
-        calls = [self._network.stream(one, method, server=address) for one in self._gateways]
+        return self._streams_in_turn(
+            [self._network.stream(one, method, server=address) for one in self._gateways]
+        )
 
+    def stream_of_any(
+        self, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        """The same for one that streams its answer."""
+        return self._streams_in_turn([self._network.stream(one, method) for one in self._gateways])
+
+    def _streams_in_turn(
+        self, calls: Sequence[StreamCall[RequestT, ResponseT]]
+    ) -> StreamCall[RequestT, ResponseT]:
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
             turn = self._turn
             try:

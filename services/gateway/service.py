@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from percolator.v1 import cluster_pb2, gateway_pb2
+from percolator.aio.row_store import connection_to
+from percolator.v1 import cluster_pb2, gateway_pb2, row_store_pb2
 from percolator.wire.channels import GrpcNetwork
 from services.chassis.cluster_client import connected
 from services.chassis.host import Host
@@ -14,6 +15,7 @@ from services.gateway.cluster_handler import ClusterHandler
 from services.gateway.commits import Commits
 from services.gateway.gateway_handler import GatewayHandler
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.row_store_handler import RowStoreHandler
 from services.gateway.server_routes import ServerRoutes
 from services.gateway.servers import Servers
 from services.gateway.settings import GatewaySettings
@@ -45,13 +47,16 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     handler = GatewayHandler(
         database.internal.engine, commits, answer_bytes_max=settings.answer_bytes_max
     )
+    rows = RowStoreHandler(servers, connection_to)
     cluster = ClusterHandler(servers, host.announced.version)
     try:
         yield [
             Exposed(gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"], handler),
+            Exposed(row_store_pb2.DESCRIPTOR.services_by_name["RowStoreService"], rows),
             Exposed(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], cluster),
         ]
     finally:
         following.cancel()
         await commits.close(_DRAIN_SECONDS)
+        await rows.close()
         await database.close(drain_seconds=_DRAIN_SECONDS)

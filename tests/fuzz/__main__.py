@@ -30,10 +30,18 @@ _WIDTH = 140
 _GUIDED_SHARE, _FILES_SHARE = 0.2, 0.15
 """Shares of the time; the cluster has the rest."""
 
-_ON_ROWS = "the cluster has tablet servers; only a master on a row store does this"
+_ON_ROWS = "the cluster has tablet servers; only one on a row store does this"
 UNREACHED = {
-    f"/percolator.v1.MasterService/{name}": _ON_ROWS
-    for name in ("BeginLoad", "PublishLoads", "AbandonLoad")
+    f"/percolator.v1.{name}": _ON_ROWS
+    for name in (
+        "MasterService/BeginLoad",
+        "MasterService/PublishLoads",
+        "MasterService/AbandonLoad",
+        "RowStoreService/CheckAndMutateRow",
+        "RowStoreService/MutateRows",
+        "RowStoreService/ReadRows",
+        "RowStoreService/SampleRowKeys",
+    )
 }
 """Methods that no request gets past all checks of, with the reason."""
 

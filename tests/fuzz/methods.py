@@ -21,6 +21,7 @@ from percolator.v1 import (
     lockservice_pb2,
     master_pb2,
     oracle_pb2,
+    row_store_pb2,
     tabletserver_pb2,
 )
 
@@ -33,6 +34,7 @@ _FILES: tuple[FileDescriptor, ...] = tuple(
         lockservice_pb2,
         master_pb2,
         oracle_pb2,
+        row_store_pb2,
         tabletserver_pb2,
         health_pb2,
         reflection_pb2,
@@ -50,6 +52,7 @@ _SERVED_BY = {
     "percolator.v1.MasterService": ("master", "gateway"),
     "percolator.v1.TabletServerService": ("tabletserver",),
     "percolator.v1.GatewayService": ("gateway",),
+    "percolator.v1.RowStoreService": ("gateway",),
     "grpc.health.v1.Health": _EVERYWHERE,
     "grpc.reflection.v1alpha.ServerReflection": _EVERYWHERE,
 }

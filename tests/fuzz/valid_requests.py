@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from percolator.formats.records import RecordKind, WriteRecord, timestamp_bytes
+from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import cells_pb2 as cells
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.v1 import frames_pb2 as frames
@@ -26,6 +27,7 @@ from tests.fuzz.scene import COLUMN, LOAD, OBSERVED, OBSERVER, SPLIT, Scene
 Make = Callable[[Scene, Random], Message]
 
 _TTL_MILLISECONDS = 5_000
+_STORED = "projects/fuzzed/instances/fuzzed/tables/percolator-1"
 
 
 def _session(scene: Scene, chance: Random) -> bytes:
@@ -359,6 +361,18 @@ VALID: dict[str, Make] = {
     f"{_V1}GatewayService/FollowChanges": _follow_changes,
     f"{_V1}GatewayService/Commit": _commit,
     f"{_V1}GatewayService/Resolve": _resolve,
+    f"{_V1}RowStoreService/CheckAndMutateRow": lambda s, c: (
+        bigtable.BigtableCheckAndMutateRowRequest(table_name=_STORED, row_key=b"row")
+    ),
+    f"{_V1}RowStoreService/MutateRows": lambda s, c: bigtable.BigtableMutateRowsRequest(
+        table_name=_STORED, entries=[bigtable.BigtableMutateRowsRequest.Entry(row_key=b"row")]
+    ),
+    f"{_V1}RowStoreService/ReadRows": lambda s, c: bigtable.BigtableReadRowsRequest(
+        table_name=_STORED, rows=bigtable.BigtableRowSet(row_keys=[b"row"])
+    ),
+    f"{_V1}RowStoreService/SampleRowKeys": lambda s, c: bigtable.BigtableSampleRowKeysRequest(
+        table_name=_STORED
+    ),
     "/grpc.health.v1.Health/Check": lambda s, c: health_pb2.HealthCheckRequest(),
     "/grpc.health.v1.Health/Watch": lambda s, c: health_pb2.HealthCheckRequest(),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": lambda s, c: (

@@ -45,6 +45,7 @@ PROCESS_OF = {
     "TabletServerService": "tabletserver-1",
     "FrameService": "tabletserver-1",
     "GatewayService": "gateway",
+    "RowStoreService": "gateway",
 }
 SECONDS = 5.0
 WITHDRAWN_SECONDS = 15.0

@@ -8,9 +8,8 @@ order is tried: `test_planted_takeover_bugs.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryCursor
-from percolator.testing.simulator.network_faults import PERFECT
 from percolator.v1.tabletserver_pb2 import (
     ReadBatch,
     ReadBatchResult,
@@ -55,17 +53,15 @@ from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_step_bugs as step_bugs
 from tests.simulation import planted_store_bugs as store_bugs
 from tests.simulation import planted_table_bugs as table_bugs
+from tests.simulation.bug import Bug
 from tests.simulation.first_seeds import FIRST_SEEDS
 from tests.simulation.run import Verdict, simulate
-from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
+from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
 
 _BETWEEN_TWO_LOOKS_SECONDS = 0.002
 _LATE_SECONDS = 0.01
-_LONG_TRANSACTIONS = 500
-_LONE_STRIKE = 11
-"""Which of a seed's strikes it is: by then, observers are at work."""
 
 
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
@@ -176,67 +172,6 @@ def write_without_the_after_check(patch: Patch) -> None:
 
     patch.setattr(EpochDirectory, "look", lambda self: True)
     patch.setattr(EpochDirectory, "stands", wrong)
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A bug, and where it has to be looked for."""
-
-    plant: Callable[[Patch], None]
-    kinds: tuple[Kind, ...] = ()
-    """Kinds of strikes that bring it to light, many of them; if empty, those of each seed."""
-    workload: str | None = None
-    doubled_share: float = 0.04
-    """The share of transactions with two committers."""
-    one_round_share: float = 0.0
-    """The share of transactions that try to commit in one round. Most bugs are in two phases."""
-    seconds_max: float = 1.0
-    """How long a strike lasts."""
-    seeds_max: int = 100
-    with_master: bool = False
-    on_rows: bool = False
-    """Whether it is a bug of the way to a row store."""
-    after_seconds: float = 0.0
-    """Strikes wait this long, and there is work for as long: history has to be collected first."""
-    perfect_network: bool = False
-    """Whether no message is lost: one that is lost keeps a collector from work for 30 s."""
-    lone_strike_seconds: float = 0.0
-    """If not 0, there is only one strike, and it lasts this long: others would end it early."""
-    sessions_per_client: int = 0
-    """If not 0, each client has so many, and they begin at their own times: they form lines."""
-    is_quickly_caught: bool = False
-    """Whether it is caught in seconds: then it is part of every test run."""
-
-    @property
-    def name(self) -> str:
-        return self.plant.__name__.replace("_", " ")
-
-    def scenario(self, seed: int) -> Scenario:
-        if self.kinds:
-            found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
-        else:
-            found = scenario_of(seed, workload=self.workload, with_master=False)
-        if self.lone_strike_seconds:
-            lone = replace(found.strikes[_LONE_STRIKE], seconds=self.lone_strike_seconds)
-            found = replace(found, strikes=(lone,))
-        if self.after_seconds:
-            late = (
-                replace(strike, at_seconds=strike.at_seconds + self.after_seconds)
-                for strike in found.strikes
-            )
-            found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
-        if self.perfect_network:
-            found = replace(found, network=PERFECT)
-        if self.sessions_per_client:
-            found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
-        return replace(
-            found,
-            on_rows=self.on_rows,
-            doubled_share=self.doubled_share,
-            one_round_share=self.one_round_share,
-            # Some workloads need the real master: without it they fail, with a bug or without.
-            with_master=self.with_master or found.with_master,
-        )
 
 
 BUGS = (

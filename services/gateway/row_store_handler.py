@@ -1,0 +1,180 @@
+"""`percolator.v1.RowStoreService`: calls to the row store, for clients without an account there.
+
+The driver runs in the client, as it does in one with an account, and the gateway passes its calls
+on with its own. Only these calls, and only to tables of the cluster: an instance may have others,
+and the row in which an oracle keeps its mark is for oracles alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import NamedTuple, Protocol, TypeVar, cast
+
+from percolator.bigtable import methods
+from percolator.bigtable.place import Place
+from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
+from percolator.rowstore.identity import CLUSTER, TABLE_ID
+from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1.cluster_pb2 import DescribeResponse
+from percolator.world import Network, ResponseT, StreamCall, UnaryCall
+from services.chassis.serving.rpc import remaining_seconds
+from services.gateway.servers import Servers
+
+CALL_SECONDS_MAX = 600.0
+_USUAL_SECONDS = 30.0
+_NOT_READY_SECONDS = 0.5
+_OF_THE_CLUSTER = re.compile(r"percolator-(intents|[1-9][0-9]{0,9})")
+"""As `Place.table_name` makes them."""
+
+RequestT = TypeVar(
+    "RequestT",
+    wire.BigtableCheckAndMutateRowRequest,
+    wire.BigtableMutateRowsRequest,
+    wire.BigtableReadRowsRequest,
+    wire.BigtableSampleRowKeysRequest,
+)
+
+
+class StoreConnection(Protocol):
+    """As `percolator.bigtable.connection.Connection`."""
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def place(self) -> Place: ...
+
+    async def close(self) -> None: ...
+
+
+class _Store(NamedTuple):
+    """The store's methods, ready to be called."""
+
+    place: Place
+    check_and_mutate: UnaryCall[
+        wire.BigtableCheckAndMutateRowRequest, wire.BigtableCheckAndMutateRowResponse
+    ]
+    mutate_rows: StreamCall[wire.BigtableMutateRowsRequest, wire.BigtableMutateRowsResponse]
+    read_rows: StreamCall[wire.BigtableReadRowsRequest, wire.BigtableReadRowsResponse]
+    sample: StreamCall[wire.BigtableSampleRowKeysRequest, wire.BigtableSampleRowKeysResponse]
+
+    @classmethod
+    def over(cls, connection: StoreConnection) -> _Store:
+        network, address = connection.network, connection.place.address
+        return cls(
+            connection.place,
+            network.unary(address, methods.CHECK_AND_MUTATE_ROW),
+            network.stream(address, methods.MUTATE_ROWS),
+            network.stream(address, methods.READ_ROWS),
+            network.stream(address, methods.SAMPLE_ROW_KEYS),
+        )
+
+    def own(self, request: RequestT, *, reads_identity: bool = False) -> RequestT:
+        """The request as this gateway makes it. Raises unless the table is the cluster's."""
+        place = self.place
+        parent, _, name = request.table_name.rpartition("/tables/")
+        is_own = _OF_THE_CLUSTER.fullmatch(name) is not None or (
+            reads_identity and name == place.table_name(TABLE_ID)
+        )
+        if parent != place.parent or not is_own:
+            raise InvalidArgument(
+                "table_name",
+                f"expected a table of this cluster, {place.parent}/tables/percolator-NUMBER, found "
+                f"{request.table_name[:200]!r}; of {place.table_name(TABLE_ID)}, only the row "
+                f"{CLUSTER.decode()!r} can be read",
+            )
+        request.app_profile_id = place.app_profile
+        return request
+
+
+class RowStoreHandler:
+    """Passes calls on. It connects to the store when the first one comes."""
+
+    def __init__(
+        self, servers: Servers, connect: Callable[[DescribeResponse], StoreConnection]
+    ) -> None:
+        self._servers = servers
+        self._connect = connect
+        self._connection: StoreConnection | None = None
+        self._connected: _Store | None = None
+
+    async def check_and_mutate_row(
+        self, request: wire.BigtableCheckAndMutateRowRequest
+    ) -> wire.BigtableCheckAndMutateRowResponse:
+        store = self._store()
+        own = store.own(request)
+        with _own_account():
+            return await store.check_and_mutate(own, _seconds())
+
+    async def mutate_rows(
+        self, request: wire.BigtableMutateRowsRequest
+    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
+        store = self._store()
+        async for answer in _answers(store.mutate_rows, store.own(request)):
+            yield answer
+
+    async def read_rows(
+        self, request: wire.BigtableReadRowsRequest
+    ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
+        store, rows = self._store(), request.rows
+        is_identity = list(rows.row_keys) == [CLUSTER] and not rows.row_ranges
+        own = store.own(request, reads_identity=is_identity)
+        async for answer in _answers(store.read_rows, own):
+            yield answer
+
+    async def sample_row_keys(
+        self, request: wire.BigtableSampleRowKeysRequest
+    ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
+        store = self._store()
+        async for answer in _answers(store.sample, store.own(request)):
+            yield answer
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    def _store(self) -> _Store:
+        if self._connected is None:
+            described = self._servers.described
+            if described is None:
+                raise NotReady(
+                    "no master has described the cluster yet",
+                    retry_after_seconds=_NOT_READY_SECONDS,
+                )
+            if not described.HasField("row_store"):
+                raise InvalidArgument(
+                    "table_name", "the cells of this cluster are in tablet servers, not in Bigtable"
+                )
+            self._connection = self._connect(described)
+            self._connected = _Store.over(self._connection)
+        return self._connected
+
+
+async def _answers(
+    call: StreamCall[RequestT, ResponseT], request: RequestT
+) -> AsyncIterator[ResponseT]:
+    with _own_account():
+        streaming = cast("AsyncGenerator[ResponseT, None]", call(request, _seconds()))
+        async with aclosing(streaming) as answers:
+            async for answer in answers:
+                yield answer
+
+
+def _seconds() -> float:
+    remaining = remaining_seconds()
+    return _USUAL_SECONDS if remaining is None else min(max(remaining, 0.0), CALL_SECONDS_MAX)
+
+
+@contextmanager
+def _own_account() -> Iterator[None]:
+    """What the store refuses to this gateway's account says nothing of the caller's token: it would
+    be replaced in vain, or taken for one without the role."""
+    try:
+        yield
+    except (Unauthenticated, PermissionDenied) as error:
+        raise NotReady(
+            f"the account of this gateway cannot use the store: {error.message}",
+            retry_after_seconds=_NOT_READY_SECONDS,
+        ) from error

@@ -1,0 +1,238 @@
+"""Calls to the row store through a gateway: those of the driver, to the cluster's own tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from percolator.bigtable.methods import CREATE_TABLE
+from percolator.bigtable.place import Place
+from percolator.bigtable.relayed import RELAYED, RelayedNetwork
+from percolator.bigtable.store import BigtableStore
+from percolator.bigtable.tables import require_table
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+    PermissionDenied,
+    Unauthenticated,
+    UsageError,
+)
+from percolator.rowstore.conformance import Conformance
+from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID, require_cluster
+from percolator.rowstore.intents import INTENTS_TABLE
+from percolator.rowstore.layout import DATA
+from percolator.rowstore.port import Change, Check, Selection, SetCell
+from percolator.testing.bigtable_in_memory import BigtableInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
+from percolator.wire import methods
+from percolator.wire.roles import REQUIRED, Role
+from percolator.world import Network, StreamMethod, UnaryMethod
+from services.gateway.row_store_handler import RowStoreHandler
+
+SECONDS = 5.0
+GATEWAY = "gateway:1"
+PLACE = Place("bigtable:443", "gateways", "behind", app_profile="single")
+"""As the gateway knows it."""
+SEEN_FROM_OUTSIDE = Place("bigtable:443", "gateways", "behind")
+TIME = 1_000_000
+LATEST = (1 << 53) * 1_000 - 1_000
+
+
+class Described:
+    """The cluster, as the gateway's masters describe it."""
+
+    def __init__(self, *, on_rows: bool = True) -> None:
+        self.described: DescribeResponse | None = DescribeResponse(cluster_id="c")
+        if on_rows:
+            self.described.row_store.CopyFrom(RowStorePlace(address=str(PLACE)))
+
+
+class Connection:
+    """The gateway's own connection, to the model."""
+
+    def __init__(self, model: object) -> None:
+        self.network: Network = InProcessNetwork({PLACE.address: model})
+        self.place = PLACE
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+class Behind:
+    """A `ThroughNetwork` to one gateway, without sockets."""
+
+    def __init__(self, handler: RowStoreHandler) -> None:
+        self._network = InProcessNetwork({GATEWAY: handler})
+
+    def unary_of_any(self, method: UnaryMethod[Any, Any]) -> Any:
+        return self._network.unary(GATEWAY, method)
+
+    def stream_of_any(self, method: StreamMethod[Any, Any]) -> Any:
+        return self._network.stream(GATEWAY, method)
+
+
+class Watched(BigtableInMemory):
+    """Remembers the profile of each call, and refuses what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profiles: set[str] = set()
+        self.refusal: PercolatorError | None = None
+
+    async def check_and_mutate_row(
+        self, request: wire.BigtableCheckAndMutateRowRequest
+    ) -> wire.BigtableCheckAndMutateRowResponse:
+        self.profiles.add(request.app_profile_id)
+        if self.refusal is not None:
+            raise self.refusal
+        return await super().check_and_mutate_row(request)
+
+    async def read_rows(
+        self, request: wire.BigtableReadRowsRequest
+    ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
+        self.profiles.add(request.app_profile_id)
+        if self.refusal is not None:
+            raise self.refusal
+        async for answer in super().read_rows(request):
+            yield answer
+
+
+async def through(model: BigtableInMemory, *, place: Place = SEEN_FROM_OUTSIDE) -> BigtableStore:
+    """The store as a client without an account reaches it, with a table of each kind."""
+    direct = InProcessNetwork({PLACE.address: model})
+    for table_id in (TABLE_ID, 1, INTENTS_TABLE):
+        await require_table(direct, PLACE, table_id, SECONDS)
+    handler = RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+    return BigtableStore(RelayedNetwork(cast("Any", Behind(handler))), place)
+
+
+_NOTHING = Check((Selection(DATA),), found=False)
+
+
+def _put(value: bytes) -> list[Change]:
+    return [SetCell(DATA, b"c", TIME, value)]
+
+
+async def test_a_store_behind_a_gateway_keeps_all_promises() -> None:
+    model = Watched()
+    store = await through(model)
+    promises = Conformance(store, 1, b"run", LATEST, SECONDS)
+    found = [verdict async for verdict in promises.verdicts()]
+    assert [one for one in found if one.broken] == []
+    assert len(found) > 5
+    assert model.profiles == {"single"}, "the profile is the gateway's, not the caller's"
+
+
+async def test_intents_are_written_and_tables_sampled_there_too() -> None:
+    store = await through(BigtableInMemory())
+    assert await store.check_and_mutate(INTENTS_TABLE, b"key", _NOTHING, _put(b"v"), SECONDS)
+    (row,) = await store.read(INTENTS_TABLE, [b"key"], [Selection(DATA)], SECONDS)
+    assert row.cells[0].value == b"v"
+    assert (await store.sample(1, SECONDS))[-1].key == b""
+
+
+async def test_what_a_cluster_knows_of_itself_is_out_of_reach_but_for_its_identity() -> None:
+    """Whoever could write the oracle's mark could have timestamps handed out twice."""
+    model = BigtableInMemory()
+    store = await through(model)
+    own = BigtableStore(InProcessNetwork({PLACE.address: model}), PLACE)
+    change = [SetCell(DATA, IDENTITY, TIME, b'{"cluster_id": "c"}')]
+    await own.check_and_mutate(TABLE_ID, CLUSTER, _NOTHING, change, SECONDS)
+    await require_cluster(store, "c", SECONDS)
+    only = "of percolator-0, only the row 'cluster' can be read"
+    with pytest.raises(InvalidArgument, match=only):
+        await store.check_and_mutate(TABLE_ID, CLUSTER, _NOTHING, _put(b""), SECONDS)
+    with pytest.raises(InvalidArgument, match=only):
+        await store.read(TABLE_ID, [b"role/oracle"], [Selection(DATA)], SECONDS)
+    with pytest.raises(InvalidArgument, match=only):
+        await store.read(TABLE_ID, [CLUSTER, b"role/oracle"], [Selection(DATA)], SECONDS)
+    scan = store.scan(
+        TABLE_ID, b"", b"", [Selection(DATA)], rows_max=0, reverse=False, timeout_seconds=SECONDS
+    )
+    with pytest.raises(InvalidArgument, match=only):
+        assert [row async for row in scan] == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        Place("bigtable:443", "another", "behind"),
+        Place("bigtable:443", "gateways", "another"),
+    ],
+)
+async def test_tables_of_another_instance_are_out_of_reach(place: Place) -> None:
+    store = await through(BigtableInMemory(), place=place)
+    with pytest.raises(InvalidArgument, match="table_name: expected a table of this cluster"):
+        await store.read(1, [b"key"], [Selection(DATA)], SECONDS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "customers",
+        "percolator-",
+        "percolator-01",
+        "percolator-1/../0",
+        "percolator-1 ",
+        "x" * 9,
+    ],
+)
+async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str) -> None:
+    model = BigtableInMemory()
+    await through(model)
+    handler = RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+    request = wire.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
+    with pytest.raises(InvalidArgument, match="table_name"):
+        assert [one async for one in handler.mutate_rows(request)] == []
+
+
+@pytest.mark.parametrize(
+    "refusal", [Unauthenticated("no such token"), PermissionDenied("grant the account a role")]
+)
+async def test_what_the_store_refuses_to_the_gateway_is_not_the_callers_fault(
+    refusal: PercolatorError,
+) -> None:
+    """A client would replace its own token, which is right."""
+    model = Watched()
+    store = await through(model)
+    model.refusal = refusal
+    expected = f"the account of this gateway cannot use the store: {refusal.message}"
+    with pytest.raises(NotReady, match=expected):
+        await store.check_and_mutate(1, b"key", _NOTHING, _put(b""), SECONDS)
+    with pytest.raises(NotReady, match=expected):
+        await store.read(1, [b"key"], [Selection(DATA)], SECONDS)
+
+
+async def test_an_overloaded_store_slows_the_client_down() -> None:
+    model = Watched()
+    store = await through(model)
+    before = store._admission.bound
+    model.refusal = Overloaded("a quota is used up", retry_after_seconds=0.0)
+    with pytest.raises(Overloaded):
+        await store.read(1, [b"key"], [Selection(DATA)], SECONDS)
+    assert store._admission.bound == before // 2
+
+
+async def test_a_cluster_of_tablet_servers_says_that_it_is_one() -> None:
+    handler = RowStoreHandler(
+        cast("Any", Described(on_rows=False)), lambda _: Connection(BigtableInMemory())
+    )
+    with pytest.raises(InvalidArgument, match="are in tablet servers"):
+        await handler.check_and_mutate_row(wire.BigtableCheckAndMutateRowRequest())
+
+
+def test_no_gateway_creates_or_deletes_tables() -> None:
+    with pytest.raises(UsageError, match="no gateway makes the call"):
+        RelayedNetwork(cast("Any", None)).unary("", CREATE_TABLE)
+
+
+def test_what_is_passed_on_needs_the_role_of_a_client() -> None:
+    assert {REQUIRED[path] for path in RELAYED.values()} == {Role.CLIENT}
+    assert REQUIRED[methods.CREATE_TABLE.path] is Role.ADMIN
