@@ -10,7 +10,13 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
-from percolator.errors import PercolatorError, SchemaError, TabletLocation, UsageError
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    SchemaError,
+    TabletLocation,
+    UsageError,
+)
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners
@@ -30,6 +36,7 @@ from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.contents import RowContents
 from percolator.rowstore.dropped import DroppedTables
 from percolator.rowstore.intents import Intents
+from percolator.rowstore.layout import KEY_BYTES_MAX, row_key
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowStore
 from percolator.rowstore.ranges import SampledRanges
@@ -204,6 +211,15 @@ class Engine:
                 "the cells of this database are in a row store, which has no change feeds, shared "
                 "transactions or bulk loads into existing tables yet (docs/bigtable.md)"
             )
+
+    def require_row(self, field: str, row: bytes) -> None:
+        """Raises `InvalidArgument` for a row that is too long to be stored. Once a transaction has
+        locked others, it is too late: nobody could ask such a primary what became of it."""
+        most, found = self.limits.row_bytes_max, len(row)
+        if self._rows is not None:
+            most, found = min(most, KEY_BYTES_MAX), len(row_key(row))
+        if found > most:
+            raise InvalidArgument(field, f"has {found} bytes, at most {most}")
 
     @property
     def is_on_rows(self) -> bool:

@@ -45,10 +45,7 @@ class NamedCells(Moment):
 
     def _row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
         row = encoded_key(table, key, column=column)
-        if len(row) > self._engine.limits.row_bytes_max:
-            raise InvalidArgument(
-                "row", f"has {len(row)} bytes, at most {self._engine.limits.row_bytes_max}"
-            )
+        self._engine.require_row("row", row)
         return row
 
     @staticmethod

@@ -30,6 +30,9 @@ ROLLBACKS: Final = "r"
 COLLECTED: Final = "g"
 FAMILIES: Final = (LOCKS, WRITES, LOCK_ONLY, DATA, ROLLBACKS, COLLECTED)
 
+KEY_BYTES_MAX: Final = 4_096
+"""The longest key that a store of rows has to accept: Bigtable's limit."""
+
 _COLUMN = b"c"
 _HIDDEN = b"h"
 _ZERO = b"\0"

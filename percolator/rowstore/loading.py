@@ -20,7 +20,14 @@ from percolator.errors import InvalidArgument, PercolatorError
 from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
 from percolator.limits import Limits
 from percolator.rowstore.collected import LOADED
-from percolator.rowstore.layout import COLLECTED, DATA, WRITES, row_key, stored_column
+from percolator.rowstore.layout import (
+    COLLECTED,
+    DATA,
+    KEY_BYTES_MAX,
+    WRITES,
+    row_key,
+    stored_column,
+)
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, RowChange, RowStore, SetCell
 from percolator.rowstore.times import Times
@@ -110,7 +117,8 @@ class RowLoader:
 
 def _require_storable(cell: Cell, limits: Limits) -> None:
     row, column, value = cell
-    if len(row) > limits.row_bytes_max or len(value) > limits.value_bytes_max:
+    row_bytes_max = min(limits.row_bytes_max, KEY_BYTES_MAX)
+    if len(row_key(row)) > row_bytes_max or len(value) > limits.value_bytes_max:
         raise InvalidArgument("rows", f"row {row[:80]!r} or its value is too long")
     if not 1 <= len(column) <= limits.column_bytes_max:
         raise InvalidArgument("columns", f"row {row[:80]!r}: a column is empty or too long")

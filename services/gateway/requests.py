@@ -205,8 +205,7 @@ class Requests:
         self._check_column(f"{field}.column", column)
 
     def _check_row(self, field: str, row: bytes) -> None:
-        if len(row) > self._limits.row_bytes_max:
-            raise _too_long(field, row, self._limits.row_bytes_max)
+        self._engine.require_row(field, row)
 
     def _check_column(self, field: str, column: bytes) -> None:
         if not column:

@@ -87,7 +87,7 @@ class Master(Generic[MapT, TermT]):
         except PercolatorError as error:
             # Whoever is refused for good asks nobody else, so it has to be the leader who refuses.
             if error.retry is Retry.USELESS:
-                if self.leader is not leader:
+                if leader.is_over:
                     raise NotReady("this master no longer leads") from error
                 await leader.leadership.check()
             raise

@@ -49,6 +49,11 @@ class Term(ABC, Generic[MapT]):
     def tables(self) -> TableChanges[MapT]:
         """Changes of tables."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its work has ended, or is about to: what calls in progress use may be closed."""
+        return self._over.done()
+
     def now(self) -> float:
         """Monotonic time."""
         return self._world.clock.monotonic_seconds()

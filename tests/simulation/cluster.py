@@ -120,26 +120,30 @@ class Cluster:
                     change_feed=workload.change_feed,
                     ttls=workload.ttls,
                 )
-        whole = self.row_cluster
-        real = Masters(self.root).serve if whole is None else whole.master
-        for address in self.masters:
-            self._add(address, real if scenario.with_master else self.placements.serve)
-        oracle = programs.oracle if whole is None else whole.oracle
-        self._add(ORACLE, oracle)
-        if scenario.with_master:
-            self._add(STANDBY_ORACLE, oracle)
-        self._add(LOCK_SERVICE, programs.lock_service)
-        for address in self.tablet_servers:
-            store = self.row_store
-            self._add(address, programs.tablet_server if store is None else store.serve)
         self.row_collector: RowCollectorProgram | None = None
-        if self.row_store is not None and whole is None:
-            self.row_collector = self._add_row_collector()
+        self._add_servers(programs)
         self.servers = list(self.processes)
         for process, skew in zip(
             self.processes.values(), scenario.clock_skews_milliseconds, strict=False
         ):
             process.clock.set_wall_back(skew)
+
+    def _add_servers(self, programs: Programs) -> None:
+        """Masters first, as they have to start first."""
+        whole = self.row_cluster
+        real = Masters(self.root).serve if whole is None else whole.master
+        for address in self.masters:
+            self._add(address, real if self.scenario.with_master else self.placements.serve)
+        oracle = programs.oracle if whole is None else whole.oracle
+        self._add(ORACLE, oracle)
+        if self.scenario.with_master:
+            self._add(STANDBY_ORACLE, oracle)
+        self._add(LOCK_SERVICE, programs.lock_service)
+        for address in self.tablet_servers:
+            store = self.row_store
+            self._add(address, programs.tablet_server if store is None else store.serve)
+        if self.row_store is not None and whole is None:
+            self.row_collector = self._add_row_collector()
 
     def _add_row_collector(self) -> RowCollectorProgram:
         """In every other run with locks, it collects only what tells of ended transactions."""

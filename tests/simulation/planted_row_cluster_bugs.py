@@ -14,7 +14,7 @@ import pytest
 
 from percolator.history.rows import RowHistory
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
-from services.chassis.coordinator.row_leadership import RoleRow
+from services.chassis.coordinator.row_leadership import RoleRow, RowLeadership
 from services.chassis.coordinator.stamp import Stamp
 from services.master.history.collection import Collection
 from services.master.history.row_collecting import RowCollecting
@@ -52,7 +52,14 @@ def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
             return made
         return await correct(self, (await self.look()).stamp, new, changes)
 
+    noted = RowLeadership._note
+
+    def blind(self: RowLeadership, found: Stamp | None) -> None:
+        if self._row.role != MASTER_ROLE:
+            noted(self, found)
+
     patch.setattr(RoleRow, "change", wrong)
+    patch.setattr(RowLeadership, "_note", blind)
 
 
 def epoch_not_raised_at_a_registration(patch: Patch) -> None:

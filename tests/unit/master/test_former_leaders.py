@@ -28,6 +28,7 @@ class _Leadership:
 class _Term:
     def __init__(self) -> None:
         self.leadership = _Leadership()
+        self.is_over = False
 
 
 async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = False) -> None:
@@ -38,8 +39,7 @@ async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = Fa
     term = master.candidacy.term = _Term()
     async with master.leading():
         term.leadership.is_lost = is_lost
-        if is_over:
-            master.candidacy.term = None
+        term.is_over = is_over
         raise problem
 
 
