@@ -18,6 +18,9 @@ from percolator.rowstore.port import TIME_UNIT, Change, Check, Selection, SetCel
 from percolator.v1.bigtable_pb2 import BigtableMutation
 
 _REMEMBERED: Final = 4_096
+_REMEMBERED_CHECKS: Final = 64
+"""Those of one transaction are encoded one after the other, and are the same for each of its rows.
+"""
 
 # The tags of the fields of `BigtableRowFilter`, and of the messages in it: number and wire type.
 _CHAIN: Final = b"\x0a"
@@ -41,6 +44,7 @@ def selecting(selections: Sequence[Selection]) -> bytes:
     return _joined(_INTERLEAVE, map(_selecting_one, selections))
 
 
+@lru_cache(_REMEMBERED_CHECKS)
 def checking(check: Check) -> bytes:
     """An encoded filter that leaves a cell if more than `more_than` are found."""
     found = selecting(check.selections)

@@ -5,11 +5,12 @@ through filters; and it does nothing else. `port.py` says exactly what. `cells.p
 `percolator.routing.cells.Cells` on such a store, so that the protocol runs on it as it is.
 
     how cells lie in rows   layout.py (names), times.py (timestamps)
-    mutations               mapping.py (a step as a check and changes), exclusion.py (read locks),
-                            joining.py (steps of one row in one call), judging.py (why a step was
-                            refused), mutating.py
+    mutations               mapping.py (a step as a check and changes), common_steps.py (the usual
+                            ones, at once), exclusion.py (read locks), joining.py (steps of one row
+                            in one call), judging.py (why a step was refused), mutating.py
     notifications           intents.py (a table of what is about to change, for observers)
-    reads                   selecting.py (what a read needs), reading.py, scanning.py
+    reads                   selecting.py (what a read needs), gathering.py (reads of several
+                            transactions in one call), reading.py, scanning.py
     collection              collecting.py (a row), collected.py (its notes), collector.py (a table)
     for others              ranges.py (to divide work by), contents.py and locks.py (what is stored)
 

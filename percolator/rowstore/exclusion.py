@@ -32,12 +32,13 @@ class OtherSide(NamedTuple):
 def other_sides(step: Mutation) -> Iterator[OtherSide]:
     """What the conditions of a step mean for other cells of its row: nothing if it is no
     prewrite."""
-    bounds = _bounds(step.column)
+    bounds = other_columns(step.column)
     for index, condition in _naming_nobody(step.conditions):
         yield OtherSide(index, condition.space, condition.from_timestamp, *bounds)
 
 
-def _bounds(column: bytes) -> tuple[bytes, bytes]:
+def other_columns(column: bytes) -> tuple[bytes, bytes]:
+    """The stored columns that exclude this one: all read locks of a cell, or the cell of one."""
     locked = locked_column(column)
     if locked is not None:
         return column_bounds(locked)

@@ -27,12 +27,21 @@ class Joined:
     row: bytes
     steps: dict[int, Step] = field(default_factory=dict)
     columns: set[bytes] = field(default_factory=set)
-    size_bytes: int = 0
+    _size_bytes: int = 0
+    """Of the checks; added up only if a second step joins: most calls make one."""
 
     def add(self, place: int, step: Step) -> None:
         self.steps[place] = step
-        self.columns.add(step.mutation.column)
-        self.size_bytes += step.size_bytes
+        self.columns.add(step.asked.column)
+
+    def has_room(self, step: Step, check_bytes_max: int) -> bool:
+        """Whether the step may join. Then it has to be added."""
+        if step.asked.column in self.columns:
+            return False
+        if not self._size_bytes:
+            self._size_bytes = sum(one.size_bytes for one in self.steps.values())
+        self._size_bytes += step.size_bytes
+        return self._size_bytes <= check_bytes_max
 
 
 def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iterator[Joined]:
@@ -40,15 +49,13 @@ def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iter
     after the other, the order of a transaction's steps on a cell stays."""
     open_: dict[tuple[int, bytes, int, bool], Joined] = {}
     for place, table_id, step in steps:
-        mutation = step.mutation
-        key = (table_id, mutation.row, step.start, step.expects_lock)
+        row = step.asked.row
+        key = (table_id, row, step.start, step.expects_lock)
         group = open_.get(key)
-        if group is not None:
-            is_full = group.size_bytes + step.size_bytes > check_bytes_max
-            if is_full or mutation.column in group.columns:
-                yield open_.pop(key)
-                group = None
+        if group is not None and not group.has_room(step, check_bytes_max):
+            yield open_.pop(key)
+            group = None
         if group is None:
-            group = open_[key] = Joined(table_id, mutation.row)
+            group = open_[key] = Joined(table_id, row)
         group.add(place, step)
     yield from open_.values()

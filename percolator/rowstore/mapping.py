@@ -25,7 +25,7 @@ a step that expects the lock need not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from percolator.errors import InvalidArgument
 from percolator.formats.records import (
@@ -33,6 +33,7 @@ from percolator.formats.records import (
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
 )
+from percolator.routing.common_step import CommonStep
 from percolator.rowstore.collected import transactions_collected_above
 from percolator.rowstore.exclusion import other_sides
 from percolator.rowstore.layout import (
@@ -65,17 +66,22 @@ _EXCLUDES_WRITERS = Condition.EXPECTATION_EXCLUDES_WRITERS
 _COMMITS = (WRITES, LOCK_ONLY)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A step, ready for a row store."""
 
-    mutation: Mutation
+    asked: Mutation | CommonStep
     start: int
     """The start timestamp of the transaction that it is about."""
     expects_lock: bool
     selections: tuple[Selection, ...]
     """What must not be found; or, with `expects_lock`, the one cell that must be."""
     changes: tuple[Change, ...]
+
+    @property
+    def mutation(self) -> Mutation:
+        """The step as a message, whatever it has arrived as."""
+        asked = self.asked
+        return asked.mutation() if isinstance(asked, CommonStep) else asked
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +94,7 @@ def mapped(mutation: Mutation, times: Times) -> Step:
     lock = next((one for one in mutation.conditions if one.expectation == _PRESENT), None)
     if lock is not None:
         _require_implied(mutation, lock)
-        selections: tuple[Selection, ...] = (_own_lock(mutation.column, lock.prefix, times),)
+        selections: tuple[Selection, ...] = (own_lock(mutation.column, lock.prefix, times),)
     else:
         selections = tuple(_obstacles(mutation, times))
     changes = tuple(
@@ -140,7 +146,7 @@ def _require_implied(mutation: Mutation, lock: Condition) -> None:
             raise _impossible("a lock is expected together with something that it does not imply")
 
 
-def _own_lock(column: bytes, prefix: bytes, times: Times) -> Selection:
+def own_lock(column: bytes, prefix: bytes, times: Times) -> Selection:
     """The lock of the transaction whose start begins the prefix, if its record has that prefix."""
     time = times.time(int.from_bytes(prefix[:START_TIMESTAMP_BYTES], "big"))
     bounds = column_bounds(column)
@@ -160,7 +166,7 @@ def _obstacles(mutation: Mutation, times: Times) -> Iterator[Selection]:
             raise _impossible(f"expectation {condition.expectation} is not known")
         elif condition.space == cells_pb2.SPACE_LOCK:
             if condition.prefix:
-                yield _own_lock(mutation.column, condition.prefix, times)
+                yield own_lock(mutation.column, condition.prefix, times)
             else:
                 yield Selection(LOCKS, *bounds)
         elif condition.space == cells_pb2.SPACE_WRITE:
@@ -214,7 +220,7 @@ def _all_commits_from(mutation: Mutation) -> int | None:
 
 def _other_locks(column: bytes, condition: Condition, times: Times) -> Iterator[Selection]:
     """The transaction's locks that are not as `required`: the values before it and those behind."""
-    own = _own_lock(column, condition.prefix, times)
+    own = own_lock(column, condition.prefix, times)
     yield own._replace(end_value=condition.required)
     behind = after_prefix(condition.required)
     if not own.end_value or (behind and behind < own.end_value):

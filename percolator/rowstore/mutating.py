@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.routing.common_step import CommonStep
+from percolator.rowstore.common_steps import mapped_step
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.joining import Joined, joined
 from percolator.rowstore.judging import looked_at, refusal
 from percolator.rowstore.layout import row_key
-from percolator.rowstore.mapping import Step, check_of, mapped
+from percolator.rowstore.mapping import Step, check_of
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import RowStore, StoredCell
 from percolator.rowstore.times import Times
@@ -46,10 +48,10 @@ class RowMutations:
         steps: list[tuple[int, int, Step]] = []
         notified: dict[int, list[Intent]] = {}
         for place, asked in enumerate(mutations):
-            table_id, mutation = asked.table_id, asked.message()
+            table_id, mutation = asked.table_id, asked.mutation
             try:
-                if mutation.conditions:
-                    steps.append((place, table_id, mapped(mutation, self._times)))
+                if isinstance(mutation, CommonStep) or mutation.conditions:
+                    steps.append((place, table_id, mapped_step(mutation, self._times)))
                 else:
                     notified[place] = _certain(table_id, mutation)
             except PercolatorError as error:

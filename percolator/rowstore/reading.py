@@ -1,4 +1,7 @@
-"""Reads of rows at a timestamp: those that want the same columns share a call."""
+"""Reads of rows at a timestamp: those that want the same columns share a call.
+
+Reads of single cells share it also if they belong to different transactions (gathering.py).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import row_key
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import RowStore, Selection, StoredCell, StoredRow
-from percolator.rowstore.selecting import Seen, Wanted, add_data, data_selections, seen
+from percolator.rowstore.selecting import (
+    Seen,
+    Wanted,
+    add_data,
+    data_selections,
+    hides_earlier,
+    seen,
+)
 from percolator.rowstore.times import Times
 from percolator.world import World
 
@@ -27,8 +37,8 @@ class RowReads:
         self._times = times
         self._world = world
         self._limits = limits
-        self._gathering: dict[tuple[int, Wanted], Gathering] = {}
-        """The calls that others can still join."""
+        self._gathering: dict[tuple[int, bytes], Gathering] = {}
+        """The calls that others can still join, by table and column."""
 
     async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
         """Answers in the order of the requests. Raises if one of them failed."""
@@ -54,15 +64,22 @@ class RowReads:
     async def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
     ) -> CellAnswer:
-        """Reads one cell: the most frequent kind of read. Those of a transaction that begin at the
-        same time, and want the same column, share a call."""
-        patience = Patience(self._world, self._limits, deadline)
-        wanted = Wanted(timestamp, (column,))
-        cells = await self._shared_call(table_id, row_key(row), wanted, patience)
+        """Reads one cell: the most frequent kind of read. Those that begin at the same time, and
+        want the same column, share a call."""
+        wanted, key = Wanted(timestamp, (column,)), row_key(row)
+        cells = await self._together(table_id, key, column, timestamp, deadline)
+        if cells is not None and hides_earlier(cells, timestamp, self._times):
+            cells = None
         if cells is None:
+            patience = Patience(self._world, self._limits, deadline)
+            rows = await self._rows(table_id, [key], wanted, patience)
+            cells = rows[0].cells if rows else []
+        if not cells:
             return None
         result = seen(row, cells, wanted, (), self._times)
-        await self.complete(table_id, row, result, wanted, patience)
+        if result.in_data:
+            patience = Patience(self._world, self._limits, deadline)
+            await self.complete(table_id, row, result, wanted, patience)
         return _result(result) if result.locks else result.found.get(column)
 
     async def complete(
@@ -76,29 +93,33 @@ class RowReads:
         rows = await self._patiently(table_id, [row_key(row)], selections, patience)
         add_data(row, result, rows[0].cells if rows else [], wanted, self._times)
 
-    async def _shared_call(
-        self, table_id: int, key: bytes, wanted: Wanted, patience: Patience
+    async def _together(
+        self, table_id: int, key: bytes, column: bytes, timestamp: int, deadline: float
     ) -> list[StoredCell] | None:
-        """The cells of one row; None if nothing was found."""
-        gathering = self._gathering.get((table_id, wanted))
-        if gathering is not None and len(gathering.keys) < self._limits.batch_rows_max:
-            found = await gathering.follow(key)
-            if found is not None:
-                return found.get(key)
-        gathering = self._gathering[table_id, wanted] = Gathering(key)
+        """The cells of one row, as of some timestamp at or above this one; None if it has to be
+        read by itself."""
+        about = table_id, column
+        gathering = self._gathering.get(about)
+        if gathering is not None and gathering.admits(deadline):
+            found = await gathering.follow(key, timestamp)
+            return None if found is None else found.get(key, [])
+        gathering = self._gathering[about] = Gathering(key, timestamp, deadline)
+        cells: dict[bytes, list[StoredCell]] | None = None
         try:
-            await asyncio.sleep(0)  # whoever is ready to read, reads
-            if self._gathering.get((table_id, wanted)) is gathering:
-                del self._gathering[table_id, wanted]
-            rows = await self._rows(table_id, list(gathering.keys), wanted, patience)
-        except BaseException as error:
-            if self._gathering.get((table_id, wanted)) is gathering:
-                del self._gathering[table_id, wanted]
-            gathering.fail(error)
-            raise
-        cells = {row.key: row.cells for row in rows}
-        gathering.end(cells)
-        return cells.get(key)
+            try:
+                await asyncio.sleep(0)  # whoever is ready to read, reads
+            finally:
+                if self._gathering.get(about) is gathering:
+                    del self._gathering[about]
+            wanted = Wanted(gathering.latest, (column,))
+            patience = Patience(self._world, self._limits, deadline)
+            rows = await self._rows(
+                table_id, list(gathering.keys), wanted, patience, earliest=gathering.earliest
+            )
+            cells = {row.key: row.cells for row in rows}
+        finally:
+            gathering.end(cells)
+        return cells.get(key, [])
 
     async def _read_alike(
         self,
@@ -121,9 +142,16 @@ class RowReads:
                 results[place] = _result(result)
 
     async def _rows(
-        self, table_id: int, keys: Sequence[bytes], wanted: Wanted, patience: Patience
+        self,
+        table_id: int,
+        keys: Sequence[bytes],
+        wanted: Wanted,
+        patience: Patience,
+        *,
+        earliest: int | None = None,
     ) -> list[StoredRow]:
-        selections = wanted.selections(self._times, self._store.check_bytes_max)
+        bytes_max = self._store.check_bytes_max
+        selections = wanted.selections(self._times, bytes_max, earliest=earliest)
         return await self._patiently(table_id, keys, selections, patience) if selections else []
 
     async def _patiently(

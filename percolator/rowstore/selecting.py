@@ -52,8 +52,11 @@ class Wanted:
     prefixes: tuple[bytes, ...] = ()
     """Columns that begin with one of these are wanted, too."""
 
-    def selections(self, times: Times, bytes_max: int) -> tuple[Selection, ...]:
-        """What to select. More columns than a call can name are selected with all others."""
+    def selections(
+        self, times: Times, bytes_max: int, *, earliest: int | None = None
+    ) -> tuple[Selection, ...]:
+        """What to select. More columns than a call can name are selected with all others.
+        `earliest` is the earliest timestamp of all who share the reading."""
         until = times.at_or_above(self.timestamp + 1)
         if self.columns is None:
             bounds = [ALL_COLUMNS]
@@ -64,7 +67,8 @@ class Wanted:
         found = _selections(bounds, until)
         if sum(one.size_bytes for one in found) > bytes_max:
             found = _selections([EVERY_COLUMN], until)
-        return (*found, reads_collected_above(self.timestamp, times)) if found else ()
+        since = self.timestamp if earliest is None else earliest
+        return (*found, reads_collected_above(since, times)) if found else ()
 
     def wants(self, column: bytes) -> bool:
         """Whether the column is wanted, by its stored name."""
@@ -125,6 +129,13 @@ def seen(
         result.found.pop(lock.column, None)
         result.in_data.pop(lock.column, None)
     return result
+
+
+def hides_earlier(cells: Iterable[StoredCell], timestamp: int, times: Times) -> bool:
+    """Whether a reading for a later timestamp has found a version above this one: which version is
+    the newest at or below it, is not known then."""
+    until = times.at_or_above(timestamp + 1)
+    return any(cell.family == WRITES and cell.time >= until for cell in cells)
 
 
 def _is_in_the_way(record: bytes, timestamp: int, passing: Container[int]) -> bool:

@@ -5,6 +5,7 @@ Those that break no promise of a history are planted in tests/unit/rowstore inst
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ from percolator.bigtable import filters
 from percolator.errors import NotExecuted, PercolatorError, Retry
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
-from percolator.rowstore import judging, mapping, mutating, reading, selecting
+from percolator.rowstore import common_steps, judging, mapping, mutating, reading, selecting
 from percolator.rowstore.exclusion import OtherSide, other_sides
-from percolator.rowstore.layout import LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
+from percolator.rowstore.gathering import Gathering
+from percolator.rowstore.layout import COLLECTED, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES, column_bounds
 from percolator.rowstore.mapping import Step
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Check, Selection, StoredCell
@@ -58,20 +61,21 @@ def rollback_passes_the_own_commit(patch: Patch) -> None:
 
 def commit_of_the_primary_passes_a_push(patch: Patch) -> None:
     """A reader has pushed the lock, and read past it."""
-    correct = mapping._own_lock
+    correct = mapping.own_lock
 
     def wrong(column: bytes, prefix: bytes, times: Times) -> Selection:
         return correct(column, prefix[:START_TIMESTAMP_BYTES], times)
 
-    patch.setattr(mapping, "_own_lock", wrong)
+    patch.setattr(mapping, "own_lock", wrong)
+    patch.setattr(common_steps, "own_lock", wrong)
 
 
 def commit_does_not_need_the_lock(patch: Patch) -> None:
     """The transaction was rolled back meanwhile."""
     correct = mapping.check_of
 
-    def wrong(steps: Sequence[Step]) -> Check:
-        check = correct(steps)
+    def wrong(some: Sequence[Step]) -> Check:
+        check = correct(some)
         nowhere = Selection(LOCKS, b"\xff")
         return Check((nowhere,), found=False) if check.found else check
 
@@ -113,12 +117,12 @@ def one_refusal_for_all_joined_steps(patch: Patch) -> None:
     correct = mutating.RowMutations._judge
 
     async def wrong(
-        self: Any, group: Any, steps: dict[int, Step], answers: list[Any], patience: Patience
+        self: Any, group: Any, judged: dict[int, Step], answers: list[Any], patience: Patience
     ) -> None:
         before = list(answers)
-        await correct(self, group, steps, answers, patience)
-        if len(steps) > 1 and answers != before:
-            for place in steps:
+        await correct(self, group, judged, answers, patience)
+        if len(judged) > 1 and answers != before:
+            for place in judged:
                 if answers[place] is before[place]:
                     answers[place] = APPLIED
 
@@ -173,6 +177,37 @@ def read_locks_pass_writers(patch: Patch) -> None:
     _other_sides(patch, lambda step: locked_column(step.column) is None)
 
 
+def a_hidden_version_taken_for_none(patch: Patch) -> None:
+    """An earlier reader shares the call of a later one, and sees what that has to see."""
+    patch.setattr(reading, "hides_earlier", lambda cells, timestamp, times: False)
+
+
+def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
+    """Those who follow, and began later, miss versions and locks."""
+    correct = Gathering.follow
+
+    async def wrong(self: Gathering, key: bytes, timestamp: int) -> Any:
+        return await correct(self, key, self.latest)
+
+    patch.setattr(Gathering, "follow", wrong)
+
+
+def calls_joined_after_they_were_sent(patch: Patch) -> None:
+    """What they find may be older than the timestamp of whoever joins."""
+    correct = RowReads._together
+    sent: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+
+    async def wrong(self: RowReads, *arguments: Any) -> Any:
+        about = (id(self), *arguments[:3])
+        call = sent.get(about)
+        if call is None:
+            call = sent[about] = asyncio.ensure_future(correct(self, *arguments))
+            call.add_done_callback(lambda _: sent.pop(about))
+        return await asyncio.shield(call)
+
+    patch.setattr(RowReads, "_together", wrong)
+
+
 def _is_prewrite(step: Mutation) -> bool:
     return len(step.conditions) >= 4
 
@@ -185,6 +220,13 @@ def _keep(patch: Patch, kept: Kept) -> None:
         return (one for one in correct(step, times) if kept(step, one))
 
     patch.setattr(mapping, "_obstacles", wrong)
+    common = common_steps.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        step = steps.prewrite(b"", column, start, b"", None)
+        return tuple(one for one in common(column, start, times) if kept(step, one))
+
+    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
 
 
 def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
@@ -195,6 +237,16 @@ def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
 
     patch.setattr(mapping, "other_sides", wrong)
     patch.setattr(judging, "other_sides", wrong)
+    common = common_steps.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        found = common(column, start, times)
+        if judged(steps.prewrite(b"", column, start, b"", None)):
+            return found
+        own = column_bounds(column)
+        return tuple(one for one in found if one.family == COLLECTED or one[1:3] == own)
+
+    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
 
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
@@ -213,6 +265,9 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (no_answer_is_taken_for_not_executed, _STOPS, None, True),
     (reads_pass_locks, (), None, True),
     (commits_are_read_before_locks, (), None, True),
+    (a_hidden_version_taken_for_none, (), None, False),
+    (shared_reads_as_of_whoever_leads, (), None, False),
+    (calls_joined_after_they_were_sent, (), None, False),
     (writers_pass_read_locks, (), "hubs", True),
     (read_locks_pass_writers, (), "hubs", True),
 )

@@ -16,7 +16,15 @@ from percolator.errors import SnapshotTooOld
 from percolator.history.rows import RowHistory
 from percolator.protocol.steps import OWN_COMMIT
 from percolator.routing.cells import Refused
-from percolator.rowstore import collecting, collector, judging, mapping, mutating, selecting
+from percolator.rowstore import (
+    collecting,
+    collector,
+    common_steps,
+    judging,
+    mapping,
+    mutating,
+    selecting,
+)
 from percolator.rowstore.collected import newest_note
 from percolator.rowstore.collecting import Bounds, Plan
 from percolator.rowstore.layout import COLLECTED, DATA, WRITES
@@ -37,7 +45,14 @@ def prewrite_passes_the_note(patch: Patch) -> None:
     def wrong(step: Mutation) -> int:
         return 0 if step.not_below else correct(step)
 
+    common = common_steps.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        found = common(column, start, times)
+        return tuple(one for one in found if one.family != COLLECTED)
+
     _admit(patch, wrong)
+    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
 
 
 def rollback_passes_the_note(patch: Patch) -> None:

@@ -93,9 +93,10 @@ def _of(mutations: Any) -> list[CellMutation]:
     return [CellMutation(TABLE, mutation) for mutation in mutations]
 
 
-async def written(rows: ModelStore, row: bytes, columns: Sequence[bytes]) -> None:
-    await rows.cells.mutate(prewrites(at(1), row, columns), rows.deadline)
-    await rows.cells.mutate(commits(at(1), at(2), row, columns), rows.deadline)
+async def written(rows: ModelStore, row: bytes, columns: Sequence[bytes], since: int = 1) -> None:
+    begun, committed = at(since), at(since + 1)
+    await rows.cells.mutate(prewrites(begun, row, columns), rows.deadline)
+    await rows.cells.mutate(commits(begun, committed, row, columns), rows.deadline)
 
 
 async def test_steps_of_one_transaction_on_one_row_are_one_call() -> None:

@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
-from percolator.errors import InvalidArgument
-from percolator.routing.cells import FoundCell
-from tests.unit.rowstore.model_store import TABLE, ModelStore, at
-from tests.unit.rowstore.test_calls import CountedStore, written
+from percolator.errors import InvalidArgument, SnapshotTooOld
+from percolator.routing.cells import FoundCell, RowResult
+from percolator.rowstore.collecting import Bounds
+from percolator.rowstore.collector import Collected, RowCollector
+from percolator.rowstore.gathering import ROWS_MAX
+from tests.unit.rowstore.model_store import TABLE, TIMES, ModelStore, at
+from tests.unit.rowstore.test_calls import CountedStore, commits, prewrites, written
 
 ROWS = [b"a", b"b", b"c"]
 
@@ -34,19 +37,81 @@ async def test_reads_at_one_timestamp_that_begin_together_are_one_call() -> None
     assert store.calls == ["read"]
 
 
-async def test_reads_at_two_timestamps_are_two_calls() -> None:
+async def test_reads_of_several_transactions_are_one_call() -> None:
     rows = await _opened()
     store = CountedStore(rows)
-    found = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"a", 1))
-    assert list(found) == [FoundCell(at(2), b"v"), None]
+    found = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"b", 5), _read(rows, b"c", 7))
+    assert list(found) == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
+    assert store.calls == ["read"]
+
+
+@pytest.mark.parametrize("leads", [1, 9])
+async def test_a_version_that_a_later_reader_sees_hides_none_from_an_earlier_one(
+    leads: int,
+) -> None:
+    """The earlier one reads by itself, whoever leads: it sees what was there before."""
+    rows = await _opened()
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    await rows.cells.mutate(commits(at(5), at(6), b"a", [b"0"]), rows.deadline)
+    store = CountedStore(rows)
+    numbers = [leads, 3, 10 - leads]
+    found = await asyncio.gather(*(_read(rows, b"a", number) for number in numbers))
+    seen = {1: None, 3: FoundCell(at(2), b"v"), 9: FoundCell(at(6), b"v")}
+    assert list(found) == [seen[number] for number in numbers]
+    assert store.calls == ["read"] * 3
+
+
+async def test_a_lock_above_a_readers_timestamp_is_in_nobody_elses_way() -> None:
+    rows = await _opened()
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    late, early = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"a", 3))
+    assert isinstance(late, RowResult)
+    assert early == FoundCell(at(2), b"v")
+
+
+@pytest.mark.parametrize("order", [(9, 3), (3, 9)])
+async def test_a_note_of_collection_refuses_only_those_below_it(order: tuple[int, int]) -> None:
+    rows = await _opened()
+    await written(rows, b"a", [b"0"], since=5)
+    bounds = Bounds(at(8), at(8))
+    await RowCollector(rows.store, TIMES, rows.world, rows.limits).collect(
+        TABLE, bounds, Collected()
+    )
+    found = await asyncio.gather(
+        *(_read(rows, b"a", number) for number in order), return_exceptions=True
+    )
+    told = dict(zip(order, found, strict=True))
+    assert told[9] == FoundCell(at(6), b"v")
+    assert isinstance(told[3], SnapshotTooOld)
+
+
+async def test_if_the_call_fails_each_of_the_others_reads_for_itself() -> None:
+    """The reason may be another's row, or deadline."""
+    rows = await _opened()
+    store = CountedStore(rows, InvalidArgument("row", "refused"))
+    found = await asyncio.gather(*(_read(rows, row) for row in ROWS), return_exceptions=True)
+    assert str(found[0]) == "row: refused"
+    assert found[1:] == [FoundCell(at(2), b"v"), None]
+    assert store.calls == ["read"] * 3
+
+
+async def test_nobody_waits_for_a_call_with_a_later_deadline() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    some = [
+        rows.cells.read_cell(TABLE, row, b"0", at(9), rows.deadline + seconds)
+        for row, seconds in ((b"a", 0.0), (b"b", 1.0), (b"c", -1.0))
+    ]
+    assert await asyncio.gather(*some) == [FoundCell(at(2), b"v")] * 2 + [None]
     assert store.calls == ["read", "read"]
 
 
-async def test_all_who_share_a_call_are_told_what_it_has_raised() -> None:
+async def test_a_call_reads_a_limited_number_of_rows() -> None:
     rows = await _opened()
-    CountedStore(rows, InvalidArgument("row", "refused"))
-    found = await asyncio.gather(*(_read(rows, row) for row in ROWS), return_exceptions=True)
-    assert [str(error) for error in found] == ["row: refused"] * 3
+    store = CountedStore(rows)
+    keys = [b"%d" % number for number in range(ROWS_MAX + 1)]
+    assert await asyncio.gather(*(_read(rows, key) for key in keys)) == [None] * len(keys)
+    assert store.calls == ["read", "read"]
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
