@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -42,14 +43,14 @@ def row(number: int) -> str:
     return f"{number:06}"
 
 
-async def prepare(address: str) -> None:
+async def prepare(address: str, backlog: int = BACKLOG) -> None:
     """Creates the table, registers the observers without running them, and writes the backlog."""
-    splits = [row(BACKLOG * part // TABLETS) for part in range(1, TABLETS)]
+    splits = [row(backlog * part // TABLETS) for part in range(1, TABLETS)]
     async with aio.connect(address) as db:
         await db.create_table(chain, splits)
         async with db.run_observers(observers):
             pass
-        await db.set_many((row(number), {links[0]: number}) for number in range(BACKLOG))
+        await db.set_many((row(number), {links[0]: number}) for number in range(backlog))
 
 
 class Processes:
@@ -73,22 +74,41 @@ def commits(metrics_address: str) -> float:
     )
 
 
-def work_off(cluster: LocalCluster, report: Report) -> None:
-    """Throughput of a worker that finds a backlog."""
+@dataclass(frozen=True)
+class Worked:
+    """What a worker has done of a backlog, and what it took."""
+
+    runs: float
+    seconds: float
+    cpu_seconds: dict[str, float]
+    """By process."""
+
+    @property
+    def rate(self) -> float:
+        return self.runs / self.seconds
+
+
+def worked_off(cluster: LocalCluster, backlog: int = BACKLOG) -> Worked:
+    """Waits until the worker, which was just started, has worked through its backlog."""
     cluster.wait_workers()
-    worker = cluster.processes["worker"]
-    ready = worker.wait_ready(1.0)
+    ready = cluster.processes["worker"].wait_ready(1.0)
     processes = Processes(cluster)
     cpu, began, before = processes.read(), time.perf_counter(), commits(ready.metrics_address)
     deadline = began + _LIMIT_SECONDS
     done = before
-    while done < BACKLOG * HOPS and time.perf_counter() < deadline:
+    while done < backlog * HOPS and time.perf_counter() < deadline:
         time.sleep(_POLL_SECONDS)
         done = commits(ready.metrics_address)
     seconds = time.perf_counter() - began
     spent = {name: now - cpu[name] for name, now in processes.read().items()}
-    runs = done - before
-    report.add(f"runs, chain of {HOPS}, 1 worker", runs / seconds, "/s")
+    return Worked(done - before, seconds, spent)
+
+
+def work_off(cluster: LocalCluster, report: Report) -> None:
+    """Throughput of a worker that finds a backlog."""
+    worked = worked_off(cluster)
+    runs, seconds, spent = worked.runs, worked.seconds, worked.cpu_seconds
+    report.add(f"runs, chain of {HOPS}, 1 worker", worked.rate, "/s")
     report.add("    runs measured", runs, "")
     report.add("    cores used by all processes", sum(spent.values()) / seconds, "")
     report.add("    if the worker's one core were the only limit", runs / spent["worker"], "/s")
@@ -98,24 +118,31 @@ def work_off(cluster: LocalCluster, report: Report) -> None:
     report.add("    of which lock service", spent["lockservice"] / runs * 1e6, "µs")
 
 
-async def delays(address: str) -> list[list[float]]:
-    """Milliseconds between commits of neighbours in the chain, at light load, by hop."""
+async def delays(
+    address: str,
+    first: int = BACKLOG,
+    changes: int = LIGHT_CHANGES,
+    per_second: float = LIGHT_PER_SECOND,
+    end_seconds: float = 1.0,
+) -> list[list[float]]:
+    """Milliseconds between commits of neighbours in the chain, at light load, by hop. The rows are
+    numbered from `first` on; `end_seconds` is how long the last chain may take."""
     async with aio.connect(address) as db:
-        for number in range(LIGHT_CHANGES):
+        for number in range(changes):
             async with db.transaction() as tx:
-                await tx.set(row(BACKLOG + number), links[0], number)
-            await asyncio.sleep(1.0 / LIGHT_PER_SECOND)
-        await asyncio.sleep(1.0)
+                await tx.set(row(first + number), links[0], number)
+            await asyncio.sleep(1.0 / per_second)
+        await asyncio.sleep(end_seconds)
         found: dict[bytes, dict[bytes, int]] = {}
         async with db.snapshot() as snapshot:
-            pages = snapshot.scan_cells(chain, start=row(BACKLOG).encode())
+            pages = snapshot.scan_cells(chain, start=row(first).encode())
             async for page in pages:
                 for cell in zip(page.rows, page.columns, page.commit_timestamps, strict=True):
                     found.setdefault(cell[0], {})[cell[1]] = cell[2] >> 18
     names = [link.name for link in links]
     complete = [cells for cells in found.values() if len(cells) == len(names)]
-    if len(complete) != LIGHT_CHANGES:
-        raise RuntimeError(f"{len(complete)} of {LIGHT_CHANGES} chains ran to their end")
+    if len(complete) != changes:
+        raise RuntimeError(f"{len(complete)} of {changes} chains ran to their end")
     return [
         [cells[after] - cells[before] for cells in complete]
         for before, after in itertools.pairwise(names)

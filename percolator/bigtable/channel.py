@@ -62,7 +62,7 @@ class BigtableNetwork:
         lanes, route = self._lanes_to(address), _route(method.request)
 
         async def call(request: RequestT, timeout: float, *, again: bool = True) -> ResponseT:
-            identity = await self._identity(timeout)
+            identity = _NO_METADATA if self._tokens is None else await self._identity(timeout)
             lane = lanes.lane()
             invoke = lane.procedures.get(method.path) or _unary(lane, method)
             lane.in_flight += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 
 from percolator.rowstore.port import TIME_UNIT, Change, Check, Selection, SetCell
 from percolator.v1.bigtable_pb2 import BigtableMutation
@@ -53,18 +53,22 @@ def checking(check: Check) -> bytes:
     return _joined(_CHAIN, (found, _CELLS_PER_ROW_OFFSET + _varint(check.more_than)))
 
 
-def mutation(change: Change) -> BigtableMutation:
-    result = BigtableMutation()
+class Mutations(Protocol):
+    """Those of a request."""
+
+    def add(self) -> BigtableMutation: ...
+
+
+def add_mutation(mutations: Mutations, change: Change) -> None:
+    """Adds a change to a request: built in its place, which costs half of building and copying."""
     if isinstance(change, SetCell):
-        cell = result.set_cell
-        cell.family_name, cell.column_qualifier = change.family, change.column
-        cell.timestamp_micros, cell.value = change.time, change.value
+        cell = mutations.add().set_cell
+        cell.family_name, cell.column_qualifier, cell.timestamp_micros, cell.value = change
     else:
-        version = result.delete_from_column
-        version.family_name, version.column_qualifier = change.family, change.column
-        version.time_range.start_timestamp_micros = change.time
-        version.time_range.end_timestamp_micros = change.time + TIME_UNIT
-    return result
+        version = mutations.add().delete_from_column
+        version.family_name, version.column_qualifier, time = change
+        times = version.time_range
+        times.start_timestamp_micros, times.end_timestamp_micros = time, time + TIME_UNIT
 
 
 def _selecting_one(selection: Selection) -> bytes:

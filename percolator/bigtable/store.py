@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from percolator.bigtable.admission import Admission
 from percolator.bigtable.chunks import Rows
-from percolator.bigtable.filters import checking, mutation, selecting
+from percolator.bigtable.filters import add_mutation, checking, selecting
 from percolator.bigtable.methods import (
     CHECK_AND_MUTATE_ROW,
     MUTATE_ROWS,
@@ -70,9 +70,6 @@ class BigtableStore:
         timeout_seconds: float,
     ) -> bool:
         _require_key(key)
-        for change in changes:
-            if isinstance(change, SetCell) and len(change.value) > _VALUE_BYTES_MAX:
-                raise _too_long("value", change.value, _VALUE_BYTES_MAX)
         request = BigtableCheckAndMutateRowRequest(
             table_name=self._place.table(table_id),
             app_profile_id=self._place.app_profile,
@@ -80,7 +77,10 @@ class BigtableStore:
         )
         request.predicate_filter.MergeFromString(checking(check))
         made_if = request.true_mutations if check.found else request.false_mutations
-        made_if.extend(map(mutation, changes))
+        for change in changes:
+            if isinstance(change, SetCell) and len(change.value) > _VALUE_BYTES_MAX:
+                raise _too_long("value", change.value, _VALUE_BYTES_MAX)
+            add_mutation(made_if, change)
         response = await self._in_turn(self._check_and_mutate, request, timeout_seconds)
         return response.predicate_matched is check.found
 
@@ -89,7 +89,9 @@ class BigtableStore:
             table_name=self._place.table(table_id), app_profile_id=self._place.app_profile
         )
         for row in rows:
-            request.entries.add(row_key=row.key, mutations=map(mutation, row.changes))
+            entry = request.entries.add(row_key=row.key)
+            for change in row.changes:
+                add_mutation(entry.mutations, change)
         await self._in_turn(self._written, request, timeout_seconds)
 
     async def read(

@@ -1,9 +1,10 @@
-"""A read of one column that others join before it is sent: one leads, and makes the call for all.
+"""A read of rows that others join before it is sent: one leads, and makes the call for all.
 
-Each of them has a timestamp of its own. The call selects what the latest of them has to see: the
-locks that began by then, and the newest version by then. Whatever of that is later than another's
-timestamp is nothing to that one. Only a later *version* is in its way: it hides the one below,
-which is then read by itself. Notes of collection are asked for from the earliest timestamp on.
+All of them want the same columns, each at a timestamp of its own. The call selects what the latest
+of them has to see: the locks that began by then, and the newest versions by then. Whatever of that
+is later than another's timestamp is nothing to that one. Only a later *version* is in its way: it
+hides the one below, which is then read by itself. Notes of collection are asked for from the
+earliest timestamp on.
 
 All have their timestamps before the call is sent, so each row is read at a moment that is good for
 all of them. The deadline is that of whoever leads: only those join that have as much time or more.

@@ -39,6 +39,7 @@ from percolator.rowstore.port import (
     SetCell,
     StoredRow,
 )
+from percolator.rowstore.shared_writes import ROWS_MAX, SharedWrites
 from percolator.rowstore.times import Times
 from percolator.world import World
 
@@ -98,6 +99,7 @@ class Intents:
         self._times = times
         self._world = world
         self._limits = limits
+        self._shared = SharedWrites(self._write)
 
     async def announce(
         self, start: int, cells: Sequence[tuple[CellAddress, bytes]], deadline: float
@@ -108,7 +110,11 @@ class Intents:
         await self.write(intents, deadline)
 
     async def write(self, intents: Sequence[Intent], deadline: float) -> None:
-        await self._change(intents, self._set, deadline)
+        if len(intents) < ROWS_MAX:
+            rows = {one.key: RowChange(one.key, (self._set(one),)) for one in intents}
+            await self._shared.write(list(rows.values()), deadline)
+        else:
+            await self._change(intents, self._set, deadline)
 
     async def delete(self, intents: Sequence[Intent], deadline: float) -> None:
         await self._change(intents, self._deleted, deadline)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 
 from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
 from percolator.limits import Limits
@@ -62,10 +62,8 @@ class RowMutations:
         works = [self._in_row(groups, answers, deadline) for groups in in_order.values()]
         if notified:
             works.append(self._notify(notified, answers, deadline))
-        if len(works) == 1:
-            await works[0]
-        else:
-            await asyncio.gather(*works)
+        if works:
+            await _all_of(works)
         return answers
 
     async def _notify(
@@ -149,6 +147,22 @@ class RowMutations:
                 await patience.outlast(error, is_read=True)
             else:
                 return rows[0].cells if rows else []
+
+
+async def _all_of(works: Sequence[Coroutine[None, None, None]]) -> None:
+    """Does these at the same time. The caller's own task does one of them: most have two."""
+    *others, last = works
+    tasks = list(map(asyncio.ensure_future, others))
+    try:
+        await last
+        for task in tasks:
+            await task
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
 
 
 def _certain(table_id: int, mutation: Mutation) -> list[Intent]:

@@ -1,13 +1,14 @@
 """Reads of rows at a timestamp: those that want the same columns share a call.
 
-Reads of single cells share it also if they belong to different transactions (gathering.py).
+Reads of single rows share it also if they belong to different transactions (gathering.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from percolator.errors import PercolatorError
 from percolator.limits import Limits
@@ -26,6 +27,7 @@ from percolator.rowstore.selecting import (
     seen,
 )
 from percolator.rowstore.times import Times
+from percolator.v1.tabletserver_pb2 import RowRead
 from percolator.world import World
 
 
@@ -37,19 +39,21 @@ class RowReads:
         self._times = times
         self._world = world
         self._limits = limits
-        self._gathering: dict[tuple[int, bytes], Gathering] = {}
-        """The calls that others can still join, by table and column."""
+        self._gathering: dict[tuple[object, ...], Gathering] = {}
+        """The calls that others can still join, by table and by what they want."""
 
     async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
         """Answers in the order of the requests. Raises if one of them failed."""
+        if len(requests) == 1:
+            table_id, read = requests[0]
+            wanted, passing = _wanted(read), frozenset(read.passing)
+            one = await self._read_one(table_id, read.row, wanted, passing, deadline)
+            return [RowResult() if one is None else _result(one)]
         patience = Patience(self._world, self._limits, deadline)
         results = [RowResult() for _ in requests]
         alike: defaultdict[tuple[int, Wanted], list[int]] = defaultdict(list)
         for place, (table_id, read) in enumerate(requests):
-            prefixes = tuple(read.column_prefixes)
-            columns = None if read.all_columns and not prefixes else tuple(read.columns)
-            wanted = Wanted(read.timestamp, columns, read.report_deletes, prefixes)
-            alike[table_id, wanted].append(place)
+            alike[table_id, _wanted(read)].append(place)
         calls = [
             self._read_alike(table_id, wanted, part, requests, results, patience)
             for (table_id, wanted), places in alike.items()
@@ -64,23 +68,36 @@ class RowReads:
     async def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
     ) -> CellAnswer:
-        """Reads one cell: the most frequent kind of read. Those that begin at the same time, and
-        want the same column, share a call."""
-        wanted, key = Wanted(timestamp, (column,)), row_key(row)
-        cells = await self._together(table_id, key, column, timestamp, deadline)
-        if cells is not None and hides_earlier(cells, timestamp, self._times):
-            cells = None
-        if cells is None:
+        """Reads one cell: the most frequent kind of read."""
+        wanted = Wanted(timestamp, (column,))
+        result = await self._read_one(table_id, row, wanted, (), deadline)
+        if result is None:
+            return None
+        return _result(result) if result.locks else result.found.get(column)
+
+    async def _read_one(
+        self,
+        table_id: int,
+        row: bytes,
+        wanted: Wanted,
+        passing: Container[int],
+        deadline: float,
+    ) -> Seen | None:
+        """Reads one row; None if it has nothing that is wanted. Those that begin at the same time,
+        and want the same columns, share a call."""
+        key = row_key(row)
+        cells = await self._together(table_id, key, wanted, deadline)
+        if cells is None or hides_earlier(cells, wanted.timestamp, self._times):
             patience = Patience(self._world, self._limits, deadline)
             rows = await self._rows(table_id, [key], wanted, patience)
             cells = rows[0].cells if rows else []
         if not cells:
             return None
-        result = seen(row, cells, wanted, (), self._times)
+        result = seen(row, cells, wanted, passing, self._times)
         if result.in_data:
             patience = Patience(self._world, self._limits, deadline)
             await self.complete(table_id, row, result, wanted, patience)
-        return _result(result) if result.locks else result.found.get(column)
+        return result
 
     async def complete(
         self, table_id: int, row: bytes, result: Seen, wanted: Wanted, patience: Patience
@@ -94,11 +111,12 @@ class RowReads:
         add_data(row, result, rows[0].cells if rows else [], wanted, self._times)
 
     async def _together(
-        self, table_id: int, key: bytes, column: bytes, timestamp: int, deadline: float
+        self, table_id: int, key: bytes, wanted: Wanted, deadline: float
     ) -> list[StoredCell] | None:
-        """The cells of one row, as of some timestamp at or above this one; None if it has to be
-        read by itself."""
-        about = table_id, column
+        """The cells of one row, as of some timestamp at or above the wanted one; None if the row
+        has to be read by itself."""
+        timestamp = wanted.timestamp
+        about = table_id, wanted.columns, wanted.report_deletes, wanted.prefixes
         gathering = self._gathering.get(about)
         if gathering is not None and gathering.admits(deadline):
             found = await gathering.follow(key, timestamp)
@@ -111,7 +129,7 @@ class RowReads:
             finally:
                 if self._gathering.get(about) is gathering:
                     del self._gathering[about]
-            wanted = Wanted(gathering.latest, (column,))
+            wanted = replace(wanted, timestamp=gathering.latest)
             patience = Patience(self._world, self._limits, deadline)
             rows = await self._rows(
                 table_id, list(gathering.keys), wanted, patience, earliest=gathering.earliest
@@ -167,6 +185,12 @@ class RowReads:
                 return await self._store.read(table_id, keys, selections, seconds)
             except PercolatorError as error:
                 await patience.outlast(error, is_read=True)
+
+
+def _wanted(read: RowRead) -> Wanted:
+    prefixes = tuple(read.column_prefixes)
+    columns = None if read.all_columns and not prefixes else tuple(read.columns)
+    return Wanted(read.timestamp, columns, read.report_deletes, prefixes)
 
 
 def _result(read: Seen) -> RowResult:

@@ -8,6 +8,7 @@ costs only time: note the seed that `make planted-bugs` prints instead.
 from __future__ import annotations
 
 FIRST_SEEDS = {
+    "a hidden version taken for none": 60,
     "change ends what is remembered only when its writer hears of it": 27,
     "deletions in loaded rows are collected": 14,
     "executed counts as not sent": 7,
@@ -16,6 +17,7 @@ FIRST_SEEDS = {
     "intents that were not answered taken for written": 2,
     "marker put over a lock": 28,
     "rows that were not answered are taken for loaded": 20,
+    "shared reads as of whoever leads": 72,
     "stalled look answered without the store": 13,
     "timestamp fetched before the cells are held": 16,
     "values are collected before the safe point has seen their end": 6,

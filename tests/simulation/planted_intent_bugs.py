@@ -16,7 +16,9 @@ from percolator.observers.finding.intents import IntentNotifications
 from percolator.observers.port import Admission
 from percolator.protocol import steps
 from percolator.protocol.announcing import Announcement
+from percolator.rowstore import shared_writes
 from percolator.rowstore.intents import Intent, Intents
+from percolator.rowstore.port import RowChange
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation.scenario import Kind
@@ -54,6 +56,17 @@ def intents_that_were_not_answered_taken_for_written(patch: Patch) -> None:
             return
 
     patch.setattr(Intents, "announce", wrong)
+
+
+def shared_writes_that_failed_taken_for_written(patch: Patch) -> None:
+    """Whoever led the call gives up, and nobody else repeats it."""
+    correct = shared_writes._Call.follow
+
+    async def wrong(self: Any, rows: Sequence[RowChange]) -> bool:
+        await correct(self, rows)
+        return True
+
+    patch.setattr(shared_writes._Call, "follow", wrong)
 
 
 def intent_cleared_while_its_cell_is_locked(patch: Patch) -> None:
@@ -139,6 +152,7 @@ _DEATHS = (Kind.CLIENT_STEP, Kind.CRASH)
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (intents_after_the_commit_point, _DEATHS, True),
     (intents_that_were_not_answered_taken_for_written, _STOPS, True),
+    (shared_writes_that_failed_taken_for_written, _STOPS, False),
     (intent_cleared_while_its_cell_is_locked, (), True),
     (intent_cleared_without_a_trace, _STOPS, False),
     (marker_put_over_a_lock, _STOPS, False),

@@ -25,8 +25,8 @@ from percolator.rowstore.mapping import Step
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Check, Selection, StoredCell
 from percolator.rowstore.reading import RowReads
+from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
-from percolator.v1.bigtable_pb2 import BigtableMutation
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation.scenario import Kind
 
@@ -84,15 +84,14 @@ def commit_does_not_need_the_lock(patch: Patch) -> None:
 
 def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
     """Another transaction has locked the cell since."""
-    correct = filters.mutation
+    correct = filters.add_mutation
 
-    def wrong(change: Any) -> BigtableMutation:
-        result = correct(change)
-        if change.family == LOCKS and result.HasField("delete_from_column"):
-            result.delete_from_column.time_range.Clear()
-        return result
+    def wrong(mutations: Any, change: Any) -> None:
+        correct(mutations, change)
+        if change.family == LOCKS and mutations[-1].HasField("delete_from_column"):
+            mutations[-1].delete_from_column.time_range.Clear()
 
-    patch.setattr("percolator.bigtable.store.mutation", wrong)
+    patch.setattr("percolator.bigtable.store.add_mutation", wrong)
 
 
 def refusals_in_another_order(patch: Patch) -> None:
@@ -197,11 +196,14 @@ def calls_joined_after_they_were_sent(patch: Patch) -> None:
     correct = RowReads._together
     sent: dict[tuple[object, ...], asyncio.Task[Any]] = {}
 
-    async def wrong(self: RowReads, *arguments: Any) -> Any:
-        about = (id(self), *arguments[:3])
+    async def wrong(
+        self: RowReads, table_id: int, key: bytes, wanted: Wanted, deadline: float
+    ) -> Any:
+        about = (id(self), table_id, key, wanted.columns)
         call = sent.get(about)
         if call is None:
-            call = sent[about] = asyncio.ensure_future(correct(self, *arguments))
+            reading = correct(self, table_id, key, wanted, deadline)
+            call = sent[about] = asyncio.ensure_future(reading)
             call.add_done_callback(lambda _: sent.pop(about))
         return await asyncio.shield(call)
 

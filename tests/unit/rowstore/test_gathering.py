@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from percolator.errors import InvalidArgument, SnapshotTooOld
-from percolator.routing.cells import FoundCell, RowResult
+from percolator.routing.cells import FoundCell, RowRequest, RowResult
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
 from percolator.rowstore.gathering import ROWS_MAX
+from percolator.v1.tabletserver_pb2 import RowRead
 from tests.unit.rowstore.model_store import TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import CountedStore, commits, prewrites, written
 
@@ -67,6 +68,37 @@ async def test_a_lock_above_a_readers_timestamp_is_in_nobody_elses_way() -> None
     late, early = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"a", 3))
     assert isinstance(late, RowResult)
     assert early == FoundCell(at(2), b"v")
+
+
+async def _columns(rows: ModelStore, number: int, passing: int = 0) -> dict[bytes, int]:
+    """The commit timestamps of a row's cells, and 0 for those that are locked."""
+    read = RowRead(row=b"a", all_columns=True, timestamp=at(number))
+    if passing:
+        read.passing.append(at(passing))
+    (found,) = await rows.cells.read([RowRequest(TABLE, read)], rows.deadline)
+    cells = {column: cell.commit_timestamp for column, cell in found.found.items()}
+    return cells | {lock.column: 0 for lock in found.locks}
+
+
+async def test_whole_rows_are_read_together_each_as_of_its_own_timestamp() -> None:
+    rows = await _opened()
+    await written(rows, b"a", [b"1"], since=5)
+    await rows.cells.mutate(prewrites(at(7), b"a", [b"2"]), rows.deadline)
+    store = CountedStore(rows)
+    found = await asyncio.gather(
+        _columns(rows, 9), _columns(rows, 4), _columns(rows, 9, passing=7), _columns(rows, 6)
+    )
+    newest = {b"0": at(2), b"1": at(6)}
+    assert list(found) == [newest | {b"2": 0}, {b"0": at(2)}, newest, newest]
+    assert store.calls == ["read", "read"], "one for all, and one for whom a version was hidden"
+
+
+async def test_reads_of_different_columns_are_different_calls() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    found = await asyncio.gather(_columns(rows, 9), _read(rows, b"a"))
+    assert list(found) == [{b"0": at(2)}, FoundCell(at(2), b"v")]
+    assert store.calls == ["read", "read"]
 
 
 @pytest.mark.parametrize("order", [(9, 3), (3, 9)])
