@@ -29,7 +29,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from copy import copy
-from typing import NamedTuple
 
 from percolator.errors import (
     CellAddress,
@@ -41,27 +40,18 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.protocol import aftermath, conflicts
-from percolator.protocol.announcing import Announcement
 from percolator.protocol.cleanup import Cleanup
-from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.one_round import OneRound
-from percolator.protocol.prewriting import Prewrite
 from percolator.protocol.same_writes import AnotherWriteSet
+from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableInfo
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
-
-
-class _TwoPhases(NamedTuple):
-    """What a transaction needs for two phases, which most do without."""
-
-    point: CommitPoint
-    prewrite: Prewrite
 
 
 class Commit:
@@ -111,7 +101,7 @@ class Commit:
         self._one_round = OneRound(
             env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
         )
-        self._phases: _TwoPhases | None = None
+        self._phases: TwoPhases | None = None
         self._two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
@@ -161,40 +151,16 @@ class Commit:
         """Committed in one round: no cell has a lock left."""
         return self._one_round.is_whole
 
-    # ------------------------------------------------------------------ two phases
-
-    @property
-    def _point(self) -> CommitPoint:
-        return self._begun().point
-
-    @property
-    def _prewrite(self) -> Prewrite:
-        return self._begun().prewrite
-
-    def _begun(self) -> _TwoPhases:
-        phases = self._phases
-        if phases is None:
-            env, write, known = self._env, self._write, self._one_round
-            announcing = env.announcing
-            point = CommitPoint(
-                env,
-                write,
-                known.weak_notifications,
-                self._started_seconds,
-                known.statistics,
-                known.tables,
-                None if announcing is None else Announcement(env, announcing, write),
-            )
-            prewrite = Prewrite(env, known.cleanup, write, point, known.statistics)
-            phases = self._phases = _TwoPhases(point, prewrite)
-        return phases
+    def _in_two_phases(self) -> TwoPhases:
+        if self._phases is None:
+            parts = self._env, self._write, self._started_seconds
+            self._phases = TwoPhases.after(self._one_round, *parts)
+        return self._phases
 
     @property
     def _is_sent(self) -> bool:
         """The commit of the primary was sent, and it is not known whether it was applied."""
         return self._phases is not None and self._phases.point.sent
-
-    # ------------------------------------------------------------------ the way to an outcome
 
     async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
         env, write, one_round = self._env, self._write, self._one_round
@@ -214,7 +180,7 @@ class Commit:
                     else:
                         commit = await one_round.run(answer, deadline)
                 if not commit:
-                    point, prewrite = self._begun()
+                    point, prewrite = self._in_two_phases()
                     self._heartbeats.add(point)
                     commit = 0 if prewritten else await prewrite.run(deadline)
                     commit = commit or await point.reach(deadline)
@@ -284,7 +250,9 @@ class Commit:
         raise problem
 
     def _roll_back_in_background(self) -> None:
-        work = aftermath.roll_back_all(self._env, self._write, self._prewrite.touched)
+        work = aftermath.roll_back_all(
+            self._env, self._write, self._in_two_phases().prewrite.touched
+        )
         self._env.background.start(work)
 
     # ------------------------------------------------------------------ unknown outcomes
@@ -294,7 +262,9 @@ class Commit:
         if self._is_sent or self._one_round.is_unanswered:
             self._start_settling(aftermath.background_deadline(self._env))
             return
-        self._prewrite.touched = self._write.cells  # unanswered prewrites may still arrive
+        self._in_two_phases().prewrite.touched = (
+            self._write.cells
+        )  # unanswered prewrites may still arrive
         if self._one_round.is_out:
             # A late copy may commit it before the marker is there: only the marker tells.
             self._given_up = True
