@@ -195,13 +195,11 @@ class JudgedBatch:
         """Deletes only what exists: a tombstone for what never existed slows every later seek."""
         kind, space, _, value, _ = change
         key = PREFIX_OF_SPACE[space] + address
-        if space == NOTIFY and kind == DELETE and address in self._state.index:
-            found = b""  # memory has it, so the store has, too: each handled one saves a look
-        else:
-            stored = self._get(key)
-            if stored is None or (kind != DELETE and not stored.startswith(value)):
-                return
-            found = stored
+        # What memory knows, the store has. Nearly all handled notifications are among that.
+        is_known = space == NOTIFY and kind == DELETE and address in self._state.index
+        found = b"" if is_known else self._get(key)
+        if found is None or (kind != DELETE and not found.startswith(value)):
+            return
         self.writes.delete(key)
         self._changed = True
         if space == WRITE:
