@@ -19,6 +19,7 @@ from percolator.protocol.announcing import Announcement
 from percolator.rowstore import shared_writes
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.port import RowChange
+from percolator.rowstore.shared_writes import SharedWrites
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation.scenario import Kind
@@ -58,15 +59,23 @@ def intents_that_were_not_answered_taken_for_written(patch: Patch) -> None:
     patch.setattr(Intents, "announce", wrong)
 
 
-def shared_writes_that_failed_taken_for_written(patch: Patch) -> None:
-    """Whoever led the call gives up, and nobody else repeats it."""
-    correct = shared_writes._Call.follow
+def intents_that_join_a_sent_call_taken_for_written(patch: Patch) -> None:
+    """It does not have them, and whoever leads it tells the others that all is well."""
 
-    async def wrong(self: Any, rows: Sequence[RowChange]) -> bool:
-        await correct(self, rows)
-        return True
+    async def wrong(self: SharedWrites, rows: Sequence[RowChange], deadline: float) -> None:
+        call = self._open
+        if call is not None and call.admits(rows, deadline):
+            await call.follow(rows)
+            return
+        call = self._open = shared_writes._Call(rows, deadline)
+        try:
+            await self._write(list(call.rows.values()), deadline)
+        finally:
+            if self._open is call:
+                self._open = None
+            call.end(True)
 
-    patch.setattr(shared_writes._Call, "follow", wrong)
+    patch.setattr(SharedWrites, "write", wrong)
 
 
 def intent_cleared_while_its_cell_is_locked(patch: Patch) -> None:
@@ -152,7 +161,7 @@ _DEATHS = (Kind.CLIENT_STEP, Kind.CRASH)
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (intents_after_the_commit_point, _DEATHS, True),
     (intents_that_were_not_answered_taken_for_written, _STOPS, True),
-    (shared_writes_that_failed_taken_for_written, _STOPS, False),
+    (intents_that_join_a_sent_call_taken_for_written, (), True),
     (intent_cleared_while_its_cell_is_locked, (), True),
     (intent_cleared_without_a_trace, _STOPS, False),
     (marker_put_over_a_lock, _STOPS, False),
