@@ -115,6 +115,7 @@ class Progress:
                 spent = [now]  # its process is starting
             elif self.rows.value * TENTHS >= len(spent) * rows and len(spent) < TENTHS:
                 spent.append(now)
+                print(f"{self.rows.value:,} rows locked in {now.seconds - spent[0].seconds:.0f} s")
         spent.append(Spent.by(server, driver.pid))
         return [after - before for before, after in pairwise(spent)]
 
@@ -216,8 +217,10 @@ def measure(directory: Path, rows: int, report: Report) -> None:
                 memory.add("the job's process", driver.pid or 0)
                 tenths = progress.tenths(rows, driver, server)
             locked = memory.now()["tablet server"]
+            print(f"all locked; the tablet server has {locked:.0f} MiB, {before:.0f} before")
             with Readers(db, rows) as held:
                 _ended(driver)
+            print("committed")
             began = Spent.by(server)
             with Readers(db, rows) as after:
                 _ended(begun(scan, rows))

@@ -15,7 +15,6 @@ import pytest
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
 from percolator.errors import CellAddress, PercolatorError, Retry
-from percolator.formats.records import shared_part
 from percolator.protocol import steps
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.pushing import Pushing
@@ -48,7 +47,7 @@ def attempts_at_a_task_share_a_part(patch: Patch) -> None:
             part = shared[key]
             self._part = part
             self._parts.append(part)
-            self._shared = shared_part(b"", part.primary)
+            self._heads = {}
             return part
         part = await correct(self, deadline)
         shared.setdefault(key, part)

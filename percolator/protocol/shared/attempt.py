@@ -99,7 +99,8 @@ class Attempt:
         self._parts: list[Part] = []
         self._part: Part | None = None
         """The part under which cells are locked now."""
-        self._shared = b""
+        self._heads: dict[int, bytes] = {}
+        """What the locks of the part begin with, by the kind of write: all but the value."""
         self._spared_since: dict[int, float] = {}
         """Since when finished attempts are in the way, by their first start timestamps."""
         self._has_failed = False
@@ -188,7 +189,7 @@ class Attempt:
         self._parts.append(part)
         await part.begin(deadline)
         self._part = part
-        self._shared = shared_part(b"", part.primary)
+        self._heads = {}
         return part
 
     def _prewrite(self, part: Part, cell: CellAddress, write: Write, read_at: int) -> CellMutation:
@@ -198,9 +199,7 @@ class Attempt:
         if len(value) > self._env.limits.value_inline_bytes_max:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
         start = part.start
-        # Others look at the primary's time to live; this one counts while that is not there.
-        ttl = int(self._job.ttl_seconds * 1000)
-        lock = b"".join((LOCK_HEADER.pack(start, start + 1, ttl, kind), self._shared, value))
+        lock = (self._heads.get(kind) or self._head(part, kind)) + value
         since = self._job.unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
         table_id, row, column = cell
         if since < start:
@@ -210,6 +209,13 @@ class Attempt:
         else:
             return CellMutation(table_id, Prewrite(row, column, lock, start))
         return CellMutation(table_id, step)
+
+    def _head(self, part: Part, kind: int) -> bytes:
+        # Others look at the primary's time to live; this one counts while that is not there.
+        ttl = int(self._job.ttl_seconds * 1000)
+        header = LOCK_HEADER.pack(part.start, part.start + 1, ttl, kind)
+        head = self._heads[kind] = header + shared_part(b"", part.primary)
+        return head
 
     def _sort_out(
         self,

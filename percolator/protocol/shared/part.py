@@ -47,6 +47,7 @@ class Part:
             value=OPEN,
         )
         self._lead = Lead(env.limits)
+        self._has_begun = False
         self._is_finishing = False
         self.is_lost = False
         """The lock is gone: the part was rolled back by others."""
@@ -72,12 +73,14 @@ class Part:
                     raise
                 continue
             if locked is APPLIED:
+                self._has_begun = True
                 return
             if isinstance(looked, Refused):
                 raise ended(self._job, looked, self.name.task)
             if isinstance(locked, Refused):
                 if not self._learn(locked):
                     raise self.gone()
+                self._has_begun = True
                 return
             for answer in (looked, locked):
                 if isinstance(answer, PercolatorError) and answer.retry is Retry.USELESS:
@@ -99,6 +102,8 @@ class Part:
 
     async def beat(self, deadline: float) -> None:
         """Raises the time to live. Raises `ConflictError` if the part was rolled back."""
+        if not self._has_begun:
+            return  # its lock may be on its way: that it is missing would prove nothing
         while not self._is_finishing and not await self._replace(OPEN, deadline):
             pass
 

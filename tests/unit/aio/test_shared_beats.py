@@ -21,6 +21,7 @@ from percolator.protocol.shared.names import Job
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.timestamps import NEWEST
+from percolator.v1.tabletserver_pb2 import Mutation
 from tests.unit.aio.shared_attempts import (
     TTL_SECONDS,
     dies,
@@ -105,6 +106,29 @@ async def test_so_does_a_part_that_has_finished(
             await whole.commit([receipt], timeout=30.0)
         slow.seconds = 0.0
         assert await values_of(db) == {"ann": 1}
+
+
+async def test_a_part_whose_beginning_takes_seconds_is_not_taken_for_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A beat must not overtake its first lock, and find none."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        router = db.internal.engine.router
+        together = router.mutate_together
+
+        async def later(
+            table_id: int, mutations: Sequence[Mutation], deadline: float
+        ) -> Sequence[Answer]:
+            await asyncio.sleep(4.5)
+            return await together(table_id, mutations, deadline)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(router, "mutate_together", later)
+            share = await share_of(db, whole.ticket, "1", ann=1)
+        await asyncio.sleep(2 * TTL_SECONDS)
+        await share.set("bob", balance, 2)
+        await whole.commit([await share.finish()])
+        assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 async def test_without_readers_the_driver_need_not_wait_for_the_oracle() -> None:
