@@ -91,7 +91,7 @@ test-fast: $(READY) ## Run only what runs inside one process (a few minutes)
 .PHONY: test-spark
 test-spark: $(SPARK_READY) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
-	$(PYTEST) $(BY_FILE) -m spark tests/spark
+	$(PYTEST) $(BY_FILE) -m "spark and not bigtable" tests/spark
 
 RUST_TARGET ?= $(CURDIR)/var/rust
 
@@ -106,8 +106,10 @@ emulator: ## Build Google's emulator of Bigtable from Debian's packages, install
 	@tests/bigtable/build-emulator var/bigtable
 
 .PHONY: test-bigtable
-test-bigtable: $(READY) emulator ## Test the cells in Bigtable's emulator (needs apt, once)
+test-bigtable: $(SPARK_READY) emulator ## Test the cells in Bigtable's emulator (needs apt, once, and Java 17)
+	@tests/spark/ensure-java
 	$(PYTEST) -m bigtable tests/contracts tests/bigtable
+	$(PYTEST) -m bigtable tests/spark
 
 # ------------------------------------------------------------------------------ simulation
 

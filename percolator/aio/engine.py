@@ -25,7 +25,7 @@ from percolator.protocol.newest import NewestReads
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import Catalog, TableInfo, with_remedy
-from percolator.routing.cells import CellPage, Cells, RangeRequest
+from percolator.routing.cells import CellPage, Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
 from percolator.routing.pending_cell import CellAnswer
@@ -41,6 +41,7 @@ from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowStore
 from percolator.rowstore.ranges import SampledRanges
 from percolator.rowstore.times import SpacedTimestamps, Times
+from percolator.rowstore.together import RowGroups
 from percolator.schema import INTERNAL_TABLES, Table
 from percolator.tasks import Tasks
 from percolator.wire.advisory_locks import AdvisoryLocks
@@ -152,6 +153,8 @@ class Engine:
         self.locks = locks
         self._rows = rows
         self.cells: StoredCells = self._router
+        self.groups: Groups = self._router
+        """Mutations of one row that are made together or not at all."""
         self.ranges: Ranges = TabletRanges(world, self.catalog, self._tablets)
         """How to divide tables among those who work in parallel."""
         self.contents: Contents = TabletContents(world, self.catalog)
@@ -159,10 +162,8 @@ class Engine:
         self.intents: Intents | None = None
         """What waits for observers, if it is in a row store."""
         if rows is not None:
-            self.ranges = SampledRanges(rows.store, world, limits)
-            self.contents = RowContents(rows.store, rows.times)
             self.intents = Intents(rows.store, rows.times, world, limits)
-            self.cells = RowStoreCells(rows.store, self.intents, rows.times, world, limits)
+            self._use(rows, self.intents)
             self.timestamps = SpacedTimestamps(timestamps)
         self.open_starts = open_starts
         self.activity = activity
@@ -193,6 +194,14 @@ class Engine:
         self._all_is_closed = asyncio.Event()
         self._closing = closing
 
+    def _use(self, rows: Rows, intents: Intents) -> None:
+        """Has the cells in a row store, in place of tablets."""
+        world, limits = self.world, self.limits
+        self.ranges = SampledRanges(rows.store, world, limits)
+        self.contents = RowContents(rows.store, rows.times)
+        self.cells = RowStoreCells(rows.store, intents, rows.times, world, limits)
+        self.groups = RowGroups(rows.store, rows.times, world, limits)
+
     @property
     def tablets(self) -> TabletMap:
         """Which server serves which rows."""
@@ -201,15 +210,15 @@ class Engine:
 
     @property
     def router(self) -> Router:
-        """What only tablets can do: groups of mutations, and change feeds."""
+        """What only tablets can do: change feeds."""
         self._require_tablets()
         return self._router
 
     def _require_tablets(self) -> None:
         if self._rows is not None:
             raise UsageError(
-                "the cells of this database are in a row store, which has no change feeds, shared "
-                "transactions or bulk loads into existing tables yet (docs/bigtable.md)"
+                "the cells of this database are in a row store, which has no change feeds and no "
+                "bulk loads into existing tables (docs/bigtable.md)"
             )
 
     def require_row(self, field: str, row: bytes) -> None:

@@ -56,7 +56,7 @@ class Share:
         self._timeout_seconds = timeout_seconds
         self._attempt = Attempt(
             engine.env,
-            engine.router,
+            engine.groups,
             engine.cleanup,
             ticket.job,
             task,
@@ -125,7 +125,13 @@ class Share:
         async with self._turn:
             await self._lock_buffered()
             parts = await self._attempt.finish(self._deadline())
-            self._receipt = Receipt(self._ticket.row, self._task, tuple(parts), self._attempt.cells)
+            self._receipt = Receipt(
+                self._ticket.row,
+                self._task,
+                tuple(parts),
+                self._attempt.cells,
+                self._attempt.announced,
+            )
             self._leave()
         return self._receipt
 

@@ -17,7 +17,7 @@ This file is the driver's side; `share.py` is that of a task, and `tickets.py` w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -33,6 +33,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.formats.records import TTL_MILLISECONDS_MAX
+from percolator.protocol.shared.announcing import Observed, announced_by_all
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import PartKey
 from percolator.protocol.shared.rolling_back import roll_back_all, roll_back_left
@@ -66,7 +67,7 @@ class SharedTransaction:
         """`ticket`: of one that another process has begun, and leaves to this one to decide. Two
         that decide on one transaction might commit different parts of it at two timestamps."""
         self._engine = engine
-        self._groups: Groups = engine.router
+        self._groups: Groups = engine.groups
         self._unchanged_since = (
             0 if unchanged_since is None else int(as_timestamp(unchanged_since, "unchanged_since"))
         )
@@ -78,6 +79,7 @@ class SharedTransaction:
         self._keeper: Keeper | None = None
         self._whole: Whole | None = None
         self._named: tuple[PartKey, ...] = ()
+        self._announced: Mapping[int, Observed] = {}
         self._ended = ""
         self._deciding = ""
         """What the call under way does. Two at a time might decide differently."""
@@ -122,12 +124,15 @@ class SharedTransaction:
     async def _commit(self, receipts: Sequence[Receipt], deadline: float) -> Timestamp | None:
         if self._whole is None:
             self._named = _parts_of(receipts, self.ticket)
+            self._announced = announced_by_all([one.announced for one in receipts])
         if not self._named:
             await self._abort(deadline)
             return None
         if self._whole is None:
             engine = self._engine
-            self._whole = Whole(engine.env, self._groups, self.ticket.job, self._named)
+            self._whole = Whole(
+                engine.env, self._groups, self.ticket.job, self._named, self._announced
+            )
         try:
             commit = await self._whole.commit(deadline)
         except OutcomeUnknown:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from percolator.protocol.shared.announcing import Observed
 from percolator.protocol.shared.names import Job, PartKey
 
 
@@ -32,3 +34,5 @@ class Receipt:
     task: str
     parts: tuple[PartKey, ...]
     cells: int
+    announced: Mapping[int, Observed] = field(default_factory=dict)
+    """By table, the observers to which every cell was announced; empty where commits notify."""

@@ -72,18 +72,30 @@ def add_mutation(mutations: Mutations, change: Change) -> None:
 
 
 def _selecting_one(selection: Selection) -> bytes:
-    family, first, end, from_time, until_time, first_value, end_value, newest = selection
+    family, first, end, from_time, until_time, first_value, end_value, newest, any_of = selection
     parts = _columns(family, first, end)
     if from_time or until_time:
         parts += _times(from_time, until_time)
-    elif not (first_value or end_value or newest):
+    elif not (first_value or end_value or newest or any_of):
         return _lone_columns(family, first, end)
     if first_value or end_value:
-        values = _optional(_FIRST_VALUE, first_value) + _optional(_END_VALUE, end_value)
-        parts += _field(_PART, _field(_VALUE_RANGE, values))
+        parts += _field(_PART, _values(first_value, end_value))
+    if any_of:
+        parts += _field(_PART, _in_any(any_of))
     if newest:
         parts += _NEWEST
     return _field(_CHAIN, parts)
+
+
+def _in_any(ranges: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """One filter for all, in which each range takes a few bytes besides its ends."""
+    if len(ranges) == 1:
+        return _values(*ranges[0])
+    return _joined(_INTERLEAVE, [_values(*one) for one in ranges])
+
+
+def _values(first: bytes, end: bytes) -> bytes:
+    return _field(_VALUE_RANGE, _optional(_FIRST_VALUE, first) + _optional(_END_VALUE, end))
 
 
 @lru_cache(_REMEMBERED)

@@ -34,6 +34,8 @@ _FILTER_BYTES_MAX = 20_480
 """The service's limit on a filter."""
 _SAFETY = 2
 """How far we stay below it."""
+_RANGES_MAX = 600
+"""Each takes 34 bytes of the filter of a check."""
 _KEY_BYTES_MAX = 4_096
 _VALUE_BYTES_MAX = 100 * 1024 * 1024
 _TIMEOUT_SECONDS_MIN = 0.001
@@ -48,6 +50,7 @@ class BigtableStore:
     """
 
     check_bytes_max = _FILTER_BYTES_MAX // _SAFETY
+    ranges_max = _RANGES_MAX
 
     def __init__(self, network: Network, place: Place) -> None:
         self._place = place

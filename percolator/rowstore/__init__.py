@@ -8,6 +8,7 @@ through filters; and it does nothing else. `port.py` says exactly what. `cells.p
     mutations               mapping.py (a step as a check and changes), common_steps.py (the usual
                             ones, at once), exclusion.py (read locks), joining.py (steps of one row
                             in one call), judging.py (why a step was refused), mutating.py
+    groups of mutations     grouping.py (all of them as one check), proofs.py, together.py
     notifications           intents.py (a table of what is about to change, for observers),
                             shared_writes.py (those of several transactions in one call)
     reads                   selecting.py (what a read needs), gathering.py (reads of several

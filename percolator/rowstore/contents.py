@@ -19,6 +19,7 @@ from percolator.rowstore.layout import (
     row_of,
 )
 from percolator.rowstore.port import RowStore, Selection, StoredCell
+from percolator.rowstore.proofs import is_proof
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import (
     SPACE_DATA,
@@ -64,7 +65,7 @@ async def stored_cells(
     async with aclosing(rows):
         async for key, cells in rows:
             row = row_of(key)
-            decoded = [_decoded(row, cell, times) for cell in cells]
+            decoded = [_decoded(row, cell, times) for cell in cells if not is_proof(cell)]
             for one in sorted(decoded, key=lambda one: (one.space, one.column, -one.timestamp)):
                 yield one
 

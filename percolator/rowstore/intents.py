@@ -20,7 +20,8 @@ The first rows hold marks, which change whenever handled intents are about to be
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -28,6 +29,7 @@ from typing import Final, NamedTuple
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError
 from percolator.limits import Limits
 from percolator.rowstore.layout import WRITES
+from percolator.rowstore.locked_cells import cells_locked_by
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import (
     TIME_UNIT,
@@ -108,6 +110,29 @@ class Intents:
         Returns when that is durable. Repeating it does no harm."""
         intents = [Intent(*cell, observer, start, is_certain=False) for cell, observer in cells]
         await self.write(intents, deadline)
+
+    async def announce_locked(
+        self,
+        table_id: int,
+        observed: Collection[tuple[bytes, bytes]],
+        starts: Collection[int],
+        deadline: float,
+    ) -> None:
+        """The same for all cells of a table that the transactions that began then have locked, in
+        these columns, each with an observer."""
+        observers: defaultdict[bytes, list[bytes]] = defaultdict(list)
+        for column, observer in observed:
+            observers[column].append(observer)
+        patience = Patience(self._world, self._limits, deadline)
+        pages = cells_locked_by(self._store, self._times, table_id, observers, starts, patience)
+        async with aclosing(pages) as found:
+            async for page in found:
+                intents = [
+                    Intent(*cell, observer, start, is_certain=False)
+                    for start, cell in page
+                    for observer in observers[cell.column]
+                ]
+                await self.write(intents, deadline)
 
     async def write(self, intents: Sequence[Intent], deadline: float) -> None:
         if len(intents) < ROWS_MAX:

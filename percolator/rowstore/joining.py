@@ -25,6 +25,8 @@ class Joined:
 
     table_id: int
     row: bytes
+    start: int
+    """The start timestamp of the transaction."""
     steps: dict[int, Step] = field(default_factory=dict)
     columns: set[bytes] = field(default_factory=set)
     _size_bytes: int = 0
@@ -45,8 +47,8 @@ class Joined:
 
 
 def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iterator[Joined]:
-    """Groups steps, given as place, table and step, into calls. If a row's calls are made one
-    after the other, the order of a transaction's steps on a cell stays."""
+    """Groups steps, given as place, table and step, into calls. If a transaction's calls on a row
+    are made one after the other, the order of its steps on a cell stays."""
     open_: dict[tuple[int, bytes, int, bool], Joined] = {}
     for place, table_id, step in steps:
         row = step.asked.row
@@ -56,6 +58,6 @@ def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iter
             yield open_.pop(key)
             group = None
         if group is None:
-            group = open_[key] = Joined(table_id, row)
+            group = open_[key] = Joined(table_id, row, step.start)
         group.add(place, step)
     yield from open_.values()

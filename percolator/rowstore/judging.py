@@ -137,6 +137,12 @@ def _judged(condition: Condition, versions: list[_Version]) -> tuple[bool, _Vers
             return not selected, selected[0] if selected else None
         case Condition.EXPECTATION_PRESENT:
             return bool(selected), versions[-1] if versions else None
+        case Condition.EXPECTATION_AT_MOST if selected:
+            end = len(condition.prefix) + len(condition.required)
+            is_above = selected[0].value[len(condition.prefix) : end] > condition.required
+            return not is_above, selected[0] if is_above else None
+        case Condition.EXPECTATION_AT_MOST:
+            return False, versions[-1] if versions else None
         case Condition.EXPECTATION_BEGINS_IF_PRESENT:
             others = [one for one in selected if not one.value.startswith(condition.required)]
             return not others, others[-1] if others else None

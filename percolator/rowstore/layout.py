@@ -7,13 +7,13 @@
     o        commit     write record      lock-only commits: apart from `w`, so that "the newest put
                                           or deletion at or below s" is a filter of the store
     d        start      value             values too long for their record
-    r        start      nothing           rollback markers
+    r        start      nothing           rollback markers, and proofs (proofs.py)
     g        safe point nothing           notes: history was collected here (collected.py)
 
 Every table of the cluster is a table of the store. A row's key is its name; only rows of nothing
 but zero bytes get one more of these, since a store has no row with an empty name. A column's name
 begins with `c`, or with `h` if it is hidden (percolator/formats/hidden_cells.py), so that all
-columns but the hidden ones are one range.
+columns but the hidden ones are one range; or, for the proof about a cell, with `p`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ KEY_BYTES_MAX: Final = 4_096
 
 _COLUMN = b"c"
 _HIDDEN = b"h"
+_PROOF = b"p"
 _ZERO = b"\0"
 
 ALL_COLUMNS: Final = (_COLUMN, b"d")
@@ -61,6 +62,15 @@ def column_of(stored: bytes) -> bytes:
     if stored[:1] not in (_COLUMN, _HIDDEN):
         raise InvariantViolation(f"the row store has a column {stored!r}, which nobody wrote")
     return stored[1:]
+
+
+def proof_column(column: bytes) -> bytes:
+    """The stored name of the column that has the proofs about a column."""
+    return _PROOF + column
+
+
+def is_proof_column(stored: bytes) -> bool:
+    return stored.startswith(_PROOF)
 
 
 def column_bounds(column: bytes) -> tuple[bytes, bytes]:

@@ -5,9 +5,11 @@ So there are two kinds of steps:
 
     expects nothing   prewrite, roll_back, roll_back_expired: each condition is turned into a
                       selection of the cells that make it fail, and nothing may be found
-    expects a lock    commit_primary, commit_secondary, replace_lock: the lock must be found
+    expects a lock    commit_primary, commit_secondary, commit_part, replace_lock: the lock must be
+                      found
 
-A step without changes (status) is only judged: a store's checks need changes.
+A step without changes (status) is only judged: a store's checks need changes. Groups of steps that
+are made together or not at all are in grouping.py.
 
 Two facts about steps are used, and nothing else is known of them here:
 
@@ -54,6 +56,7 @@ from percolator.rowstore.port import (
     Selection,
     SetCell,
 )
+from percolator.rowstore.proofs import no_proof
 from percolator.rowstore.times import Times
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change as WireChange
@@ -61,8 +64,10 @@ from percolator.v1.tabletserver_pb2 import Condition, Mutation
 
 _ABSENT = Condition.EXPECTATION_ABSENT
 _PRESENT = Condition.EXPECTATION_PRESENT
+_AT_MOST = Condition.EXPECTATION_AT_MOST
 _BEGINS_IF_PRESENT = Condition.EXPECTATION_BEGINS_IF_PRESENT
 _EXCLUDES_WRITERS = Condition.EXPECTATION_EXCLUDES_WRITERS
+_OF_A_LOCK = (_PRESENT, _AT_MOST)
 _COMMITS = (WRITES, LOCK_ONLY)
 
 
@@ -91,16 +96,17 @@ class Step(NamedTuple):
 def mapped(mutation: Mutation, times: Times) -> Step:
     """Raises `InvalidArgument` for what cannot be done in a row store."""
     start = _start_of(mutation)
-    lock = next((one for one in mutation.conditions if one.expectation == _PRESENT), None)
+    lock = next((one for one in mutation.conditions if one.expectation in _OF_A_LOCK), None)
     if lock is not None:
         _require_implied(mutation, lock)
-        selections: tuple[Selection, ...] = (own_lock(mutation.column, lock.prefix, times),)
+        selections: tuple[Selection, ...] = (_expected_lock(mutation.column, lock, times),)
     else:
         selections = tuple(_obstacles(mutation, times))
     changes = tuple(
-        _changed(mutation.column, start, change, times)
+        one
         for change in mutation.changes
         if change.space != cells_pb2.SPACE_NOTIFY  # its intents were written before it could commit
+        for one in _changed(mutation.column, start, change, times)
     )
     return Step(mutation, start, lock is not None, selections, changes)
 
@@ -144,6 +150,14 @@ def _require_implied(mutation: Mutation, lock: Condition) -> None:
         )
         if condition.expectation != _ABSENT or not (own_commit or own_rollback):
             raise _impossible("a lock is expected together with something that it does not imply")
+
+
+def _expected_lock(column: bytes, condition: Condition, times: Times) -> Selection:
+    own = own_lock(column, condition.prefix, times)
+    if condition.expectation != _AT_MOST:
+        return own
+    # What follows the prefix may be anything up to what is required.
+    return own._replace(end_value=after_prefix(condition.prefix + condition.required))
 
 
 def own_lock(column: bytes, prefix: bytes, times: Times) -> Selection:
@@ -227,22 +241,25 @@ def _other_locks(column: bytes, condition: Condition, times: Times) -> Iterator[
         yield own._replace(first_value=behind)
 
 
-def _changed(column: bytes, start: int, change: WireChange, times: Times) -> Change:
+def _changed(column: bytes, start: int, change: WireChange, times: Times) -> tuple[Change, ...]:
     stored, space = stored_column(column), change.space
     puts = change.kind == WireChange.KIND_PUT
     if space == cells_pb2.SPACE_LOCK:
         time = times.time(start)
-        return (
-            SetCell(LOCKS, stored, time, change.value) if puts else DeleteCell(LOCKS, stored, time)
-        )
+        if puts:
+            return (SetCell(LOCKS, stored, time, change.value),)
+        return (DeleteCell(LOCKS, stored, time),)
     time = times.time(change.timestamp)
     if space == cells_pb2.SPACE_WRITE and puts:
         is_lock_only = change.value[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY
-        return SetCell(LOCK_ONLY if is_lock_only else WRITES, stored, time, change.value)
+        return (SetCell(LOCK_ONLY if is_lock_only else WRITES, stored, time, change.value),)
     if space == cells_pb2.SPACE_ROLLBACK and puts:
-        return SetCell(ROLLBACKS, stored, time, b"")
+        # What says that no marker is there goes with it.
+        return SetCell(ROLLBACKS, stored, time, b""), no_proof(column, change.timestamp, times)
     if space == cells_pb2.SPACE_DATA:
-        return SetCell(DATA, stored, time, change.value) if puts else DeleteCell(DATA, stored, time)
+        if puts:
+            return (SetCell(DATA, stored, time, change.value),)
+        return (DeleteCell(DATA, stored, time),)
     raise _impossible(f"a change of space {space} is not known")
 
 

@@ -56,9 +56,9 @@ class RowMutations:
                     notified[place] = _certain(table_id, mutation)
             except PercolatorError as error:
                 answers[place] = error
-        in_order: defaultdict[tuple[int, bytes], list[Joined]] = defaultdict(list)
+        in_order: defaultdict[tuple[int, bytes, int], list[Joined]] = defaultdict(list)
         for group in joined(steps, self._store.check_bytes_max):
-            in_order[group.table_id, group.row].append(group)
+            in_order[group.table_id, group.row, group.start].append(group)
         works = [self._in_row(groups, answers, deadline) for groups in in_order.values()]
         if notified:
             works.append(self._notify(notified, answers, deadline))
@@ -81,7 +81,7 @@ class RowMutations:
     async def _in_row(
         self, groups: Sequence[Joined], answers: list[Answer], deadline: float
     ) -> None:
-        """One row's calls, one after the other."""
+        """A transaction's calls on one row, one after the other."""
         for group in groups:
             try:
                 await self._make(group, answers, Patience(self._world, self._limits, deadline))

@@ -32,16 +32,23 @@ class Selection(NamedTuple):
     """Exclusive; empty: no end."""
     newest: bool = False
     """Of each column, only the newest of these cells."""
+    any_of: tuple[tuple[bytes, bytes], ...] = ()
+    """Unless empty: only cells whose values are in one of these ranges, of each the first and the
+    exclusive end. A cell counts for each range that it is in."""
 
     @property
     def size_bytes(self) -> int:
         """About how long its description is in a call: stores limit that."""
         columns = len(self.first_column) + len(self.end_column)
-        return columns + len(self.first_value) + len(self.end_value) + _OTHER_BYTES
+        values = len(self.first_value) + len(self.end_value)
+        ranges = sum(len(first) + len(end) + _RANGE_BYTES for first, end in self.any_of)
+        return columns + values + ranges + _OTHER_BYTES
 
 
 _OTHER_BYTES = 64
 """The size of a selection besides names and values, generously."""
+_RANGE_BYTES = 8
+"""The same for one of several ranges of values."""
 
 
 class Check(NamedTuple):
@@ -117,6 +124,12 @@ class RowStore(Protocol):
     @property
     def check_bytes_max(self) -> int:
         """The most that the selections of one check or read may describe, by `size_bytes`."""
+        ...
+
+    @property
+    def ranges_max(self) -> int:
+        """How many ranges of values, of up to 24 bytes each, the one selection of a check may
+        have besides a few others."""
         ...
 
     def check_and_mutate(

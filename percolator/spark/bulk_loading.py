@@ -25,7 +25,7 @@ from percolator.spark.options import BULK_LOAD, WriteOptions
 from percolator.spark.shapes.raw_cells import COLUMN
 from percolator.spark.shapes.shape import shape_of
 from percolator.spark.stored_catalogs import with_stored_catalog
-from percolator.spark.writing.bulk_load_writer import plan_of
+from percolator.spark.writing.bulk_load_writer import plan_of, require_bulk_loads
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,6 +50,7 @@ def abandon_load(**options: object) -> bool:
     if not parsed.load_name:
         raise InvalidArgument("load_name", "is missing: give the name of the load")
     here = checked(parsed.target)
+    require_bulk_loads(here)
     return here.call(BulkLoad(here.database, plan_of(parsed)).abandon)
 
 
@@ -72,6 +73,7 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     # Raw cells that appear twice have to be neighbours as well, to be found.
     order = keys if parsed.catalog is not None else (*keys, COLUMN)
     here = checked(parsed.target)
+    require_bulk_loads(here)
     starts = [one.start for one in here.call(lambda: here.ranges(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:

@@ -321,3 +321,46 @@ def test_registering_the_same_again_changes_nothing_for_others(pages: Pages) -> 
     assert version() == 2
     other(replace=True)
     assert version() == 3
+
+
+@pytest.mark.parametrize("registered", ["before", "while it is written"])
+def test_observers_run_for_what_a_shared_transaction_has_written(
+    pages: Pages, registered: str
+) -> None:
+    """Its driver does not know the cells, and its tasks may not know the observer."""
+    if registered == "before":
+        pages.register()
+    with pages.db.shared_transaction() as whole:
+        receipts = []
+        for task, rows in (("one", ["a1", "z1"]), ("two", ["a2"])):
+            with pages.db.share(whole.ticket, task=task) as share:
+                for row in rows:
+                    share.set(row, pages.body, f"by {task}")
+                receipts.append(share.finish())
+        with pages.db.share(whole.ticket, task="three") as share:
+            share.set("a3", pages.body, "not chosen")
+            share.finish()
+        if registered != "before":
+            pages.register()
+        whole.commit(receipts)
+    with pages.db.run_observers([pages.observer()]):
+        pages.db.wait_for_observers(timeout=60)
+    assert pages.lengths() == dict.fromkeys(["a1", "a2", "z1"], len("by one"))
+
+
+def test_a_shared_transaction_is_not_committed_into_a_table_that_is_gone_from_the_rows(
+    db: Database,
+) -> None:
+    if db._database.internal.engine.intents is None:
+        pytest.skip("tablets refuse by themselves")
+    gone, stays = Pages(db), Pages(db)
+    with db.shared_transaction() as whole:
+        with db.share(whole.ticket, task="one") as share:
+            share.set("a", gone.body, "text")
+            share.set("a", stays.body, "text")
+            receipt = share.finish()
+        db.drop_table(gone.table)
+        with pytest.raises(SchemaError):
+            whole.commit([receipt])
+    with db.snapshot() as snapshot:
+        assert list(snapshot.scan(stays.table)) == []

@@ -49,6 +49,7 @@ from tests.simulation import planted_row_bugs as row_bugs
 from tests.simulation import planted_row_cluster_bugs as row_cluster_bugs
 from tests.simulation import planted_row_collection_bugs as row_collection_bugs
 from tests.simulation import planted_row_load_bugs as row_load_bugs
+from tests.simulation import planted_row_shared_bugs as row_shared_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_step_bugs as step_bugs
 from tests.simulation import planted_store_bugs as store_bugs
@@ -435,6 +436,18 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, quickly in row_cluster_bugs.OF_DROPS
+    ),
+    *(
+        Bug(
+            plant,
+            kinds,
+            workload="jobs",
+            on_rows=True,
+            seconds_max=3.0,
+            seeds_max=200,
+            is_quickly_caught=quickly,
+        )
+        for plant, kinds, quickly in row_shared_bugs.ALL
     ),
 )
 

@@ -95,7 +95,7 @@ def all_parts_are_committed(patch: Patch) -> None:
             keys = {PartKey(one.start_timestamp, one.primary.column) for one in found}
             named = {part for receipt in receipts for part in receipt.parts}
             self._named = tuple(sorted(keys | named))
-            self._whole = Whole(engine.env, engine.router, job, self._named)
+            self._whole = Whole(engine.env, engine.groups, job, self._named, {})
         return await correct(self, receipts, timeout=timeout)
 
     patch.setattr(SharedTransaction, "commit", wrong)

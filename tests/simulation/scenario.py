@@ -24,7 +24,7 @@ _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
 _WITH_OBSERVERS = {"chains", "recipes"}
-_ONLY_ON_TABLETS = {"expiring", "feeds", "jobs"}
+_ONLY_ON_TABLETS = {"expiring", "feeds"}
 """Workloads that use what a row store does not have yet."""
 _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""

@@ -1,4 +1,7 @@
-"""A client of a cluster in memory that loses answers, or everything, when a test wants it to."""
+"""A client of a cluster in memory that loses answers, or everything, when a test wants it to.
+
+Its cells are in tablets, or in a model of Bigtable where `engine_of_cells` (conftest.py) says so.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,17 @@ from percolator import (
 )
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
+from percolator.aio.engine import Rows
+from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, Unavailable
+from percolator.rowstore.times import Times
+from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.testing.row_database import MODEL
+from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS, VirtualClock
+from percolator.v1 import bigtable_pb2 as rows_wire
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import World
 
@@ -77,13 +87,58 @@ async def connected(
         yield db, cluster
 
 
+class RowStore(BigtableInMemory):
+    """Loses answers, or everything, as its cluster says."""
+
+    cluster: ClusterOnRows | None = None
+
+    async def check_and_mutate_row(
+        self, request: rows_wire.BigtableCheckAndMutateRowRequest
+    ) -> rows_wire.BigtableCheckAndMutateRowResponse:
+        assert self.cluster is not None
+        if self.cluster.silent:
+            await asyncio.sleep(1.0)
+            raise DeadlineExceeded("silence")
+        response = await super().check_and_mutate_row(request)
+        if self.cluster.answers_lost:
+            raise Unavailable("connection reset")
+        return response
+
+
+class ClusterOnRows(ClusterOverRows, Cluster):
+    """The same cluster, whose cells are in a row store."""
+
+
+over_rows = False
+"""Whether the next cluster has its cells in a row store."""
+
+
 @asynccontextmanager
 async def connected_to(
     kind: type[ClusterT], limits: Limits = TWO_PHASES
 ) -> AsyncIterator[tuple[Database, ClusterT]]:
     clock = VirtualClock(asyncio.get_running_loop())
+    if over_rows:
+        async with _connected_over_rows(clock, limits) as (db, on_rows):
+            assert isinstance(on_rows, kind), "this test is about tablets"
+            yield db, on_rows
+        return
     cluster = kind(clock)
     world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
     async with await connect_to(world, [ADDRESS], limits, RetryPolicy()) as db:
         await db.create_table(accounts, splits=["m"])
+        yield db, cluster
+
+
+@asynccontextmanager
+async def _connected_over_rows(
+    clock: VirtualClock, limits: Limits
+) -> AsyncIterator[tuple[Database, ClusterOnRows]]:
+    store = RowStore()
+    network = InProcessNetwork({MODEL.address: store})
+    cluster = store.cluster = ClusterOnRows(clock, network, MODEL)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    rows = Rows(BigtableStore(network, MODEL), Times(WALL_MILLISECONDS - 60_000))
+    async with await connect_to(world, [ADDRESS], limits, RetryPolicy(), rows=rows) as db:
+        await db.create_table(accounts)
         yield db, cluster

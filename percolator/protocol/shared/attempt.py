@@ -17,6 +17,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
 from percolator.errors import (
@@ -41,6 +42,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.part_states import FINISHED
+from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
 from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.protocol.shared.part import Part
@@ -53,11 +55,13 @@ PARTS_MAX = 256
 """How many parts one attempt may have: each is one more that the driver commits."""
 
 
-class _Left:
-    """The cells that a round of prewrites did not lock, and why not."""
+class _Round:
+    """What a round of prewrites has locked, and what not, and why not."""
 
     def __init__(self) -> None:
-        self.cells: list[CellAddress] = []
+        self.missed: list[CellAddress] = []
+        self.locked: defaultdict[int, list[CellAddress]] = defaultdict(list)
+        """Those that are locked now, by the start timestamp of the part."""
         self.met: list[MetLock] = []
         self.problem: PercolatorError | None = None
         """Why there was no answer."""
@@ -65,6 +69,13 @@ class _Left:
         """Those that were to be kept, and that others have committed since they were read."""
         self.is_overtaken = False
         """Others have committed or locked cells since the part began."""
+
+    def to_announce(self, writes: Mapping[CellAddress, Write]) -> dict[int, list[CellAddress]]:
+        """The locked cells that will change; a lock-only write changes nothing."""
+        return {
+            start: [cell for cell in cells if writes[cell][0] != KIND_LOCK_ONLY]
+            for start, cells in self.locked.items()
+        }
 
 
 class Attempt:
@@ -103,6 +114,9 @@ class Attempt:
         """What the locks of the part begin with, by the kind of write: all but the value."""
         self._spared_since: dict[int, float] = {}
         """Since when finished attempts are in the way, by their first start timestamps."""
+        self._announcement = (
+            None if env.announcing is None else AttemptAnnouncement(env, env.announcing)
+        )
         self._has_failed = False
         self._is_over = False
         self.cells = 0
@@ -113,6 +127,11 @@ class Attempt:
     @property
     def parts(self) -> Sequence[Part]:
         return self._parts
+
+    @property
+    def announced(self) -> Mapping[int, Observed]:
+        """By table, the observers to which all of its cells were announced."""
+        return {} if self._announcement is None else self._announcement.announced
 
     @property
     def start(self) -> int:
@@ -148,29 +167,33 @@ class Attempt:
             writes = await with_kept_cells(env, self._cleanup, given, read_at, deadline)
         while True:
             part = await self._current(deadline)
-            left = _Left()
+            result = _Round()
             for first in portions(pending):
                 cells = portion(pending, first)
                 steps_ = [self._prewrite(part, cell, writes[cell], read_at) for cell in cells]
                 answers = await env.cells.mutate(steps_, deadline)
                 if answers.count(APPLIED) != len(cells):
-                    self._sort_out(part, writes, cells, answers, left)
-            for cell in left.changed:
+                    self._sort_out(part, writes, cells, answers, result)
+                else:
+                    result.locked[part.start] += cells
+            if self._announcement is not None:
+                await self._announcement.announce(result.to_announce(writes), deadline)
+            for cell in result.changed:
                 writes[cell] = given[cell]
-            if not left.cells:
+            if not result.missed:
                 return writes
-            pending = left.cells
+            pending = result.missed
             waited = env.now() - began if backoff.rounds else 0.0
-            if left.met:
-                spared_until = await self._resolve(left.met, waited, deadline)
+            if result.met:
+                spared_until = await self._resolve(result.met, waited, deadline)
                 if spared_until:
                     deadline = max(deadline, spared_until + allowed)
-            if left.is_overtaken:
+            if result.is_overtaken:
                 self._part = None
             if not await backoff.pause(deadline):
-                if left.met:
-                    raise conflicts.locked(env, part.start, left.met[0])
-                raise left.problem or ConflictError("no time was left to lock the cells")
+                if result.met:
+                    raise conflicts.locked(env, part.start, result.met[0])
+                raise result.problem or ConflictError("no time was left to lock the cells")
 
     async def _current(self, deadline: float) -> Part:
         """The part under which to lock cells now; begins one if there is none."""
@@ -223,16 +246,17 @@ class Attempt:
         writes: Mapping[CellAddress, Write],
         cells: Sequence[CellAddress],
         answers: Sequence[Answer],
-        left: _Left,
+        result: _Round,
     ) -> None:
-        """Adds to `left` the cells that are not locked. Raises what cannot be dealt with."""
+        """Adds to `result` what became of the cells. Raises what cannot be dealt with."""
         for cell, answer in zip(cells, answers, strict=True):
             if answer is APPLIED:
+                result.locked[part.start].append(cell)
                 continue
             if not isinstance(answer, Refused):
                 if answer.retry is not Retry.UNKNOWN:
                     raise answer
-                left.problem = answer
+                result.problem = answer
             elif answer.condition == steps.OWN_COMMIT:
                 raise UsageError("the shared transaction was committed while this task was writing")
             elif answer.condition == steps.OWN_ROLLBACK:
@@ -243,18 +267,19 @@ class Attempt:
                     self.cells -= 1
                     continue
                 if self._is_ours(met, writes[cell]):
+                    result.locked[met.lock.start_timestamp].append(cell)
                     continue
-                left.met.append(met)
+                result.met.append(met)
                 # Only the younger waits for the older: two that wait for each other never stop.
-                left.is_overtaken |= met.lock.start_timestamp > part.start
+                result.is_overtaken |= met.lock.start_timestamp > part.start
             elif self._job.unchanged_since:
                 raise self._changed(cell, answer)
             elif writes[cell] is KEPT:
-                left.changed.append(cell)
-                left.is_overtaken |= offending_cell(answer).timestamp > part.start
+                result.changed.append(cell)
+                result.is_overtaken |= offending_cell(answer).timestamp > part.start
             else:
-                left.is_overtaken = True
-            left.cells.append(cell)
+                result.is_overtaken = True
+            result.missed.append(cell)
 
     def _is_ours(self, met: MetLock, write: Write) -> bool:
         """Whether this attempt has locked the cell before, with the same value."""

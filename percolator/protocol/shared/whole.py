@@ -9,7 +9,7 @@ reader has pushed above the timestamp can never be committed at it, and so neith
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from percolator.errors import (
     CellAddress,
@@ -30,6 +30,7 @@ from percolator.formats.records import (
 from percolator.protocol import steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
+from percolator.protocol.shared.announcing import Observed, announce_to_newer
 from percolator.protocol.shared.closing import close
 from percolator.protocol.shared.names import CLOSED, Job, PartKey
 from percolator.protocol.shared.rolling_back import roll_back_part
@@ -43,13 +44,20 @@ class Whole:
     one would take another timestamp while the first one's group is on its way."""
 
     def __init__(
-        self, env: Environment, groups: Groups, job: Job, parts: Sequence[PartKey]
+        self,
+        env: Environment,
+        groups: Groups,
+        job: Job,
+        parts: Sequence[PartKey],
+        announced: Mapping[int, Observed],
     ) -> None:
-        """`parts`: those that are committed; at least one."""
+        """`parts`: those that are committed; at least one. `announced`: by table, the observers to
+        which all of their cells were announced."""
         self._env = env
         self._groups = groups
         self._job = job
         self._parts = parts
+        self._announced = announced
         self._commit = 0
         self._sent = False
         """A commit was sent, and it is not known whether it was applied."""
@@ -77,7 +85,9 @@ class Whole:
         backoff = env.backoff()
         while True:
             if not self._commit:
-                self._commit = await self._new_timestamp(deadline)
+                commit = await self._new_timestamp(deadline)
+                await self._renew_announcement(deadline)
+                self._commit = commit
             commit = self._commit
             sent_before, self._sent = self._sent, True
             try:
@@ -119,6 +129,16 @@ class Whole:
         if commit <= newest:
             raise TimestampRegression(f"the oracle gave {commit} after {newest} was in use")
         return commit
+
+    async def _renew_announcement(self, deadline: float) -> None:
+        """Before a commit timestamp is used, and after it was received: observers that were
+        registered below it have to be notified."""
+        store = self._env.announcing
+        if store is not None:
+            starts = [part.start for part in self._parts]
+            self._announced = await announce_to_newer(
+                self._env, store, starts, self._announced, deadline
+            )
 
     def _steps(self, commit: int) -> list[Mutation]:
         found = [close(self._job, commit)]

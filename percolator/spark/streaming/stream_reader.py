@@ -214,6 +214,12 @@ def check_table(options: StreamOptions) -> None:
     target = options.read.target
     here = checked(target)
     engine = here.database.internal.engine
+    if engine.is_on_rows:
+        raise InvalidArgument(
+            "table",
+            f"{target.table!r} is in a row store, which has no change feeds to stream "
+            "(docs/bigtable.md): read snapshots of it instead",
+        )
     table = here.call(lambda: engine.catalog.describe(target.table, here.deadline(target)))
     if not table.options.change_feed:
         raise InvalidArgument(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
-from percolator.errors import SchemaError
-from percolator.spark.connections import checked
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.spark.connections import Connection, checked
 from percolator.spark.options import WriteOptions
 from percolator.spark.shapes.fields import Cell
 from percolator.spark.shapes.shape import shape_of
@@ -38,6 +38,17 @@ def plan_of(options: WriteOptions) -> LoadPlan:
     )
 
 
+def require_bulk_loads(here: Connection) -> None:
+    """Raises `InvalidArgument` where tasks cannot load in bulk."""
+    if here.database.internal.engine.is_on_rows:
+        raise InvalidArgument(
+            "operation",
+            "the cells of this cluster are in a row store, where Spark cannot load in bulk: an "
+            "attempt at a task that goes on after the load would change rows that have been read "
+            "(docs/bigtable.md). Append the frame, or import an export",
+        )
+
+
 class BulkLoadWriter(DataSourceArrowWriter):
     """Closes the range on creation, which is on the driver and before any task."""
 
@@ -46,6 +57,7 @@ class BulkLoadWriter(DataSourceArrowWriter):
         self._plan = plan_of(options)
         show_log()
         here = checked(options.target, options.catalog)
+        require_bulk_loads(here)
         self._timestamps = here.call(BulkLoad(here.database, self._plan).begin)
         log.info("bulk load %r into table %r: closed the range", self._plan.name, self._plan.table)
 

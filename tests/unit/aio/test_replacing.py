@@ -18,6 +18,8 @@ from percolator.protocol.write_steps import Write
 from tests.unit.aio.shared_attempts import ROWS, receipt_of, set_value, share_of, values_of
 from tests.unit.connected import accounts, balance, connected
 
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
+
 NOTE = accounts.column("note", balance.codec)
 
 
@@ -41,6 +43,7 @@ async def _replaces(db: Database, **values: int) -> Timestamp | None:
         return await whole.commit([receipt, await _rest(db, whole, receipt)])
 
 
+@on_both_engines
 async def test_readers_see_the_old_rows_or_the_new_ones() -> None:
     async with connected() as (db, _):
         for row in ROWS:
@@ -87,6 +90,7 @@ async def test_cells_that_the_job_writes_over_are_not_locked_again(
         assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
 
 
+@on_both_engines
 async def test_a_table_is_replaced_again_and_again_and_emptied() -> None:
     async with connected() as (db, _):
         for number in range(4):
@@ -98,6 +102,7 @@ async def test_a_table_is_replaced_again_and_again_and_emptied() -> None:
         assert await values_of(db) == {}
 
 
+@on_both_engines
 async def test_other_columns_stay() -> None:
     async with connected() as (db, _):
         async with db.transaction() as tx:
@@ -108,6 +113,7 @@ async def test_other_columns_stay() -> None:
         assert await db.get("bob", NOTE) == 5
 
 
+@on_both_engines
 async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted() -> None:
     """Its row is an old one, and would stay if its lock counted as the job's."""
     async with connected() as (db, _):
@@ -121,6 +127,7 @@ async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted() -> No
         assert await values_of(db) == {"ann": 2}
 
 
+@on_both_engines
 async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_ones_stay() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         receipt = await receipt_of(db, whole.ticket, "0", ann=2)
@@ -131,6 +138,7 @@ async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_on
         assert await values_of(db) == {"ann": 2, "joe": 1}
 
 
+@on_both_engines
 async def test_a_job_that_is_given_up_leaves_the_old_rows() -> None:
     async with connected() as (db, _):
         for row in ROWS:
@@ -147,6 +155,7 @@ async def test_a_job_that_is_given_up_leaves_the_old_rows() -> None:
             await set_value(db, row, 3)  # nothing is in the way
 
 
+@on_both_engines
 async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire() -> None:
     async with connected() as (db, _):
         await set_value(db, "bob", 1)
@@ -160,6 +169,7 @@ async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire() -> 
         assert await values_of(db) == {"bob": 3}
 
 
+@on_both_engines
 async def test_a_table_that_was_made_again_meanwhile_is_not_replaced() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         await db.drop_table(accounts)

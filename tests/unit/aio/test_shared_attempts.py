@@ -27,10 +27,12 @@ from tests.unit.aio.shared_attempts import (
 from tests.unit.connected import balance, connected
 
 TURN_SECONDS = 4.0
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
 # ---------------------------------------------------------------- attempts
 
 
+@on_both_engines
 async def test_an_attempt_that_died_is_replaced_at_once() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         dies(await share_of(db, whole.ticket, "1", ann=1, bob=1))
@@ -40,6 +42,7 @@ async def test_an_attempt_that_died_is_replaced_at_once() -> None:
         assert await values_of(db) == {"ann": 2, "joe": 2}
 
 
+@on_both_engines
 async def test_the_replaced_attempt_cannot_finish() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         slow = await share_of(db, whole.ticket, "1", ann=1, bob=1)
@@ -50,6 +53,7 @@ async def test_the_replaced_attempt_cannot_finish() -> None:
         assert await values_of(db) == {"ann": 2, "bob": 2}
 
 
+@on_both_engines
 async def test_an_earlier_attempt_does_not_replace_a_later_one() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         slow = await share_of(db, whole.ticket, "1", ann=1)
@@ -61,6 +65,7 @@ async def test_an_earlier_attempt_does_not_replace_a_later_one() -> None:
         assert await values_of(db) == {"bob": 2}
 
 
+@on_both_engines
 async def test_only_the_attempt_whose_receipt_is_passed_counts() -> None:
     """Both have finished, with different rows; what the other one wrote is never committed."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -72,6 +77,7 @@ async def test_only_the_attempt_whose_receipt_is_passed_counts() -> None:
         assert await values_of(db) == {"ann": 7, "bob": 2}
 
 
+@on_both_engines
 async def test_a_finished_attempt_is_spared_for_a_while() -> None:
     """Its receipt may be on its way to the driver."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -84,6 +90,7 @@ async def test_a_finished_attempt_is_spared_for_a_while() -> None:
         assert await values_of(db) == {"ann": 1}
 
 
+@on_both_engines
 async def test_a_finished_attempt_is_replaced_in_the_end() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         first = await receipt_of(db, whole.ticket, "1", ann=1)
@@ -97,6 +104,7 @@ async def test_a_finished_attempt_is_replaced_in_the_end() -> None:
         assert await values_of(db) == {"ann": 2}
 
 
+@on_both_engines
 async def test_a_lost_receipt_is_replaced_with_any_time_out() -> None:
     """The wait for a finished attempt does not begin anew with each try."""
     async with connected() as (db, _):
@@ -110,6 +118,7 @@ async def test_a_lost_receipt_is_replaced_with_any_time_out() -> None:
         assert await values_of(db) == {"ann": 2}
 
 
+@on_both_engines
 async def test_with_a_replaced_attempt_nothing_is_committed() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         first = await receipt_of(db, whole.ticket, "1", ann=1)
@@ -123,6 +132,7 @@ async def test_with_a_replaced_attempt_nothing_is_committed() -> None:
         assert await values_of(db) == {}
 
 
+@on_both_engines
 async def test_a_zombie_that_writes_after_the_commit_adds_nothing() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         zombie = await share_of(db, whole.ticket, "1", ann=1)
@@ -135,6 +145,7 @@ async def test_a_zombie_that_writes_after_the_commit_adds_nothing() -> None:
         assert await values_of(db) == {"bob": 2}
 
 
+@on_both_engines
 async def test_a_later_generation_may_have_the_rows_in_other_tasks() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         dies(await share_of(db, whole.ticket, "1", ann=1))
@@ -143,6 +154,7 @@ async def test_a_later_generation_may_have_the_rows_in_other_tasks() -> None:
         assert await values_of(db) == {"ann": 2}
 
 
+@on_both_engines
 async def test_an_attempt_that_has_failed_cannot_finish() -> None:
     """One of its messages may arrive after the commit."""
     async with connected() as (db, cluster), db.shared_transaction() as whole:
@@ -161,6 +173,7 @@ async def test_an_attempt_that_has_failed_cannot_finish() -> None:
 # ---------------------------------------------------------------- written twice
 
 
+@on_both_engines
 async def test_two_tasks_may_not_write_one_cell() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         await receipt_of(db, whole.ticket, "1", ann=1)
@@ -168,6 +181,7 @@ async def test_two_tasks_may_not_write_one_cell() -> None:
             await receipt_of(db, whole.ticket, "2", ann=1)
 
 
+@on_both_engines
 async def test_a_task_may_not_write_two_values_to_one_cell() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         share = await share_of(db, whole.ticket, "1", ann=1)
@@ -183,6 +197,7 @@ async def test_a_task_may_not_write_two_values_to_one_cell() -> None:
 # ---------------------------------------------------------------- staying alive
 
 
+@on_both_engines
 async def test_parts_live_as_long_as_the_driver() -> None:
     """The process of the first task has ended; that of the second one is at work."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -194,6 +209,7 @@ async def test_parts_live_as_long_as_the_driver() -> None:
         assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
+@on_both_engines
 async def test_parts_live_as_long_as_any_attempt() -> None:
     """A driver may have no process of its own while the tasks are at work."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -233,6 +249,7 @@ async def test_parts_live_on_while_each_message_waits_seconds_for_its_turn(
         assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
+@on_both_engines
 async def test_without_a_driver_everything_is_rolled_back() -> None:
     async with connected() as (db, _):
         whole = db.shared_transaction()
@@ -248,6 +265,7 @@ async def test_without_a_driver_everything_is_rolled_back() -> None:
         assert await values_of(db) == {"ann": 7}
 
 
+@on_both_engines
 async def test_a_longer_time_to_live_is_possible() -> None:
     async with connected() as (db, _):
         whole = db.shared_transaction(ttl=100.0)

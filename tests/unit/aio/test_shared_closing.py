@@ -15,6 +15,8 @@ from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
 from tests.unit.connected import balance, connected
 
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
+
 Call = Callable[[wire.MutateTogetherRequest], Awaitable[wire.MutateTogetherResponse]]
 
 
@@ -36,6 +38,7 @@ async def _is_free_at_once(db: Database, row: str) -> None:
     assert asyncio.get_running_loop().time() - began < 1.0
 
 
+@on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_an_attempt_that_begins_after_the_end_is_refused_before_it_locks(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
@@ -47,6 +50,7 @@ async def test_an_attempt_that_begins_after_the_end_is_refused_before_it_locks(
         await _is_free_at_once(db, "ann")
 
 
+@on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_what_an_attempt_under_way_has_locked_and_locks_later_is_free_at_once(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
@@ -63,6 +67,7 @@ async def test_what_an_attempt_under_way_has_locked_and_locks_later_is_free_at_o
             await share.finish()
 
 
+@on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_a_further_part_of_an_attempt_under_way_is_refused(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
@@ -115,6 +120,7 @@ async def test_a_part_whose_beginning_is_on_its_way_is_refused_or_found(
         await _is_free_at_once(db, "ann")
 
 
+@on_both_engines
 async def test_a_transaction_that_another_process_has_given_up_cannot_be_committed() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
@@ -125,6 +131,7 @@ async def test_a_transaction_that_another_process_has_given_up_cannot_be_committ
         assert await values_of(db) == {}
 
 
+@on_both_engines
 async def test_a_transaction_that_another_process_has_committed_is_not_given_up() -> None:
     async with connected() as (db, _):
         whole = db.shared_transaction()
@@ -136,6 +143,7 @@ async def test_a_transaction_that_another_process_has_committed_is_not_given_up(
         assert await values_of(db) == {"ann": 1}
 
 
+@on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_an_attempt_that_readers_have_just_pushed_is_found_and_rolled_back(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],

@@ -29,9 +29,12 @@ from tests.unit.aio.shared_attempts import (
 )
 from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
 
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
+
 # ---------------------------------------------------------------- committing
 
 
+@on_both_engines
 async def test_everything_appears_at_one_timestamp() -> None:
     async with connected() as (db, _):
         async with db.shared_transaction() as whole:
@@ -46,6 +49,7 @@ async def test_everything_appears_at_one_timestamp() -> None:
         assert await values_of(db, commit) == {"ann": 1, "bob": 3, "zoe": 2}
 
 
+@on_both_engines
 async def test_tickets_and_receipts_travel_between_processes() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         ticket = pickle.loads(pickle.dumps(whole.ticket))
@@ -55,6 +59,7 @@ async def test_tickets_and_receipts_travel_between_processes() -> None:
         assert await values_of(db) == {"ann": 1}
 
 
+@on_both_engines
 async def test_one_process_begins_it_and_another_decides() -> None:
     async with connected() as (db, _):
         ticket = await db.internal.shared_ticket(60.0, 1.0)
@@ -67,6 +72,7 @@ async def test_one_process_begins_it_and_another_decides() -> None:
         assert await values_of(db) == {"ann": 1}
 
 
+@on_both_engines
 async def test_a_deletion_and_large_values_are_committed_as_such() -> None:
     async with connected(replace(TWO_PHASES, value_inline_bytes_max=1)) as (db, _):
         async with db.transaction() as tx:
@@ -78,6 +84,7 @@ async def test_a_deletion_and_large_values_are_committed_as_such() -> None:
         assert await values_of(db) == {"bob": 123_456_789}
 
 
+@on_both_engines
 async def test_a_transaction_without_receipts_commits_nothing() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         await receipt_of(db, whole.ticket, "1", ann=1)
@@ -85,6 +92,7 @@ async def test_a_transaction_without_receipts_commits_nothing() -> None:
         assert await values_of(db) == {}
 
 
+@on_both_engines
 async def test_leaving_the_block_without_a_commit_rolls_back() -> None:
     async with connected() as (db, _):
         async with db.shared_transaction() as whole:
@@ -95,6 +103,7 @@ async def test_leaving_the_block_without_a_commit_rolls_back() -> None:
         assert await values_of(db) == {"ann": 7}
 
 
+@on_both_engines
 async def test_abort_undoes_nothing_that_was_committed() -> None:
     async with connected() as (db, cluster):
         async with db.shared_transaction(timeout=1.0) as whole:
@@ -109,6 +118,7 @@ async def test_abort_undoes_nothing_that_was_committed() -> None:
         assert await db.resolve(unknown.value) is Outcome.COMMITTED
 
 
+@on_both_engines
 async def test_a_commit_without_an_answer_may_be_repeated() -> None:
     async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
         receipts = [
@@ -123,6 +133,7 @@ async def test_a_commit_without_an_answer_may_be_repeated() -> None:
         assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
+@on_both_engines
 async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
     async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
         receipts = [
@@ -139,6 +150,7 @@ async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
         assert await values_of(db) == {}
 
 
+@on_both_engines
 async def test_what_cannot_be_rolled_back_is_left_to_expire() -> None:
     async with connected() as (db, cluster):
         whole = db.shared_transaction(timeout=1.0)
@@ -153,6 +165,7 @@ async def test_what_cannot_be_rolled_back_is_left_to_expire() -> None:
         assert await values_of(db) == {"ann": 7}
 
 
+@on_both_engines
 async def test_the_first_error_is_the_one_that_is_raised() -> None:
     async with connected() as (db, cluster):
         with pytest.raises(ValueError, match="of the program"):
@@ -174,6 +187,7 @@ async def _fails_in_both_blocks(db: Database, cluster: Cluster) -> None:
 # ---------------------------------------------------------------- other transactions
 
 
+@on_both_engines
 async def test_readers_pass_after_a_short_wait() -> None:
     async with connected() as (db, _):
         await set_value(db, "ann", 0)
@@ -193,6 +207,7 @@ async def test_readers_pass_after_a_short_wait() -> None:
         assert await values_of(db) == dict.fromkeys(ROWS, 1)
 
 
+@on_both_engines
 async def test_a_commit_that_came_first_is_written_over() -> None:
     """Without `unchanged_since`, a task needs only that no one writes while it does."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -205,6 +220,7 @@ async def test_a_commit_that_came_first_is_written_over() -> None:
         assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
+@on_both_engines
 async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         share = await share_of(db, whole.ticket, "1", ann=1)
@@ -218,6 +234,7 @@ async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp() -> None:
         assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
+@on_both_engines
 async def test_what_was_changed_since_is_a_conflict() -> None:
     async with connected() as (db, _):
         since = await db.timestamp()
@@ -233,6 +250,7 @@ async def test_what_was_changed_since_is_a_conflict() -> None:
         assert await values_of(db) == {"bob": 1}
 
 
+@on_both_engines
 async def test_a_table_younger_than_the_transaction_is_refused() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         await db.drop_table(accounts)
@@ -244,6 +262,7 @@ async def test_a_table_younger_than_the_transaction_is_refused() -> None:
 # ---------------------------------------------------------------- misuse
 
 
+@on_both_engines
 async def test_misuse_is_refused_with_its_reason() -> None:
     async with connected() as (db, _):
         with pytest.raises(InvalidArgument, match="ttl"):
@@ -269,6 +288,7 @@ async def test_misuse_is_refused_with_its_reason() -> None:
                 await share.set("ann", balance, 1)
 
 
+@on_both_engines
 async def test_misuse_of_receipts_tasks_and_times_names_the_argument() -> None:
     async with connected() as (db, _):
         with pytest.raises(InvalidArgument, match="ttl: expected at most 4294967 seconds"):
@@ -286,6 +306,7 @@ async def test_misuse_of_receipts_tasks_and_times_names_the_argument() -> None:
 # ---------------------------------------------------------------- several calls at a time
 
 
+@on_both_engines
 async def test_only_one_call_at_a_time_decides() -> None:
     """A second commit would take a timestamp of its own, and parts could end up at both."""
     async with connected() as (db, _), db.shared_transaction() as whole:
@@ -302,6 +323,7 @@ async def test_only_one_call_at_a_time_decides() -> None:
         assert await values_of(db, commit) == {"ann": 1, "zoe": 1}
 
 
+@on_both_engines
 async def test_a_commit_during_an_abort_is_refused() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
@@ -312,6 +334,7 @@ async def test_a_commit_during_an_abort_is_refused() -> None:
         await aborting
 
 
+@on_both_engines
 async def test_a_cancelled_commit_may_be_repeated() -> None:
     async with connected() as (db, cluster), db.shared_transaction() as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
@@ -325,6 +348,7 @@ async def test_a_cancelled_commit_may_be_repeated() -> None:
         assert await values_of(db) == {"ann": 1}
 
 
+@on_both_engines
 async def test_nothing_can_be_written_while_an_attempt_finishes() -> None:
     """It would return without an error, and never be locked."""
     async with connected() as (db, _), db.shared_transaction() as whole:

@@ -39,6 +39,7 @@ class CountedStore:
     def __init__(self, rows: ModelStore, *failures: PercolatorError) -> None:
         self._store = rows.store
         self.check_bytes_max = rows.store.check_bytes_max
+        self.ranges_max = rows.store.ranges_max
         self.scans_backwards = True
         self.calls: list[str] = []
         self._failures = list(failures)

@@ -1,0 +1,64 @@
+"""The cells that some transactions have locked, found by a scan of their table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import aclosing
+from typing import Final
+
+from percolator.errors import CellAddress, PercolatorError
+from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
+from percolator.rowstore.layout import LOCKS, column_bounds, column_of, row_of
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import TIME_UNIT, RowStore, Selection
+from percolator.rowstore.times import Times
+
+_ROWS_PER_PAGE: Final = 1_000
+
+Locked = list[tuple[int, CellAddress]]
+"""Cells with the start timestamps of the transactions that have locked them."""
+
+
+async def cells_locked_by(
+    store: RowStore,
+    times: Times,
+    table_id: int,
+    columns: Iterable[bytes],
+    starts: Collection[int],
+    patience: Patience,
+) -> AsyncGenerator[Locked, None]:
+    """Those of these columns that they change, page by page. A lock that is there from beginning
+    to end is found."""
+    between = times.time(min(starts)), times.time(max(starts)) + TIME_UNIT
+    selections = [Selection(LOCKS, *column_bounds(one), *between) for one in sorted(columns)]
+    at = b""
+    while True:
+        try:
+            stream = store.scan(
+                table_id,
+                at,
+                b"",
+                selections,
+                rows_max=_ROWS_PER_PAGE,
+                reverse=False,
+                timeout_seconds=patience.attempt_seconds,
+            )
+            async with aclosing(stream) as found:
+                rows = [row async for row in found]
+        except PercolatorError as error:
+            await patience.outlast(error, is_read=True)
+            continue
+        yield [
+            (start, CellAddress(table_id, row_of(key), column_of(cell.column)))
+            for key, cells in rows
+            for cell in cells
+            if (start := times.timestamp(cell.time)) in starts and _changes(cell.value)
+        ]
+        if len(rows) < _ROWS_PER_PAGE:
+            return
+        at = rows[-1].key + b"\0"
+
+
+def _changes(lock: bytes) -> bool:
+    *_, kind = LOCK_HEADER.unpack_from(lock)
+    return bool(kind != KIND_LOCK_ONLY)

@@ -1,0 +1,241 @@
+"""Groups of steps in a row store: the two kinds that shared transactions have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from percolator.errors import (
+    CellAddress,
+    ExecutionUnknown,
+    InvalidArgument,
+    NotExecuted,
+    PercolatorError,
+    SnapshotTooOld,
+    UsageError,
+)
+from percolator.formats.records import KIND_LOCK_ONLY, WRITE_HEADER, LockRecord, RecordKind
+from percolator.protocol import steps
+from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
+from percolator.rowstore.collecting import Bounds, collectable, no_older_lock, planned
+from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.port import Change, Check
+from percolator.rowstore.together import RowGroups
+from percolator.v1.cells_pb2 import SPACE_LOCK
+from percolator.v1.tabletserver_pb2 import Mutation
+from tests.unit.rowstore.model_store import SECONDS, TABLE, TIMES, ModelStore, at
+
+ROW = b"job"
+CLOSED = b"closed"
+BEGAN, COMMIT = at(1), at(2_000)
+START = 10
+"""The number of the first part's start timestamp."""
+
+
+class Group:
+    """The groups of one shared transaction, in the model."""
+
+    def __init__(self, rows: ModelStore) -> None:
+        self.rows = rows
+        self.groups = RowGroups(rows.store, TIMES, rows.world, rows.limits)
+
+    async def made(self, *mutations: Mutation) -> list[Answer]:
+        return await self.groups.mutate_together(TABLE, mutations, self.rows.deadline)
+
+    async def begin(self, number: int, min_commit: int = 0) -> list[Answer]:
+        step = steps.prewrite(ROW, _column(number), at(number), _lock(number, min_commit), None)
+        return await self.made(steps.require_open(ROW, CLOSED, BEGAN), step)
+
+    async def commit(self, numbers: Sequence[int], commit: int = COMMIT) -> list[Answer]:
+        record = WRITE_HEADER.pack(BEGAN, KIND_LOCK_ONLY)
+        group = [steps.close_committed(ROW, CLOSED, BEGAN, commit, record)]
+        for number in numbers:
+            record = WRITE_HEADER.pack(at(number), KIND_LOCK_ONLY)
+            group.append(steps.commit_part(ROW, _column(number), at(number), commit, record))
+        return await self.made(*group)
+
+    async def roll_back(self, column: bytes, start: int) -> None:
+        step = steps.roll_back(ROW, column, start)
+        answers = await self.rows.cells.mutate([CellMutation(TABLE, step)], self.rows.deadline)
+        assert answers == [APPLIED]
+
+    async def collect(self, below: int) -> int:
+        """Collects the row. Returns how many cells were deleted."""
+        bounds, store = Bounds(below, below), self.rows.store
+        rows = await store.read(TABLE, [ROW], collectable(bounds, TIMES), SECONDS)
+        plan = planned(rows[0].cells if rows else [], bounds, TIMES)
+        assert plan is not None
+        if not plan.cells:
+            return 0
+        for changes in plan.changes(bounds, TIMES):
+            check = no_older_lock(bounds, TIMES)
+            assert await store.check_and_mutate(TABLE, ROW, check, changes, SECONDS)
+        return plan.cells
+
+    def stored(self) -> list[tuple[str, bytes]]:
+        """Family and column of each cell of the row."""
+        (table,) = self.rows.model.tables.values()
+        return sorted((family, column) for family, column, _ in table.rows.get(ROW, {}))
+
+
+def _column(number: int) -> bytes:
+    return b"0.%d.0.task" % at(number)
+
+
+def _lock(number: int, min_commit: int = 0) -> bytes:
+    primary = CellAddress(TABLE, ROW, _column(number))
+    least = min_commit or at(number) + 1
+    return LockRecord(at(number), least, 1_000, RecordKind.PUT, b"", primary, b"open").encode()
+
+
+async def opened() -> Group:
+    return Group(await ModelStore().opened())
+
+
+def _conditions(answers: Sequence[Answer]) -> list[int | None]:
+    """The failed condition of each answer; None if the others were refused."""
+    assert all(isinstance(one, Refused | NotExecuted) for one in answers)
+    return [one.condition if isinstance(one, Refused) else None for one in answers]
+
+
+async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_records() -> None:
+    group = await opened()
+    for number in (10, 11, 12):
+        assert await group.begin(number) == [APPLIED] * 2
+    assert await group.commit([10, 12]) == [APPLIED] * 3
+    columns = [b"c" + one for one in (_column(10), _column(12), CLOSED)]
+    assert group.stored() == [("l", b"c" + _column(11)), *(("o", one) for one in sorted(columns))]
+
+
+@pytest.mark.parametrize("lost", [10, 11, 12])
+async def test_none_is_committed_if_one_was_rolled_back(lost: int) -> None:
+    group = await opened()
+    for number in (10, 11, 12):
+        await group.begin(number)
+    await group.roll_back(_column(lost), at(lost))
+    answers = await group.commit([10, 11, 12])
+    expected = [steps.OWN_ROLLBACK if number == lost else None for number in (10, 11, 12)]
+    assert _conditions(answers) == [None, *expected]
+    assert not any(family == "o" for family, _ in group.stored())
+
+
+async def test_a_lock_of_another_attempt_does_not_stand_for_one_that_is_lost() -> None:
+    """There are as many locks in the row as parts to commit."""
+    group = await opened()
+    for number in (10, 11, 13):
+        await group.begin(number)
+    await group.roll_back(_column(11), at(11))
+    assert _conditions(await group.commit([10, 11])) == [None, None, steps.OWN_ROLLBACK]
+
+
+async def test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock() -> None:
+    group = await opened()
+    await group.begin(10)
+    await group.begin(11, min_commit=COMMIT + 1)
+    answers = await group.commit([10, 11])
+    assert _conditions(answers) == [None, None, steps.OWN_LOCK]
+    refused = answers[2]
+    assert isinstance(refused, Refused)
+    assert refused.cell is not None
+    assert refused.cell.space == SPACE_LOCK
+    assert refused.cell.value == _lock(11, COMMIT + 1)
+    assert await group.commit([10, 11], COMMIT + 64) == [APPLIED] * 3
+
+
+async def test_a_part_that_was_pushed_up_to_the_commit_is_committed() -> None:
+    group = await opened()
+    await group.begin(10, min_commit=COMMIT)
+    assert await group.commit([10]) == [APPLIED] * 2
+
+
+async def test_after_the_end_nothing_begins_and_nothing_is_committed() -> None:
+    group = await opened()
+    await group.begin(10)
+    await group.roll_back(CLOSED, BEGAN)
+    assert _conditions(await group.commit([10])) == [steps.OWN_ROLLBACK, None]
+    assert _conditions(await group.begin(11)) == [steps.OWN_ROLLBACK, None]
+    assert [one for one in group.stored() if one[0] == "l"] == [("l", b"c" + _column(10))]
+
+
+async def test_a_commit_that_is_repeated_finds_itself() -> None:
+    group = await opened()
+    await group.begin(10)
+    await group.begin(11)
+    await group.commit([10, 11])
+    answers = await group.commit([10, 11])
+    assert _conditions(answers) == [steps.OWN_COMMIT] * 3
+    assert {one.cell.timestamp for one in answers if isinstance(one, Refused) and one.cell} == {
+        COMMIT
+    }
+    assert _conditions(await group.begin(12)) == [steps.OWN_COMMIT, None]
+
+
+async def test_what_is_committed_is_not_committed_again_with_other_parts() -> None:
+    group = await opened()
+    await group.begin(10)
+    await group.begin(11)
+    await group.commit([10])
+    assert _conditions(await group.commit([11], COMMIT + 64)) == [steps.OWN_COMMIT, None]
+
+
+async def test_a_beginning_that_is_repeated_finds_its_lock() -> None:
+    group = await opened()
+    await group.begin(10)
+    assert _conditions(await group.begin(10)) == [None, steps.PREWRITE_LOCKED]
+
+
+async def test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_committed() -> None:
+    group = await opened()
+    await group.begin(10)
+    await group.roll_back(_column(10), at(10))
+    assert ("r", b"p" + CLOSED) in group.stored()
+    assert await group.collect(BEGAN) == 0
+    assert await group.collect(at(11)) == 2
+    assert {family for family, _ in group.stored()} == {"g"}
+    # A marker may have been there, too, and would be gone as well.
+    assert [type(one) for one in await group.begin(20)] == [SnapshotTooOld, NotExecuted]
+    assert [type(one) for one in await group.commit([20])] == [SnapshotTooOld, Refused]
+
+
+async def test_a_proof_is_no_cell_of_the_transactions() -> None:
+    group = await opened()
+    await group.begin(10)
+    cells = [one async for one in stored_cells(group.rows.store, TABLE, TIMES, SECONDS)]
+    assert [cell.column for cell in cells] == [_column(10)]
+
+
+async def test_as_many_parts_as_a_check_can_describe_and_no_more() -> None:
+    group = await opened()
+    most = group.rows.store.ranges_max
+    numbers = range(START, START + most)
+    for number in numbers:
+        await group.begin(number)
+    assert await group.commit(numbers) == [APPLIED] * (most + 1)
+    with pytest.raises(UsageError, match=f"at most {most} parts .* and this one has {most + 1}"):
+        await group.commit(range(START, START + most + 1))
+
+
+async def test_what_may_have_been_made_is_not_repeated() -> None:
+    group = await opened()
+    await group.begin(10)
+    correct = group.rows.store.check_and_mutate
+
+    async def unanswered(
+        table: int, key: bytes, check: Check, changes: Sequence[Change], timeout: float
+    ) -> bool:
+        await correct(table, key, check, changes, timeout)
+        raise ExecutionUnknown("no answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group.rows.store, "check_and_mutate", unanswered)
+        with pytest.raises(PercolatorError, match="no answer"):
+            await group.commit([10])
+    assert _conditions(await group.commit([10])) == [steps.OWN_COMMIT] * 2
+
+
+async def test_what_is_not_of_one_row_is_refused() -> None:
+    group = await opened()
+    other = steps.require_open(b"other", CLOSED, BEGAN)
+    with pytest.raises(InvalidArgument, match="a group is of one row"):
+        await group.made(steps.require_open(ROW, CLOSED, BEGAN), other)
