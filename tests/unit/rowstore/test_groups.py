@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 from percolator.errors import (
     CellAddress,
+    DeadlineExceeded,
     ExecutionUnknown,
     InvalidArgument,
     NotExecuted,
@@ -18,12 +20,16 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_HEADER, LockRecord, RecordKind
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
+from percolator.rowstore import grouping, mapping, together
 from percolator.rowstore.collecting import Bounds, collectable, no_older_lock, planned
 from percolator.rowstore.contents import stored_cells
-from percolator.rowstore.port import Change, Check
+from percolator.rowstore.layout import LOCKS, after_prefix
+from percolator.rowstore.mapping import Step
+from percolator.rowstore.port import TIME_UNIT, Change, Check, DeleteCell, Selection
+from percolator.rowstore.times import Times
 from percolator.rowstore.together import RowGroups
 from percolator.v1.cells_pb2 import SPACE_LOCK
-from percolator.v1.tabletserver_pb2 import Mutation
+from percolator.v1.tabletserver_pb2 import Condition, Mutation
 from tests.unit.rowstore.model_store import SECONDS, TABLE, TIMES, ModelStore, at
 
 ROW = b"job"
@@ -239,3 +245,82 @@ async def test_what_is_not_of_one_row_is_refused() -> None:
     other = steps.require_open(b"other", CLOSED, BEGAN)
     with pytest.raises(InvalidArgument, match="a group is of one row"):
         await group.made(steps.require_open(ROW, CLOSED, BEGAN), other)
+
+
+# ---------------------------------------------------------------- planted mistakes
+
+Patch = pytest.MonkeyPatch
+
+
+def pushes_are_passed(patch: Patch) -> None:
+    """A reader above the commit has read past the part."""
+    correct = mapping._expected_lock
+
+    def wrong(column: bytes, condition: Condition, times: Times) -> Selection:
+        own = correct(column, condition, times)
+        return own._replace(end_value=after_prefix(condition.prefix))
+
+    patch.setattr(mapping, "_expected_lock", wrong)
+
+
+def the_end_is_not_asked_for(patch: Patch) -> None:
+    """What was given up is committed by a late message."""
+
+    def wrong(steps_: Sequence[Step], ranges_max: int, times: Times) -> grouping.Group:
+        group = grouping.grouped(steps_, ranges_max, times)
+        if not group.check.found:
+            return group
+        locks = tuple(one for one in group.check.selections if one.family == LOCKS)
+        more_than = group.check.more_than - 1
+        return group._replace(check=Check(locks, found=True, more_than=more_than))
+
+    patch.setattr(together, "grouped", wrong)
+
+
+def markers_leave_the_proof(patch: Patch) -> None:
+    """It says that the transaction is open, and it is not."""
+    correct = mapping._changed
+
+    def wrong(*arguments: Any) -> tuple[Change, ...]:
+        changes = correct(*arguments)
+        return tuple(one for one in changes if not one.column.startswith(b"p"))
+
+    patch.setattr(mapping, "_changed", wrong)
+
+
+def commits_leave_the_proof(patch: Patch) -> None:
+    """Other parts are committed at a second timestamp."""
+    nothing = DeleteCell(LOCKS, b"nothing", TIME_UNIT)
+    patch.setattr(grouping, "no_proof", lambda *_: nothing)
+
+
+def beginnings_leave_no_proof(patch: Patch) -> None:
+    """Nothing can be committed."""
+    nothing = DeleteCell(LOCKS, b"nothing", TIME_UNIT)
+    patch.setattr(grouping, "proof", lambda *_: nothing)
+
+
+def no_note_is_looked_at(patch: Patch) -> None:
+    """Where evidence was collected, what is not there proves nothing."""
+    patch.setattr(mapping, "transactions_collected_above", lambda *_: Selection(LOCKS, b"\xff"))
+
+
+MISTAKES: dict[Callable[[Patch], None], Callable[[], Awaitable[None]]] = {
+    pushes_are_passed: (test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock),
+    the_end_is_not_asked_for: test_after_the_end_nothing_begins_and_nothing_is_committed,
+    markers_leave_the_proof: test_after_the_end_nothing_begins_and_nothing_is_committed,
+    commits_leave_the_proof: test_what_is_committed_is_not_committed_again_with_other_parts,
+    beginnings_leave_no_proof: (
+        test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_records
+    ),
+    no_note_is_looked_at: (
+        test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_committed
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", MISTAKES)
+async def test_a_mistake_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, DeadlineExceeded)):
+        await MISTAKES[plant]()
