@@ -104,7 +104,7 @@ def test_frames_are_read_and_written_and_merged_into(
     percolator.spark.merge(changes, delete_where="visits < 0", **merging)
     merged = {url: row for url, row in old.items() if url != "a00000"} | {"x": ("new", 3)}
     assert copy.stored() == merged
-    with pytest.raises(PySparkException, match="was written by others"):
+    with pytest.raises(PySparkException, match="RowChanged: row 'a00000'"):
         _saved(write, changes, copy, if_unchanged_since=since)
     with percolator.spark.snapshot(
         spark, address=cluster.address, at=percolator.Timestamp(since)
@@ -199,5 +199,5 @@ def test_what_a_row_store_does_not_have_is_refused_before_any_task(
     with pytest.raises(AnalysisException, match="in a row store, where Spark cannot load in bulk"):
         loading.mode("append").save()
     with pytest.raises(AnalysisException, match="which has no change feeds to stream"):
-        spark.readStream.format("percolator").options(**given).load()
+        spark.readStream.format("percolator").options(**given, starting_from="now").load()
     assert pages.stored() == {}
