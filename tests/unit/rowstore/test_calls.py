@@ -242,7 +242,6 @@ async def test_pages_have_no_gaps_even_if_calls_break_off(reverse: bool, breaks:
 @pytest.mark.parametrize(
     "step",
     [
-        steps.commit_part(b"a", b"c", at(1), at(2), b""),
         steps.forget_notifications(b"a", b"c", b"observer", [at(1)]),
         Mutation(row=b"a", column=b"c"),
         steps.prewrite(b"a", b"c", at(1) + 1, lock(at(1) + 1), None),
