@@ -1,18 +1,16 @@
 """Cells in a row store: a store that others run, such as Bigtable, in place of tablet servers.
 
-A row store changes one row at a time, atomically, if a check of that row passes; it reads rows
-through filters; and it does nothing else. `port.py` says exactly what. `cells.py` is the door:
-`percolator.routing.cells.Cells` on such a store, so that the protocol runs on it as it is.
+A row store changes one row at a time, atomically, if a check of that row passes, and reads rows
+through filters: `port.py`. `cells.py` is the door: `percolator.routing.cells.Cells` on it.
 
     how cells lie in rows   layout.py (names), times.py (timestamps)
     mutations               mapping.py (a step as a check and changes), common_steps.py (the usual
                             ones, at once), exclusion.py (read locks), joining.py (steps of one row
                             in one call), judging.py (why a step was refused), mutating.py
     groups of mutations     grouping.py (all of them as one check), proofs.py, together.py
-    notifications           intents.py (a table of what is about to change, for observers),
-                            shared_writes.py (those of several transactions in one call)
-    reads                   selecting.py (what a read needs), gathering.py (reads of several
-                            transactions in one call), reading.py, scanning.py
+    notifications           intents.py (what is about to change), shared_writes.py (in one call)
+    reads                   selecting.py (what a read needs), gathering.py (reads in one call),
+                            reading.py, scanning.py
     collection              collecting.py (a row), collected.py (its notes), collector.py (a table)
     for others              ranges.py (to divide work by), contents.py and locks.py (what is stored)
 
