@@ -122,7 +122,8 @@ def timestamp_from_before_the_last_prewrite(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
 
     async def wrong(self: Whole, deadline: float) -> int:
-        return max(part.start for part in self._parts) + 1
+        # Above what beats and the end of the attempt have raised the least commit timestamp to.
+        return max(part.start for part in self._parts) + 50
 
     patch.setattr(Whole, "_new_timestamp", wrong)
 

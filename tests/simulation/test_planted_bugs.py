@@ -1,4 +1,7 @@
-"""The simulation finds planted bugs. `make planted-bugs` plants the slower ones, too."""
+"""The simulation finds bugs that are planted where tablet servers have the cells.
+
+`make planted-bugs` plants the slower ones, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.simulation.planted_bugs import BUGS, seeds_until_caught
 # It only ends what hangs: virtual time takes as long as the machine needs for it.
 pytestmark = pytest.mark.timeout(300)
 
-_QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught]
+_QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught and not bug.on_rows]
 
 
 @pytest.mark.parametrize("bug", _QUICKLY_CAUGHT, ids=lambda bug: bug.name)

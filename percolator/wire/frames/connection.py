@@ -106,6 +106,7 @@ class FrameConnection(asyncio.Protocol):
                 await connection._welcomed()
         except BaseException:
             connection.close()
+            connection._forget_welcome()
             raise
         return connection
 
@@ -189,6 +190,11 @@ class FrameConnection(asyncio.Protocol):
         self.request_bytes_max = welcome.request_bytes_max
         self._calls_max = welcome.calls_max
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
+
+    def _forget_welcome(self) -> None:
+        """Nobody waits for it any more, so the event loop would report an error that it gets."""
+        if not self._welcome.cancel() and not self._welcome.cancelled():
+            self._welcome.exception()
 
     def _take(self, received: Frame) -> None:
         match received.kind:

@@ -21,6 +21,7 @@ SELECTIONS = st.builds(
     st.one_of(st.just(b""), _NAMES),
     st.one_of(st.just(b""), _NAMES),
     st.booleans(),
+    st.lists(st.tuples(_NAMES, _NAMES), max_size=3).map(tuple),
 )
 
 
@@ -39,12 +40,9 @@ def _one(selection: Selection) -> BigtableRowFilter:
         times.timestamp_range_filter.end_timestamp_micros = selection.until_time
         filters.append(times)
     if selection.first_value or selection.end_value:
-        values = BigtableRowFilter()
-        if selection.first_value:
-            values.value_range_filter.start_value_closed = selection.first_value
-        if selection.end_value:
-            values.value_range_filter.end_value_open = selection.end_value
-        filters.append(values)
+        filters.append(_values(selection.first_value, selection.end_value))
+    if selection.any_of:
+        filters.append(_any_of([_values(first, end) for first, end in selection.any_of]))
     if selection.newest:
         filters.append(BigtableRowFilter(cells_per_column_limit_filter=1))
     if len(filters) == 1:
@@ -52,11 +50,24 @@ def _one(selection: Selection) -> BigtableRowFilter:
     return BigtableRowFilter(chain=BigtableRowFilter.Chain(filters=filters))
 
 
+def _values(first: bytes, end: bytes) -> BigtableRowFilter:
+    values = BigtableRowFilter()
+    values.value_range_filter.SetInParent()
+    if first:
+        values.value_range_filter.start_value_closed = first
+    if end:
+        values.value_range_filter.end_value_open = end
+    return values
+
+
+def _any_of(filters: list[BigtableRowFilter]) -> BigtableRowFilter:
+    if len(filters) == 1:
+        return filters[0]
+    return BigtableRowFilter(interleave=BigtableRowFilter.Interleave(filters=filters))
+
+
 def _all(selections: list[Selection]) -> BigtableRowFilter:
-    found = list(map(_one, selections))
-    if len(found) == 1:
-        return found[0]
-    return BigtableRowFilter(interleave=BigtableRowFilter.Interleave(filters=found))
+    return _any_of(list(map(_one, selections)))
 
 
 @given(st.lists(SELECTIONS, min_size=1, max_size=9))

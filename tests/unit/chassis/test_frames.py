@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from unittest.mock import Mock
 
 import pytest
@@ -323,3 +324,15 @@ async def test_a_network_is_closed_while_it_connects() -> None:
         for _ in range(lanes.CALLS_BEFORE + 1):
             await call(GetTimestampsRequest(count=1), 5.0)
         await asyncio.wait_for(other.close(), SECONDS)
+
+
+async def test_an_attempt_to_connect_that_fails_leaves_no_error_that_nobody_sees() -> None:
+    """The server closes the connection, and before the caller hears of it, its time is over."""
+
+    async def connect(connection: connections.FrameConnection) -> None:
+        connection.connection_lost(None)
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
+    gc.collect()

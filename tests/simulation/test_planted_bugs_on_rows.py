@@ -1,0 +1,19 @@
+"""The simulation finds bugs that are planted where a row store has the cells."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.bug import Bug
+from tests.simulation.planted_bugs import BUGS, seeds_until_caught
+
+# It only ends what hangs: virtual time takes as long as the machine needs for it.
+pytestmark = pytest.mark.timeout(300)
+
+_QUICKLY_CAUGHT = [bug for bug in BUGS if bug.is_quickly_caught and bug.on_rows]
+
+
+@pytest.mark.parametrize("bug", _QUICKLY_CAUGHT, ids=lambda bug: bug.name)
+def test_the_simulation_finds(bug: Bug) -> None:
+    _, verdict = seeds_until_caught(bug)
+    assert verdict is not None
