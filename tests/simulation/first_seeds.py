@@ -18,6 +18,7 @@ FIRST_SEEDS = {
     "intents that were not answered taken for written": 2,
     "marker put over a lock": 28,
     "oracle on rows answers without a look": 153,
+    "refusal speaks for an unanswered message": 176,
     "rows that were not answered are taken for loaded": 20,
     "shared reads as of whoever leads": 72,
     "stalled look answered without the store": 13,
