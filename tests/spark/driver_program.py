@@ -2,13 +2,17 @@
 
 The plan is JSON: where the session keeps its files, the batch writes, and the streams. All of them
 run at the same time, so that one kill strikes each of them at the gate where it halts; in a cluster
-of executors, which has two slots, the writes run one after the other. The last line of its output
-says what each write ended with.
+of executors, which has two slots, the writes run one after the other. A stream that fails ends the
+program. The last line of its output says what each write ended with.
+
+Streams are started one after the other: Spark gives up a source whose Python process needs more
+than 10 s to start, which several at once do on a busy machine.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -18,6 +22,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.spark.gates import GATES, Gates
 from tests.spark.sessions import cluster_session, local_session
 from tests.spark.tables import PAGES
 
@@ -40,6 +45,19 @@ def start_stream(spark: SparkSession, given: Mapping[str, Any]) -> StreamingQuer
     return writing.trigger(availableNow=True).start()
 
 
+def _started(spark: SparkSession, given: Mapping[str, Any]) -> StreamingQuery:
+    """A stream whose source is at work."""
+    query = start_stream(spark, given)
+
+    def require_active() -> None:
+        if not query.isActive:
+            query.awaitTermination()  # raises what it has failed with
+            raise RuntimeError("the stream ended before its first batch")
+
+    Gates(Path(os.environ[GATES])).wait(f"{given['source']['table']}.asked", require_active)
+    return query
+
+
 def main() -> None:
     plan = json.loads(sys.argv[1])
     directory = Path(plan["directory"])
@@ -60,8 +78,10 @@ def main() -> None:
         thread.start()
         if plan["cluster"]:
             thread.join()
-    for query in [start_stream(spark, given) for given in plan["streams"]]:
-        query.awaitTermination()
+    queries = [_started(spark, given) for given in plan["streams"]]
+    while any(query.isActive for query in queries):
+        spark.streams.awaitAnyTermination()  # raises what a query has failed with
+        spark.streams.resetTerminated()
     for thread in threads:
         thread.join()
     print(json.dumps(ended), flush=True)
