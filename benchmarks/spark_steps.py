@@ -15,9 +15,11 @@ from pyspark.sql import DataFrame
 
 import percolator
 from benchmarks.postgresql import Postgresql
+from benchmarks.spark_floor import Floor
 from benchmarks.spark_others import upsert
 from percolator import Table
-from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.bulk_loading import arranged, bulk_load
+from percolator.spark.options import BULK_LOAD
 
 ROWS = 200_000
 TABLETS = 4
@@ -28,8 +30,8 @@ CATALOG = json.dumps(
 )
 PARTS = {
     "append": ("write", "postgresql"),
-    "bulk-load": ("bulk load", "parquet write"),
-    "scan": ("full scan", "parquet scan"),
+    "bulk-load": ("bulk load", "floor of a load", "parquet write"),
+    "scan": ("full scan", "floor of a scan", "parquet scan"),
     "atomic": ("write", "atomic", "scan after atomic"),
     "overwrite": ("overwrite",),
     "stream": (),
@@ -114,7 +116,9 @@ class Steps:
                 found["atomic"] = measured(lambda: self._write(locked, atomic="true"))
             step("scan after atomic", lambda: _drain(self._read(locked)))
         with self._table(loaded):
+            step("floor of a load", lambda: self._discard(loaded))
             step("bulk load", lambda: bulk_load(self._frame, **self._options(loaded)))
+        step("floor of a scan", lambda: _drain(self._ready()))
         if wanted & {"parquet write", "parquet scan"}:
             found["parquet write"] = measured(lambda: self._frame.write.parquet(self._files))
         step("parquet scan", lambda: _drain(self._spark.read.parquet(self._files)))
@@ -141,6 +145,16 @@ class Steps:
     def _write(self, table: str, mode: str = "append", **more: object) -> None:
         options = self._options(table) | more
         self._frame.write.format("percolator").options(**options).mode(mode).save()
+
+    def _discard(self, table: str) -> None:
+        """Arranges the rows for a load, and hands them to a process that drops them."""
+        self._spark.dataSource.register(Floor)
+        rows = arranged(self._frame, self._options(table) | {"operation": BULK_LOAD})
+        rows.write.format(Floor.name()).mode("append").save()
+
+    def _ready(self) -> DataFrame:
+        self._spark.dataSource.register(Floor)
+        return self._spark.read.format(Floor.name()).options(rows=ROWS, partitions=TABLETS).load()
 
     def _upsert(self, server: Postgresql) -> Cost:
         server.create_pairs()
