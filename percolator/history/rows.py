@@ -35,8 +35,6 @@ from percolator.rowstore.port import RowStore
 from percolator.rowstore.times import Times
 from percolator.world import World
 
-_SCAN_SECONDS = 30.0
-
 
 @dataclass(frozen=True)
 class Decided:
@@ -82,6 +80,7 @@ class RowHistory:
         self._env = env
         self._store = store
         self._times = times
+        self._world = world
         intents = Intents(store, times, world, env.limits)
         self.awaited = AwaitedIntents(env, intents, registered)
         self._cleanup = Cleanup(env)
@@ -120,9 +119,10 @@ class RowHistory:
                 self._store,
                 table_id,
                 self._times,
+                self._world,
+                self._env.limits,
                 below=below,
                 limit=LOCKS_AT_A_TIME,
-                timeout_seconds=_SCAN_SECONDS,
             )
             return [MetLock.of(table_id, cell) for cell in cells]
 

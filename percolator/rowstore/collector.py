@@ -12,6 +12,7 @@ from percolator.limits import Limits
 from percolator.rowstore.collecting import Bounds, collectable, no_older_lock, planned
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, RowStore, StoredRow
+from percolator.rowstore.steady_scan import steady_scan
 from percolator.rowstore.times import Times
 from percolator.world import World
 
@@ -75,22 +76,17 @@ class RowCollector:
         return rows[-1].key + b"\0" if len(rows) == _ROWS_OF_A_SLICE else None
 
     async def _slice(self, table_id: int, bounds: Bounds, first: bytes) -> Sequence[StoredRow]:
-        patience = self._patience()
-        while True:
-            try:
-                stream = self._store.scan(
-                    table_id,
-                    first,
-                    b"",
-                    collectable(bounds, self._times),
-                    rows_max=_ROWS_OF_A_SLICE,
-                    reverse=False,
-                    timeout_seconds=patience.attempt_seconds,
-                )
-                async with aclosing(stream) as rows:
-                    return [row async for row in rows]
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        stream = steady_scan(
+            self._store,
+            table_id,
+            collectable(bounds, self._times),
+            self._world,
+            self._limits,
+            first=first,
+            rows_max=_ROWS_OF_A_SLICE,
+        )
+        async with aclosing(stream) as rows:
+            return [row async for row in rows]
 
     async def _row(
         self, table_id: int, row: StoredRow, bounds: Bounds, collected: Collected
