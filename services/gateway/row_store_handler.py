@@ -2,39 +2,31 @@
 
 The driver runs in the client, as it does in one with an account, and the gateway passes its calls
 on with its own. Only these calls, and only to tables of the cluster: an instance may have others,
-and the row in which an oracle keeps its mark is for oracles alone.
+and the row in which an oracle keeps its mark is for oracles alone. `row_store_rules.py` says what
+else is refused.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, cast
 
 from percolator.bigtable import methods
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
-from percolator.rowstore.identity import CLUSTER, TABLE_ID
+from percolator.rowstore.identity import CLUSTER
 from percolator.v1 import bigtable_pb2 as wire
 from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.world import Network, ResponseT, StreamCall, UnaryCall
-from services.chassis.serving.rpc import remaining_seconds
+from services.chassis.serving.rpc import caller_role, remaining_seconds
+from services.gateway import row_store_rules as rules
+from services.gateway.row_store_rules import RequestT
 from services.gateway.servers import Servers
 
 CALL_SECONDS_MAX = 600.0
 _USUAL_SECONDS = 30.0
 _NOT_READY_SECONDS = 0.5
-_OF_THE_CLUSTER = re.compile(r"percolator-(intents|[1-9][0-9]{0,9})")
-"""As `Place.table_name` makes them."""
-
-RequestT = TypeVar(
-    "RequestT",
-    wire.BigtableCheckAndMutateRowRequest,
-    wire.BigtableMutateRowsRequest,
-    wire.BigtableReadRowsRequest,
-    wire.BigtableSampleRowKeysRequest,
-)
 
 
 class StoreConnection(Protocol):
@@ -71,23 +63,6 @@ class _Store(NamedTuple):
             network.stream(address, methods.SAMPLE_ROW_KEYS),
         )
 
-    def own(self, request: RequestT, *, reads_identity: bool = False) -> RequestT:
-        """The request as this gateway makes it. Raises unless the table is the cluster's."""
-        place = self.place
-        parent, _, name = request.table_name.rpartition("/tables/")
-        is_own = _OF_THE_CLUSTER.fullmatch(name) is not None or (
-            reads_identity and name == place.table_name(TABLE_ID)
-        )
-        if parent != place.parent or not is_own:
-            raise InvalidArgument(
-                "table_name",
-                f"expected a table of this cluster, {place.parent}/tables/percolator-NUMBER, found "
-                f"{request.table_name[:200]!r}; of {place.table_name(TABLE_ID)}, only the row "
-                f"{CLUSTER.decode()!r} can be read",
-            )
-        request.app_profile_id = place.app_profile
-        return request
-
 
 class RowStoreHandler:
     """Passes calls on. It connects to the store when the first one comes."""
@@ -104,7 +79,8 @@ class RowStoreHandler:
         self, request: wire.BigtableCheckAndMutateRowRequest
     ) -> wire.BigtableCheckAndMutateRowResponse:
         store = self._store()
-        own = store.own(request)
+        own = rules.own(store.place, request)
+        rules.require_step(own)
         with _own_account():
             return await store.check_and_mutate(own, _seconds())
 
@@ -112,7 +88,9 @@ class RowStoreHandler:
         self, request: wire.BigtableMutateRowsRequest
     ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
         store = self._store()
-        async for answer in _answers(store.mutate_rows, store.own(request)):
+        own = rules.own(store.place, request)
+        rules.require_may_write(store.place, own, caller_role())
+        async for answer in _answers(store.mutate_rows, own):
             yield answer
 
     async def read_rows(
@@ -120,7 +98,7 @@ class RowStoreHandler:
     ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
         store, rows = self._store(), request.rows
         is_identity = list(rows.row_keys) == [CLUSTER] and not rows.row_ranges
-        own = store.own(request, reads_identity=is_identity)
+        own = rules.own(store.place, request, reads_identity=is_identity)
         async for answer in _answers(store.read_rows, own):
             yield answer
 
@@ -128,7 +106,7 @@ class RowStoreHandler:
         self, request: wire.BigtableSampleRowKeysRequest
     ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
         store = self._store()
-        async for answer in _answers(store.sample, store.own(request)):
+        async for answer in _answers(store.sample, rules.own(store.place, request)):
             yield answer
 
     async def close(self) -> None:

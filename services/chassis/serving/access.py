@@ -21,8 +21,8 @@ from services.chassis.serving.tokens import Tokens
 
 _CLUSTER = CLUSTER_NAME.encode()
 
-Check = Callable[[grpc.aio.ServicerContext], None]
-"""Raises `Unauthenticated` or `PermissionDenied`."""
+Check = Callable[[grpc.aio.ServicerContext], Role]
+"""Returns the caller's role. Raises `Unauthenticated` or `PermissionDenied`."""
 
 
 class Access:
@@ -35,8 +35,9 @@ class Access:
         """The check of one remote procedure."""
         required = REQUIRED.get(path)
 
-        def check(context: grpc.aio.ServicerContext) -> None:
-            self.require(path, required, context.invocation_metadata(), context.peer_identities)
+        def check(context: grpc.aio.ServicerContext) -> Role:
+            metadata, names = context.invocation_metadata(), context.peer_identities
+            return self.require(path, required, metadata, names)
 
         return check
 
@@ -46,12 +47,13 @@ class Access:
         required: Role | None,
         metadata: Iterable[tuple[str, str | bytes]] | None,
         names: Callable[[], Iterable[bytes] | None],
-    ) -> None:
-        """`names` returns the names in the caller's certificate."""
+    ) -> Role:
+        """The caller's role. `names` returns the names in the caller's certificate."""
         role = self._role(path, metadata, names)
         if required is None or role < required:
             needed = "no role may call it" if required is None else f"it needs {required.name}"
             raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
+        return role
 
     def _role(
         self,

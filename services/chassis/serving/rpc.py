@@ -32,6 +32,7 @@ from percolator.errors import (
     PercolatorError,
 )
 from percolator.wire.methods import method_name
+from percolator.wire.roles import Role
 from percolator.wire.status import status_code
 from percolator.world import Clock
 from services.chassis.serving.access import Access, Check
@@ -47,6 +48,8 @@ Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 _remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
 
+_role: ContextVar[Role] = ContextVar("role", default=Role.ADMIN)
+
 _log = structlog.get_logger("percolator.rpc")
 
 
@@ -54,6 +57,12 @@ def remaining_seconds() -> float | None:
     """How long the caller of the current RPC will still wait; None if it set no deadline."""
     remaining = _remaining.get()
     return None if remaining is None else remaining()
+
+
+def caller_role() -> Role:
+    """The role of the caller of the current RPC. Without TLS, callers have no names, and may do
+    everything that an operator may."""
+    return _role.get()
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,7 @@ class _Call:
             self.gate.enter()
             admitted = True
             if self.check is not None:
-                self.check(context)
+                _role.set(self.check(context))
             _remaining.set(context.time_remaining)
             answer: Awaitable[Message] = self.handle(self._decode(raw))
             encoded = (await answer).SerializeToString()
@@ -280,7 +289,7 @@ class _Call:
             self.gate.enter()
             admitted = True
             if self.check is not None:
-                self.check(context)
+                _role.set(self.check(context))
             _remaining.set(context.time_remaining)
             # Close it at once when the caller is gone, not whenever it is garbage-collected.
             async with aclosing(self.handle(self._decode(raw))) as messages:

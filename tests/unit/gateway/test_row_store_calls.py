@@ -24,7 +24,7 @@ from percolator.errors import (
 from percolator.rowstore.conformance import Conformance
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID, require_cluster
 from percolator.rowstore.intents import INTENTS_TABLE
-from percolator.rowstore.layout import DATA
+from percolator.rowstore.layout import COLLECTED, DATA, LOCKS, WRITES
 from percolator.rowstore.port import Change, Check, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
@@ -33,6 +33,7 @@ from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
 from percolator.wire import methods
 from percolator.wire.roles import REQUIRED, Role
 from percolator.world import Network, StreamMethod, UnaryMethod
+from services.chassis.serving import rpc
 from services.gateway.row_store_handler import RowStoreHandler
 
 SECONDS = 5.0
@@ -191,6 +192,105 @@ async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str) -> N
     request = wire.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
     with pytest.raises(InvalidArgument, match="table_name"):
         assert [one async for one in handler.mutate_rows(request)] == []
+
+
+def _served(model: BigtableInMemory) -> RowStoreHandler:
+    return RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+
+
+async def _write(handler: RowStoreHandler, table_id: int, change: wire.BigtableMutation) -> None:
+    request = wire.BigtableMutateRowsRequest(table_name=PLACE.table(table_id))
+    request.entries.add(row_key=b"key", mutations=[change])
+    async for _ in handler.mutate_rows(request):
+        pass
+
+
+def _set(family: str) -> wire.BigtableMutation:
+    cell = wire.BigtableMutation.SetCell(
+        family_name=family, column_qualifier=b"c", timestamp_micros=TIME, value=b"v"
+    )
+    return wire.BigtableMutation(set_cell=cell)
+
+
+def _deleted(family: str, start: int, end: int) -> wire.BigtableMutation:
+    times = wire.BigtableTimestampRange(start_timestamp_micros=start, end_timestamp_micros=end)
+    deleted = wire.BigtableMutation.DeleteFromColumn(
+        family_name=family, column_qualifier=b"c", time_range=times
+    )
+    return wire.BigtableMutation(delete_from_column=deleted)
+
+
+async def test_only_who_may_load_writes_without_conditions_outside_of_intents() -> None:
+    """On tablets, LOAD needs that role, too: what is written so replaces what others rely on."""
+    model = BigtableInMemory()
+    await through(model)
+    handler = _served(model)
+    client = rpc._role.set(Role.CLIENT)
+    try:
+        with pytest.raises(PermissionDenied, match="has the role CLIENT, but it needs ADMIN"):
+            await _write(handler, 1, _set(WRITES))
+        await _write(handler, INTENTS_TABLE, _set(WRITES))
+    finally:
+        rpc._role.reset(client)
+    await _write(handler, 1, _set(WRITES))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set(LOCKS),
+        _set("x"),
+        _deleted(WRITES, TIME, TIME + 2_000),
+        _deleted(WRITES, TIME, 0),
+        _deleted(LOCKS, TIME, TIME + 1_000),
+        wire.BigtableMutation(),
+    ],
+)
+async def test_of_intents_single_versions_are_set_and_deleted(
+    change: wire.BigtableMutation,
+) -> None:
+    model = BigtableInMemory()
+    await through(model)
+    with pytest.raises(InvalidArgument, match=r"entries\[0\].mutations\[0\]: expected one version"):
+        await _write(_served(model), INTENTS_TABLE, change)
+    await _write(_served(model), INTENTS_TABLE, _deleted(WRITES, TIME, TIME + 1_000))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_set(COLLECTED), _deleted(COLLECTED, TIME, TIME + 1_000), _deleted(WRITES, 0, 0)],
+)
+async def test_no_caller_makes_what_no_step_consists_of(change: wire.BigtableMutation) -> None:
+    """A note of collection would make the row unreadable for every older snapshot."""
+    model = BigtableInMemory()
+    await through(model)
+    for field in ("true_mutations", "false_mutations"):
+        request = wire.BigtableCheckAndMutateRowRequest(
+            table_name=PLACE.table(1), row_key=b"key", **{field: [_set(LOCKS), change]}
+        )
+        with pytest.raises(InvalidArgument, match=rf"{field}\[1\]: expected one version"):
+            await _served(model).check_and_mutate_row(request)
+
+
+async def test_what_the_gateway_does_not_know_is_not_passed_on() -> None:
+    """Bigtable knows more than our messages say: to delete a whole row, or to call a view of
+    another table by its name."""
+    model = Watched()
+    await through(model)
+    view_of_another_table, delete_from_row = b"\x4a\x04view", b"\x22\x00"
+    known = wire.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
+    named = known.SerializeToString() + view_of_another_table
+    deleting = b"\x0a" + bytes([len(PLACE.table(1))]) + PLACE.table(1).encode()
+    deleting += b"\x12\x07\x0a\x01k" + b"\x12" + bytes([len(delete_from_row)]) + delete_from_row
+    for call in (
+        _served(model).check_and_mutate_row(
+            wire.BigtableCheckAndMutateRowRequest.FromString(named)
+        ),
+        anext(_served(model).mutate_rows(wire.BigtableMutateRowsRequest.FromString(deleting))),
+    ):
+        with pytest.raises(InvalidArgument, match="no client of this cluster sends"):
+            await call
+    assert not model.profiles
 
 
 @pytest.mark.parametrize(
