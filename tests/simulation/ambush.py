@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
 from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1 import cells_pb2
@@ -9,10 +12,12 @@ from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation, Step
 from percolator.wire import methods
 from tests.simulation.expected import CLIENT_STEPS
 from tests.simulation.rows import row_step
+from tests.simulation.scenario import Strike
 
 AIMED_AFTER_MAX = 4
 AIMS = (None, "read", *CLIENT_STEPS, "commit of the primary", "commit of others")
 """What an ambush waits for. None is any message: that is rarely one of the few that matter."""
+_TARGETS_PER_AIM = 3
 
 
 class Ambush:
@@ -40,6 +45,16 @@ class Ambush:
             return None
         self._countdown -= 1
         return None if self._countdown > 0 else _step_of(envelope, name)
+
+
+def aim_of(target: int) -> str | None:
+    """What an ambush waits for, by the number of its target."""
+    return AIMS[target // _TARGETS_PER_AIM % len(AIMS)]
+
+
+def aimed(strike: Strike, aim: str) -> Strike:
+    """A strike like this one that kills a client at this step."""
+    return replace(strike, target=next(n for n in count(strike.target) if aim_of(n) == aim))
 
 
 def _step_of(envelope: Envelope, name: str) -> str:

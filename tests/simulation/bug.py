@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from percolator.testing.simulator.network_faults import PERFECT
-from tests.simulation.scenario import Kind, Scenario, harsh, scenario_of
+from tests.simulation.ambush import aimed
+from tests.simulation.scenario import Kind, Scenario, harsh, in_bursts, scenario_of
 
 Patch = pytest.MonkeyPatch
 
@@ -41,6 +42,11 @@ class Bug:
     """Whether no message is lost: one that is lost keeps a collector from work for 30 s."""
     lone_strike_seconds: float = 0.0
     """If not 0, there is only one strike, and it lasts this long: others would end it early."""
+    aim: str | None = None
+    """If given, all clients that are killed are killed at this step."""
+    in_bursts: bool = False
+    """Whether each client has many sessions that begin together: then its death leaves many
+    transactions at the same step."""
     sessions_per_client: int = 0
     """If not 0, each client has so many, and they begin at their own times: they form lines."""
     is_quickly_caught: bool = False
@@ -68,6 +74,10 @@ class Bug:
             found = replace(found, network=PERFECT)
         if self.sessions_per_client:
             found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
+        if self.aim is not None:
+            found = replace(found, strikes=tuple(aimed(one, self.aim) for one in found.strikes))
+        if self.in_bursts:
+            found = in_bursts(found)
         return replace(
             found,
             on_rows=self.on_rows,

@@ -11,7 +11,6 @@ FIRST_SEEDS = {
     "a hidden version taken for none": 60,
     "change ends what is remembered only when its writer hears of it": 27,
     "deletions in loaded rows are collected": 14,
-    "dropped table deleted at once": 9,
     "executed counts as not sent": 7,
     "intent cleared by the marker of another start": 67,
     "intent cleared while its cell is locked": 2,

@@ -425,10 +425,12 @@ BUGS = (
     *(
         Bug(
             row_cluster_bugs.eagerly(plant),
-            row_cluster_bugs.KINDS_OF_DROPS,
-            workload="successors",
+            (Kind.CLIENT_STEP,),
+            workload="drops",
             on_rows=True,
             with_master=True,
+            aim="commit of others",
+            in_bursts=True,
             perfect_network=True,
             # A table is collected when retention has passed since it was dropped.
             after_seconds=1.5,

@@ -1,25 +1,32 @@
 """Bugs of masters and oracles that keep everything in a row store, which a simulation has to find.
 
 Of who leads (services/chassis/coordinator/row_leadership.py), of the catalogue's
-epoch, and of tables that are dropped (services/master/rows/row_drops.py). Those of drops that a
-simulation hardly ever shows are found by tests/unit/master/test_planted_row_drops.py.
+epoch, and of tables that are dropped (services/master/rows/row_drops.py). Those of drops need
+clients that die with half of their cells committed, all at about the time at which the table of
+their primaries goes (tests/simulation/workloads/drops.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import wraps
+from itertools import cycle
 from typing import Any, cast
 
 import pytest
 
 from percolator.history.rows import RowHistory
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from services.chassis.coordinator.row_leadership import RoleRow, RowLeadership
 from services.chassis.coordinator.stamp import Stamp
 from services.master.history.collection import Collection
+from services.master.history.row_collecting import RowCollecting
+from services.master.history.safe_points import ClusterSafePoints
 from services.master.master import ROLE as MASTER_ROLE
 from services.master.oracle_time import OracleTime
 from services.master.rows.row_drops import RowDrops
+from services.oracle.handler import OracleHandler
 from services.oracle.oracle import Oracle
 from tests.simulation import row_cluster
 from tests.simulation.scenario import Kind
@@ -27,6 +34,8 @@ from tests.simulation.scenario import Kind
 Patch = pytest.MonkeyPatch
 
 _ALL_LOCKS = 1 << 63
+_BETWEEN_TWO_LOOKS_SECONDS = 0.05
+"""As long as the oracle's look at the store takes when that is slow."""
 
 
 def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
@@ -69,6 +78,27 @@ def epoch_not_raised_at_a_registration(patch: Patch) -> None:
     patch.setattr(OracleTime, "raise_epoch", wrong)
 
 
+def epoch_from_before_the_timestamps(patch: Patch) -> None:
+    """An observer was registered in between, and the commit at that timestamp misses it. Every
+    second answer is slow: if all were, the registration's own would be, too."""
+    turns = cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS))
+
+    async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        oracle = self._serving()
+        epoch = oracle.catalogue_epoch
+        await asyncio.sleep(next(turns))
+        first = await oracle.get_timestamps(request.count)
+        return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
+
+    patch.setattr(OracleHandler, "get_timestamps", wrong)
+
+
+def epoch_not_raised_at_a_drop(patch: Patch) -> None:
+    """Clients that know the table go on committing there until it is deleted, and then nothing
+    tells that they have committed."""
+    epoch_not_raised_at_a_registration(patch)
+
+
 def dropped_table_deleted_at_once(patch: Patch) -> None:
     """Its cells are the only evidence of what has become of the locks in other tables."""
     correct = RowDrops.begin
@@ -88,6 +118,18 @@ def locks_resolved_below_any_timestamp_are_enough(patch: Patch) -> None:
         await correct(self, _ALL_LOCKS)
 
     patch.setattr(RowDrops, "finish", wrong)
+
+
+def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
+    """The locks whose primaries are in the dropped table are in the others."""
+    correct = RowCollecting.collect
+
+    async def wrong(self: RowCollecting, ordered: ClusterSafePoints) -> None:
+        await self._drops.begin()
+        await self._drops.finish(ordered.transactions)
+        await correct(self, ordered)
+
+    patch.setattr(RowCollecting, "collect", wrong)
 
 
 def eagerly(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
@@ -111,12 +153,15 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str, bool], ...] = (
     (oracle_on_rows_answers_without_a_look, _STOPS, "mixed", False),
     (master_on_rows_writes_after_it_was_replaced, _STOPS, "loads", True),
     (epoch_not_raised_at_a_registration, _STOPS, "chains", True),
+    (epoch_from_before_the_timestamps, _STOPS, "chains", False),
 )
 """Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
 within seconds."""
 
 OF_DROPS: tuple[tuple[Callable[[Patch], None], bool], ...] = (
-    (dropped_table_deleted_at_once, False),
+    (epoch_not_raised_at_a_drop, True),
+    (dropped_table_deleted_at_once, True),
+    (locks_resolved_below_any_timestamp_are_enough, True),
+    (table_deleted_before_the_locks_are_resolved, True),
 )
 """Each with whether it is caught within seconds."""
-KINDS_OF_DROPS = (Kind.CLIENT_STEP,)

@@ -187,8 +187,13 @@ def scenario_of(
     if found.workload in _WITH_OBSERVERS:
         found = replace(found, transactions=round(transactions * _CLIENTS_SHARE_WITH_OBSERVERS))
     if chance.random() < _BURSTS_SHARE:
-        return replace(found, sessions_per_client=_MANY_SESSIONS, burst_seconds=_BURST_SECONDS)
+        return in_bursts(found)
     return found
+
+
+def in_bursts(scenario: Scenario) -> Scenario:
+    """The same, with many sessions that begin together."""
+    return replace(scenario, sessions_per_client=_MANY_SESSIONS, burst_seconds=_BURST_SECONDS)
 
 
 def harsh(

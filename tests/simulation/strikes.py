@@ -15,7 +15,7 @@ from percolator.testing.simulator.network_faults import Fault
 from percolator.testing.simulator.simulated_process import SimulatedProcess
 from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.world import Random, World
-from tests.simulation.ambush import AIMED_AFTER_MAX, AIMS, Ambush
+from tests.simulation.ambush import AIMED_AFTER_MAX, Ambush, aim_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.expected import FAR_AHEAD, FAR_BEHIND, far_off, host_of
 from tests.simulation.programs import ORACLE, STANDBY_ORACLE
@@ -291,7 +291,7 @@ class Strikes:
         address = clients[strike.target % len(clients)]
         if address not in self._cluster.processes:
             return
-        aim = AIMS[strike.target // 3 % len(AIMS)]
+        aim = aim_of(strike.target)
         if aim is None:
             ambush = Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
         else:

@@ -28,9 +28,12 @@ from tests.simulation.workloads.workload import MakeWorkload
 
 ON_ROWS: dict[str, MakeWorkload] = {
     "loads": Arrivals,
-    "successors": lambda: Mixed([Successors(), Drops()]),
+    "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),
 }
 """What workloads are on a row store, if it differs."""
+
+UNDRAWN: dict[str, MakeWorkload] = {"drops": Drops}
+"""Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 
 WORKLOADS: dict[str, MakeWorkload] = {
     "bank": Bank,

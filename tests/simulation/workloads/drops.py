@@ -17,27 +17,31 @@ from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Workload
 
 _GOING = 16
-_ROWS = [b"row %02d" % number for number in range(60)]
-"""So many that some of the locks which are left behind are still there when their table is gone."""
-_DROPS_SHARE = 0.12
+_ROWS = [b"row %04d" % number for number in range(1_500)]
+"""So many that most of the locks which are left behind are still there when their table is gone."""
+_BETWEEN_DROPS_SECONDS = 0.4
+_USED = 4
+"""How many of the tables are used at a time: the next one to be dropped, and those before it. A
+client that has not heard of a drop uses the table for as long as the store has it."""
 _READS_SHARE = 0.3
 _ROWS_AT_ONCE = 5
 """Of a transaction that has died. What becomes of it shows if some of its locks are met while the
 table of its primary is there, and others when that is gone."""
 _CALL_SECONDS = 3.0
-_PAUSE_SECONDS_MAX = 0.4
-"""A master collects nothing in its first seconds: there has to be work for longer than that."""
 
 
 class Drops(Workload):
     """A transaction writes one cell of a table that may go, and several of one that stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pause_seconds_max: float = 0.0) -> None:
+        """Each session pauses between transactions: a master collects nothing in its first seconds,
+        and there has to be work for longer than that."""
         self.cells = Cells("remaining")
         self._going = [Cells(f"going-{number:02}") for number in range(_GOING)]
         self._next = 0
-        """The next table to be dropped. Most transactions use it, or the ones before it: clients
-        know them, and hear late that they are gone."""
+        """The next table to be dropped."""
+        self._pause_seconds_max = pause_seconds_max
+        self._dropped_at = 0.0
 
     async def create(self, database: Database) -> None:
         for cells in self._going:
@@ -46,8 +50,10 @@ class Drops(Workload):
     async def step(self, session: Session) -> None:
         session.also_expected = SchemaError
         chance = session.random
-        await asyncio.sleep(chance.random() * _PAUSE_SECONDS_MAX)
-        if chance.random() < _DROPS_SHARE:
+        await asyncio.sleep(chance.random() * self._pause_seconds_max)
+        now = asyncio.get_running_loop().time()
+        if now >= self._dropped_at + _BETWEEN_DROPS_SECONDS and self._next < _GOING:
+            self._dropped_at = now
             await self._drop(session)
         elif chance.random() < _READS_SHARE:
             await self._read(session)
@@ -65,7 +71,7 @@ class Drops(Workload):
     async def _write(self, session: Session) -> None:
         chance = session.random
         latest = min(self._next, _GOING - 1)
-        going = self._going[chance.randint(max(latest - 1, 0), latest)]
+        going = self._going[chance.randint(max(latest - _USED + 1, 0), latest)]
         rows, value = sorted(chance.sample(_ROWS, _ROWS_AT_ONCE)), session.unique()
         gone: Column[bytes] = going.column()
         column: Column[bytes] = self.cells.column()
@@ -81,8 +87,6 @@ class Drops(Workload):
 
     async def _drop(self, session: Session) -> None:
         session.skip()
-        if self._next == _GOING:
-            return
         going = self._going[self._next]
         self._next += 1
         try:
