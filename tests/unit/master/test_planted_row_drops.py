@@ -1,5 +1,5 @@
-"""Mistakes in dropping tables of a row store, which the simulation finds, too: each makes the test of
-the rule that it breaks fail."""
+"""Mistakes in dropping tables of a row store, which the simulation finds, too: each makes the test
+of the rule that it breaks fail."""
 
 from __future__ import annotations
 
