@@ -1,8 +1,9 @@
 """`python -m tests.fuzz.guided NAME`: code that reads bytes, fuzzed where it has not been yet.
 
-atheris counts which lines and branches of `percolator` each input reaches, and goes on from inputs
-that reach new ones. It exists for x86-64 only: elsewhere the same code gets inputs that are damaged
-at random. An input that fails is written to the folder that is given, and ends the process.
+atheris counts which lines and branches of `percolator` and `services` each input reaches, and goes
+on from inputs that reach new ones. It exists for x86-64 only: elsewhere the same code gets inputs
+that are damaged at random. An input that fails is written to the folder that is given, and ends the
+process.
 """
 
 from __future__ import annotations
@@ -26,23 +27,34 @@ def _imported_with_guidance() -> None:
     if HAS_ATHERIS:
         import atheris
 
-        with atheris.instrument_imports(include=["percolator"], enable_loader_override=False):
+        with atheris.instrument_imports(
+            include=["percolator", "services"], enable_loader_override=False
+        ):
             importlib.import_module("tests.fuzz.decoding")
             importlib.import_module("tests.fuzz.judging")
+            importlib.import_module("tests.fuzz.on_rows")
 
 
 def bodies() -> dict[str, Callable[[], Callable[[bytes], None]]]:
     """What can be guided, by name: each makes a function that takes an input, or raises."""
-    from tests.fuzz import decoding, judging
+    from tests.fuzz import decoding, judging, on_rows
 
-    return {"decoding": lambda: decoding.decode, "judging": judging.judging}
+    return {
+        "decoding": lambda: decoding.decode,
+        "judging": judging.judging,
+        "on rows": on_rows.serving,
+    }
 
 
 def seeds() -> dict[str, list[bytes]]:
     """Valid inputs, from which the others are made."""
-    from tests.fuzz import decoding, judging
+    from tests.fuzz import decoding, judging, on_rows
 
-    return {"decoding": decoding.seeds(), "judging": judging.seeds()}
+    return {
+        "decoding": decoding.seeds(),
+        "judging": judging.seeds(),
+        "on rows": on_rows.seeds(),
+    }
 
 
 def main() -> None:

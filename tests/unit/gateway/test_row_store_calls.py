@@ -265,9 +265,8 @@ async def test_no_caller_makes_what_no_step_consists_of(change: wire.BigtableMut
     model = BigtableInMemory()
     await through(model)
     for field in ("true_mutations", "false_mutations"):
-        request = wire.BigtableCheckAndMutateRowRequest(
-            table_name=PLACE.table(1), row_key=b"key", **{field: [_set(LOCKS), change]}
-        )
+        request = wire.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
+        getattr(request, field).extend([_set(LOCKS), change])
         with pytest.raises(InvalidArgument, match=rf"{field}\[1\]: expected one version"):
             await _served(model).check_and_mutate_row(request)
 
