@@ -44,6 +44,20 @@ def intents_after_the_commit_point(patch: Patch) -> None:
     patch.setattr(Announcement, "announce", wrong)
 
 
+def second_committer_announces_nothing(patch: Patch) -> None:
+    """The first one has died, or was slower: its intents are not there."""
+    correct = Announcement.announce
+    announced: set[int] = set()
+
+    async def wrong(self: Announcement, cells: Sequence[CellAddress], deadline: float) -> None:
+        if self._write.start not in announced:
+            announced.add(self._write.start)
+            await self._env.clock.sleep(_LATE_SECONDS)
+            await correct(self, cells, deadline)
+
+    patch.setattr(Announcement, "announce", wrong)
+
+
 def intents_that_were_not_answered_taken_for_written(patch: Patch) -> None:
     """The call was lost, and nobody repeats it."""
     correct = Intents.announce

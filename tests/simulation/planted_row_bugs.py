@@ -23,7 +23,7 @@ from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import COLLECTED, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES, column_bounds
 from percolator.rowstore.mapping import Step
 from percolator.rowstore.patience import Patience
-from percolator.rowstore.port import Check, Selection, StoredCell
+from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell
 from percolator.rowstore.reading import RowReads
 from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
@@ -80,6 +80,31 @@ def commit_does_not_need_the_lock(patch: Patch) -> None:
         return Check((nowhere,), found=False) if check.found else check
 
     patch.setattr(mutating, "check_of", wrong)
+
+
+def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
+    """A heartbeat or a push that is late brings the lock of an ended transaction back, or takes the
+    cell from another one."""
+    correct = mapping.check_of
+
+    def wrong(some: Sequence[Step]) -> Check:
+        check = correct(some)
+        replaces = check.found and all(isinstance(one, SetCell) for one in some[0].changes)
+        return Check((Selection(LOCKS, b"\xff"),), found=False) if replaces else check
+
+    patch.setattr(mutating, "check_of", wrong)
+
+
+def rollback_sets_no_marker(patch: Patch) -> None:
+    """A late prewrite begins the transaction anew."""
+    correct = mapping._changed
+
+    def wrong(column: bytes, start: int, change: Any, times: Times) -> tuple[Change, ...]:
+        found = correct(column, start, change, times)
+        is_marker = any(isinstance(one, SetCell) and one.family == ROLLBACKS for one in found)
+        return found[1:] if is_marker else found
+
+    patch.setattr(mapping, "_changed", wrong)
 
 
 def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
@@ -261,6 +286,8 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (rollback_passes_the_own_commit, _STOPS, None, True),
     (commit_of_the_primary_passes_a_push, _STOPS, None, False),
     (commit_does_not_need_the_lock, _STOPS, None, True),
+    (replaced_lock_does_not_have_to_be_there, _STOPS, None, True),
+    (rollback_sets_no_marker, _STOPS, None, True),
     (any_lock_is_deleted_with_the_own, (), "bank", True),
     (refusals_in_another_order, _STOPS, None, True),
     (one_refusal_for_all_joined_steps, (), None, False),

@@ -21,8 +21,9 @@ says that nothing is new.
 **Finding them.** Intents do not come in the order of their starts: a transaction may begin long
 before it writes. So there are two kinds of passes. Most read from a *low-water mark* on, a little
 before now, so that rows deleted long ago are not walked over; the mark is never above an intent
-that was seen and is still there. From time to time, a pass reads everything. Nothing but the delay
-of a change depends on the mark.
+that was seen and is still there, unless its transaction is still open: that is watched by itself
+(undecided.py). From time to time, a pass reads everything. Nothing but the delay of a change
+depends on the mark.
 
 **Proving that none is left** (percolator/observers/waiting.py). Before handled intents are deleted,
 a mark in the table is changed. Suppose that there was work at the instant between two surveys. It
@@ -42,6 +43,7 @@ from math import inf
 
 from percolator.errors import PercolatorError, UsageError
 from percolator.history.fates import Fates, Judged, ObservedCell
+from percolator.observers.finding.undecided import Undecided
 from percolator.observers.port import (
     Admission,
     Claim,
@@ -61,7 +63,9 @@ from percolator.world import World
 _PAUSE_SECONDS_MAX = 0.5
 """The longest pause between passes: nobody announces what was written."""
 _WHOLE_SECONDS = 10.0
-"""How often a pass reads everything."""
+"""How often a pass reads everything, unless that takes long."""
+_WHOLE_SHARE = 0.25
+"""The most of a worker's time that such passes take."""
 _LATE_MILLISECONDS = 10_000
 """How far before now the low-water mark is: most transactions are shorter."""
 _OLD_LOCK_MILLISECONDS = 1_000
@@ -87,6 +91,7 @@ class IntentNotifications:
         self._cleanup = cleanup
         self._intents = intents
         self._fates = Fates(env)
+        self._undecided = Undecided(env)
         self._from: dict[int, int] = {}
         """The low-water mark of each bucket."""
         self._watched: frozenset[tuple[int, bytes]] = frozenset()
@@ -110,13 +115,28 @@ class IntentNotifications:
         if not watched:
             return 0
         now = await self._env.timestamps.get(timeout_seconds=self._env.limits.call_seconds)
-        if watched != self._watched or self._now() >= self._whole_at + _WHOLE_SECONDS:
-            self._watched, self._whole_at = watched, self._now()
+        began = self._now()
+        is_whole = watched != self._watched or began >= self._whole_at
+        if is_whole:
+            self._watched = watched
             self._from.clear()
+        waiting = await self._look_at_transactions(now)
         buckets = list(BUCKETS)
         self._world.random.shuffle(buckets)
         looks = [self._look_into(bucket, admission, now) for bucket in buckets]
-        return sum(await asyncio.gather(*looks)) + admission.admitted
+        waiting += sum(await asyncio.gather(*looks))
+        if is_whole:
+            self._whole_at = began + max(_WHOLE_SECONDS, (self._now() - began) / _WHOLE_SHARE)
+        return waiting + admission.admitted
+
+    async def _look_at_transactions(self, now: int) -> int:
+        """Looks at those that were open, and goes back to the intents of those that no longer are.
+        Returns how many were looked at, and are open."""
+        decided, locks = await self._undecided.look(self._deadline())
+        for bucket, mark in self._from.items():
+            self._from[bucket] = min([mark, *decided])
+        await self._resolve(locks, now)
+        return len(locks)
 
     async def _look_into(self, bucket: int, admission: Admission, now: int) -> int:
         """Returns how many intents wait for their transactions."""
@@ -126,12 +146,17 @@ class IntentNotifications:
         undecided = 0
         while at:
             end = key_from(bucket + 1)
-            found, at = await self._intents.page(at, end, columns, self._deadline())
-            if found:
-                oldest = min(oldest, found[0].timestamp)
-            undecided += await self._process(found, admission, now)
+            page, at = await self._intents.page(at, end, columns, self._deadline())
+            undecided += await self._process(self._not_open(page), admission, now)
+            if left := self._not_open(page):
+                oldest = min(oldest, left[0].timestamp)
+            if at and page and self._undecided.knows(page[-1]):
+                at = key_from(bucket, page[-1].timestamp + 1)  # behind all of its intents
         self._from[bucket] = oldest
         return undecided
+
+    def _not_open(self, page: Sequence[Intent]) -> list[Intent]:
+        return [one for one in page if not self._undecided.knows(one)]
 
     async def _process(self, found: Sequence[Intent], admission: Admission, now: int) -> int:
         claims: dict[Claim, list[Intent]] = defaultdict(list)
@@ -158,7 +183,9 @@ class IntentNotifications:
                 admission.admit(claim, by_commit)
         if judged.rolled_back:
             await self._intents.delete(judged.rolled_back, self._deadline())
-        await self._resolve(judged, now)
+        self._undecided.learn(judged.locked)
+        locks = [MetLock.of(intent.table_id, cell) for intent, cell in judged.locked]
+        await self._resolve(locks, now)
         return len(judged.locked) + len(judged.without_trace)
 
     async def _mark_dead(self, judged: Judged) -> None:
@@ -173,13 +200,10 @@ class IntentNotifications:
         for intent in await self._fates.put_markers(dead, judged):
             self._first_seen.pop(intent.key, None)
 
-    async def _resolve(self, judged: Judged, now: int) -> None:
+    async def _resolve(self, locks: Sequence[MetLock], now: int) -> None:
+        """Resolves those that are old, if their owners are dead."""
         before = now - (_OLD_LOCK_MILLISECONDS << SEQUENCE_BITS)
-        old = [
-            MetLock.of(intent.table_id, cell)
-            for intent, cell in judged.locked
-            if intent.timestamp < before
-        ]
+        old = [one for one in locks if one.lock.start_timestamp < before]
         if old:
             await self._cleanup.resolve(
                 old,

@@ -45,12 +45,11 @@ def test_a_call_that_reaches_what_is_not_for_clients_is_noticed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_store_rules, "own", _passed_on)
-    for place, request in enumerate(on_rows.SEEDS):
-        if isinstance(request, bigtable.BigtableCheckAndMutateRowRequest):
-            break
-    else:
-        pytest.fail("there is no such request")
-    request = copy(request)
+    place, request = next(
+        (number, copy(one))
+        for number, one in enumerate(on_rows.SEEDS)
+        if isinstance(one, bigtable.BigtableCheckAndMutateRowRequest)
+    )
     request.table_name = PLACE.table(0)
     with pytest.raises(Broken, match="percolator-0 was changed"):
         serving(bytes([place]) + request.SerializeToString())

@@ -29,7 +29,7 @@ from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.v1 import master_pb2
-from percolator.world import MachineClock, World
+from percolator.world import Clock, MachineClock, World
 
 ONE, OTHER = Table("one"), Table("other")
 VALUE, REST = ONE.column("value", codecs.integer), OTHER.column("value", codecs.integer)
@@ -147,8 +147,9 @@ class Site:
 
 
 @asynccontextmanager
-async def site() -> AsyncIterator[Site]:
-    clock = MachineClock()
+async def site(clock: Clock | None = None) -> AsyncIterator[Site]:
+    """By the machine's clock, or another one."""
+    clock = clock or MachineClock()
     there = InProcessNetwork({MODEL.address: BigtableInMemory()})
     cluster = ClusterOverRows(clock, there, MODEL)
     here = InProcessNetwork({ADDRESS: cluster})
