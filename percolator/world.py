@@ -62,6 +62,9 @@ class StreamMethod(Generic[RequestT, ResponseT]):
     path: str
     request: type[RequestT]
     response: type[ResponseT]
+    is_short: Callable[[RequestT], bool] | None = None
+    """Whether one response will probably do for a request. Then the stream may end after the first,
+    and the caller asks again for the rest. None: a stream never ends before its last response."""
 
 
 UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]

@@ -87,6 +87,8 @@ class RangeScan:
                 async with aclosing(self._tablet_pages(location, seconds)) as pages:
                     while (page := await self._next_page(pages, location)) is not None:
                         yield page
+                        if self.ended():
+                            return
                         patience = self._new_patience()
             except (NotExecuted, ExecutionUnknown) as error:
                 self._learn(location, error)

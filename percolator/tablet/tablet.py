@@ -13,7 +13,8 @@ Everything here may be called concurrently. What it guarantees, and where:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, PercolatorError
@@ -260,13 +261,14 @@ class Tablet:
                     result.cells = len(asked)
                 return result
 
-    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncGenerator[pb.ScanResponse, None]:
         """Pages; raises like `read`, and `SnapshotTooOld`, possibly after some pages."""
         state = self._state
         plan = await state.guard.checked(lambda: self._planned(request))
         try:
-            async for page in scans.pages(state, request, plan):
-                yield page
+            async with aclosing(scans.pages(state, request, plan)) as pages:
+                async for page in pages:
+                    yield page
         except state.storage.failures as error:
             raise state.unreadable(error) from error
 

@@ -183,7 +183,7 @@ class GrpcNetwork:
             async for response in call(request, timeout):
                 yield response
 
-        return call
+        return call if server else self._frames.faster_stream(address, method, call)
 
     async def close(self) -> None:
         self._renewal = None

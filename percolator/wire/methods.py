@@ -99,8 +99,18 @@ MUTATE_TOGETHER = UnaryMethod(
 READ = UnaryMethod(
     "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse
 )
+SHORT_SCAN_ROWS_MAX = 512
+
+
+def _is_short(scan: tablets.ScanRequest) -> bool:
+    return 0 < scan.row_limit <= SHORT_SCAN_ROWS_MAX
+
+
 SCAN = StreamMethod(
-    "/percolator.v1.TabletServerService/Scan", tablets.ScanRequest, tablets.ScanResponse
+    "/percolator.v1.TabletServerService/Scan",
+    tablets.ScanRequest,
+    tablets.ScanResponse,
+    is_short=_is_short,
 )
 SCAN_CELLS = StreamMethod(
     "/percolator.v1.TabletServerService/ScanCells",

@@ -164,9 +164,10 @@ class TabletServerHandler:
     async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
         try:
             tablet = await self._tablets.serving(request.target)
-            async for page in tablet.scan(request):
-                self.counts.pages += 1
-                yield page
+            async with aclosing(tablet.scan(request)) as pages:
+                async for page in pages:
+                    self.counts.pages += 1
+                    yield page
         except PercolatorError as error:
             yield wire.ScanResponse(error=self._refusal(error, request.target))
 

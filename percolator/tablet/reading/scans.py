@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 
 from percolator.errors import InvalidArgument
@@ -48,7 +48,7 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
 
 async def pages(
     state: TabletState, request: pb.ScanRequest, plan: ScanPlan
-) -> AsyncIterator[pb.ScanResponse]:
+) -> AsyncGenerator[pb.ScanResponse, None]:
     """Yields the pages of a scan; checks the ownership after a page was read, before it leaves."""
     rest: tuple[bytes, bytes] | None = clipped(state, request.range)
     rows_left = request.row_limit or _NO_LIMIT

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic
 
 from google.protobuf.message import DecodeError
 
@@ -25,7 +26,14 @@ from percolator.wire.credentials import SCHEME, Credentials
 from percolator.wire.frames import local_socket
 from percolator.wire.frames.connection import FrameConnection
 from percolator.wire.frames.layout import FRAMED, NotFrames
-from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod
+from percolator.world import (
+    RequestT,
+    ResponseT,
+    StreamCall,
+    StreamMethod,
+    UnaryCall,
+    UnaryMethod,
+)
 
 CALLS_BEFORE = 4
 """A server is asked for frames after this many calls: a program that makes one or two has more to
@@ -66,37 +74,53 @@ class FrameLanes:
         """The call of a method by the best way there is at the moment; `slower` is gRPC."""
         if method.path not in FRAMED:
             return slower
+        way = self._way(address, method)
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            response = await way.response(request, timeout)
+            return await slower(request, timeout) if response is None else response
+
+        return call
+
+    def faster_stream(
+        self,
+        address: str,
+        method: StreamMethod[RequestT, ResponseT],
+        slower: StreamCall[RequestT, ResponseT],
+    ) -> StreamCall[RequestT, ResponseT]:
+        """The same for a method that streams. In a frame, a stream ends after its first response,
+        so only short ones travel there."""
+        is_short = method.is_short
+        if method.path not in FRAMED or is_short is None:
+            return slower
+        way = self._way(address, method)
+
+        def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+            if not is_short(request):
+                return slower(request, timeout)
+            return _ShortStream(way, slower, request, timeout)
+
+        return call
+
+    def _way(
+        self,
+        address: str,
+        method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
+    ) -> _Way[RequestT, ResponseT]:
         lane = self._lanes.get(address)
         if lane is None:
             lane = self._lanes[address] = _Lane(address, self._offer, self._tasks)
-        path, where, decode = method.path, f"{method.path} at {address}", method.response.FromString
+        return _Way(self, lane, method.path, f"{method.path} at {address}", method.response)
 
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            connection = lane.connection
-            if connection is None or lane.credentials is not self._credentials():
-                if not self._closed:
-                    lane.called(self._credentials())
-                return await slower(request, timeout)
-            encoded = request.SerializeToString()
-            size_max = min(SMALL_BYTES_MAX, connection.request_bytes_max)
-            if not connection.takes(path) or len(encoded) > size_max:
-                return await slower(request, timeout)
-            try:
-                answer = await connection.call(path, encoded, timeout)
-            except Unauthenticated:
-                connection.retire()
-                return await slower(request, timeout)
-            except PercolatorError as error:
-                error.where = error.where or where
-                raise
-            try:
-                return decode(answer)
-            except DecodeError:
-                raise ExecutionUnknown(
-                    "the response is not a message of its type", where=where
-                ) from None
-
-        return call
+    def current(self, lane: _Lane) -> FrameConnection | None:
+        """The connection for a call that begins now. If there is none, perhaps begins to connect,
+        for later ones."""
+        credentials = self._credentials()
+        if lane.connection is not None and lane.credentials is credentials:
+            return lane.connection
+        if not self._closed:
+            lane.called(credentials)
+        return None
 
     async def close(self) -> None:
         """Ends all connections, and calls in progress with them."""
@@ -108,8 +132,84 @@ class FrameLanes:
         await asyncio.gather(*(connection.ended for connection in ending))
 
 
+class _Way(Generic[RequestT, ResponseT]):
+    """The way of one method to one server in frames."""
+
+    __slots__ = ("_decode", "_lane", "_lanes", "_path", "_where")
+
+    def __init__(
+        self, lanes: FrameLanes, lane: _Lane, path: str, where: str, response: type[ResponseT]
+    ) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._path = path
+        self._where = where
+        self._decode = response.FromString
+
+    async def response(self, request: RequestT, timeout: float) -> ResponseT | None:
+        """None if the call has to go over gRPC: it was not executed."""
+        connection = self._lanes.current(self._lane)
+        if connection is None:
+            return None
+        encoded = request.SerializeToString()
+        size_max = min(SMALL_BYTES_MAX, connection.request_bytes_max)
+        if not connection.takes(self._path) or len(encoded) > size_max:
+            return None
+        try:
+            answer = await connection.call(self._path, encoded, timeout)
+        except Unauthenticated:
+            connection.retire()
+            return None
+        except PercolatorError as error:
+            error.where = error.where or self._where
+            raise
+        try:
+            return self._decode(answer)
+        except DecodeError:
+            raise ExecutionUnknown(
+                "the response is not a message of its type", where=self._where
+            ) from None
+
+
+class _ShortStream(Generic[RequestT, ResponseT]):
+    """The responses to a short request: the first one in a frame, or all of them over gRPC.
+
+    Not a generator: one that is left before its end would cost a task that closes it.
+    """
+
+    __slots__ = ("_begun", "_request", "_responses", "_slower", "_timeout", "_way")
+
+    def __init__(
+        self,
+        way: _Way[RequestT, ResponseT],
+        slower: StreamCall[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> None:
+        self._way = way
+        self._slower = slower
+        self._request = request
+        self._timeout = timeout
+        self._begun = False
+        self._responses: AsyncIterator[ResponseT] | None = None
+
+    def __aiter__(self) -> AsyncIterator[ResponseT]:
+        return self
+
+    async def __anext__(self) -> ResponseT:
+        if not self._begun:
+            self._begun = True
+            response = await self._way.response(self._request, self._timeout)
+            if response is not None:
+                return response
+            self._responses = self._slower(self._request, self._timeout)
+        if self._responses is None:
+            raise StopAsyncIteration
+        return await anext(self._responses)
+
+
 class _Lane:
-    """The way to one server."""
+    """A server, and the connection to it."""
 
     def __init__(self, address: str, offer: Offer, tasks: Tasks) -> None:
         self._address = address

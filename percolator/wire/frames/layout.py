@@ -42,11 +42,13 @@ FRAMED = frozenset(
     for method in (
         methods.GET_TIMESTAMPS,
         methods.READ,
+        methods.SCAN,
         methods.MUTATE,
         methods.COMMIT_TRANSACTIONS,
     )
 )
-"""The paths of the methods that travel in frames, where a server offers them."""
+"""The paths of the methods that travel in frames, where a server offers them. An answer is one
+response: of a method that streams, the first."""
 
 
 class Kind(IntEnum):

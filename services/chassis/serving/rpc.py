@@ -11,11 +11,11 @@ belongs in a separate task of the service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
@@ -171,7 +171,8 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         self._clock = clock
         self._methods: dict[str, grpc.RpcMethodHandler] = {}
         self.unary: dict[str, Unary] = {}
-        """The exposed methods with one response, by path, for calls that do not come by gRPC."""
+        """The exposed methods by path, for calls that do not come by gRPC and have one response: of
+        a stream, the first."""
         self._relay: Relay | None = None
         self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
             _refuse_starting
@@ -221,9 +222,24 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         )
         # Bytes in, bytes out: decode here, where a failure becomes a typed error.
         if method.server_streaming:
+            self.unary[path] = replace(call, handle=_first(call.handle)).unary
             return grpc.unary_stream_rpc_method_handler(call.stream)
         self.unary[path] = call.unary
         return grpc.unary_unary_rpc_method_handler(call.unary)
+
+
+def _first(
+    stream: Callable[[Message], AsyncGenerator[Message, None]],
+) -> Callable[[Message], Awaitable[Message]]:
+    """A handler that ends the stream after its first response."""
+
+    async def handle(request: Message) -> Message:
+        async with aclosing(stream(request)) as responses:
+            async for response in responses:
+                return response
+        raise InvariantViolation("a stream has ended without a response")
+
+    return handle
 
 
 async def _refuse_starting(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.frames.connection import FrameConnection
 from percolator.wire.frames.lanes import CALLS_BEFORE
-from percolator.wire.frames.layout import PREAMBLE, Frame, FrameReader, Kind, frame
+from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, Kind, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
 from services.chassis.serving.frame_server import FrameServer
@@ -131,10 +131,15 @@ class Peer:
 
 @asynccontextmanager
 async def framed(
-    answer: Answer, *, offers: bool = True, server_id: str = SERVER_ID, near: bool = False
+    answer: Answer,
+    *more: Exposed,
+    offers: bool = True,
+    server_id: str = SERVER_ID,
+    near: bool = False,
+    framed_paths: Container[str] = FRAMED,
 ) -> AsyncIterator[Framed]:
     """A server that offers frames, as `server_id`; it accepts a hello for `SERVER_ID`. `near`: also
-    at a socket of this machine."""
+    at a socket of this machine. `more` services, beside the oracle's."""
     gate = Gate(100, REQUEST_BYTES_MAX)
     edge = RpcEdge(gate, RpcMetrics(), MachineClock())
     refusals: list[None] = []
@@ -150,8 +155,8 @@ async def framed(
     )
     offer = frames.offer(server_id)
     frames.offer(SERVER_ID)
-    edge.expose([service, offer] if offers else [service])
-    frames.answer(edge.unary)
+    edge.expose([service, *more, offer] if offers else [service, *more])
+    frames.answer({path: unary for path, unary in edge.unary.items() if path in framed_paths})
     await server.start()
     network = GrpcNetwork()
     edge_of_both = Framed(str(listen), network, gate, frames, refusals)
