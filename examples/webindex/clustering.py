@@ -80,11 +80,14 @@ class Groups:
 
     async def state(self, group: Group) -> State:
         if group not in self._states:
-            found = State.decode(await self._tx.get(group.row(), tables.state))
-            # Another task of this transaction may have read and changed it meanwhile.
-            self._stored.setdefault(group, found)
-            self._states.setdefault(group, found)
+            self._learn(group, await self._tx.get(group.row(), tables.state))
         return self._states[group]
+
+    def _learn(self, group: Group, stored: list[Any] | None) -> None:
+        """Takes note of a stored state, unless another task of this transaction has read it, and
+        perhaps changed it, meanwhile."""
+        if group not in self._states:
+            self._stored[group] = self._states[group] = State.decode(stored)
 
     def tell(self, group: Group, child: Child, member: Member) -> None:
         """Sends a group the news of a member."""
@@ -115,7 +118,8 @@ class Groups:
             return
         if not is_busy:
             changing[group] = tx  # set before any await, since many may begin at once
-        known, stored = await asyncio.gather(self.state(group), self._messages(group, mail))
+        stored = await self._messages(group, mail)
+        known = await self.state(group)
         if mail and known.documents >= HOT:
             await self._leave(group, mail)
             return
@@ -138,10 +142,11 @@ class Groups:
 
     async def _messages(self, group: Group, mail: Mapping[Child, Member]) -> list[Row[Any]]:
         """Messages to a notified group; with news of members, only those that it outdates. `tend`
-        has been notified of all others."""
+        has been notified of all others. These are read together with the state."""
         if mail:
-            rows = [child.row(group, MESSAGE) for child in mail]
-            found = await self._tx.get_many(groups, rows, [tables.message])
+            rows = [group.row(), *(child.row(group, MESSAGE) for child in mail)]
+            state, *found = await self._tx.get_many(groups, rows, [tables.state, tables.message])
+            self._learn(group, state.get(tables.state))
             return [row for row in found if row]
         scan = self._tx.scan(
             groups, prefix=(*group, MESSAGE), columns=[tables.message], limit=MESSAGES_MAX
