@@ -14,7 +14,7 @@ from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment
 
 ATTEMPTS_PER_BEAT_MAX = 4
-"""A reader that pushes the lock makes a heartbeat fail that was built for the unpushed lock."""
+"""A reader that pushes the lock makes a heartbeat fail. The next one has a longer lead."""
 
 
 class Heartbeats:
@@ -59,11 +59,13 @@ class Heartbeats:
             if not due:
                 return
             beats = [point.heartbeat() for point in due]
-            answers = await self._env.cells.mutate([step for step, _ in beats], deadline)
+            began = clock.monotonic_seconds()
+            answers = await self._env.cells.mutate([beat.step for beat in beats], deadline)
+            took = clock.monotonic_seconds() - began
             # A refused heartbeat is sent again at once. If it waited for the next beat, one reader
             # a second, each pushing the lock, would be enough to let a live owner's lock expire.
             due = [
                 point
-                for point, (_, ttl_milliseconds), answer in zip(due, beats, answers, strict=True)
-                if point.after_heartbeat(ttl_milliseconds, answer) and point in self._points
+                for point, beat, answer in zip(due, beats, answers, strict=True)
+                if point.after_heartbeat(beat, answer, took) and point in self._points
             ]

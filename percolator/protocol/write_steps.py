@@ -79,14 +79,22 @@ class WriteSteps:
         header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
         return b"".join((header, self._shared, value))
 
-    def heartbeat(self, min_commit: int, ttl_seen: int, ttl_milliseconds: int) -> CellMutation:
+    def heartbeat(
+        self, min_commit_seen: int, ttl_seen: int, min_commit: int, ttl_milliseconds: int
+    ) -> CellMutation:
+        """Raises the time to live: of the lock as it was seen or, with a `min_commit` above what
+        was seen, of whatever lock has a lower one."""
         table_id, row, column = self.primary
         kind, value = self.writes[self.primary]
         if len(value) > self.inline_bytes_max:
             kind, value = KIND_PUT_IN_DATA, b""
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
-        seen = lock_prefix(self.start, min_commit, ttl_seen)
-        return CellMutation(table_id, steps.replace_lock(row, column, seen, lock))
+        if min_commit > min_commit_seen:
+            step = steps.raise_lock(row, column, self.start, min_commit - 1, lock)
+        else:
+            seen = lock_prefix(self.start, min_commit_seen, ttl_seen)
+            step = steps.replace_lock(row, column, seen, lock)
+        return CellMutation(table_id, step)
 
     def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> CellMutation:
         table_id, row, column = self.primary

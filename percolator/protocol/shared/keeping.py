@@ -13,8 +13,8 @@ from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord, timestamp_bytes
 from percolator.protocol.environment import Environment
 from percolator.protocol.part_states import FINISHED
+from percolator.protocol.raising import Lead, raised, raising
 from percolator.protocol.shared.names import Job
-from percolator.protocol.shared.raising import Lead, raised, raising
 from percolator.routing.cells import Answer, Refused, RowRequest
 from percolator.timestamps import NEWEST, SEQUENCE_BITS
 from percolator.v1.cells_pb2 import SPACE_LOCK

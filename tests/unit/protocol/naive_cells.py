@@ -258,6 +258,12 @@ def _judge(condition: Condition, versions: Versions) -> tuple[bool, tuple[int, b
         case Condition.EXPECTATION_BEGINS_IF_PRESENT:
             wrong = [key for key in selected if not versions[key].startswith(condition.required)]
             return not wrong, wrong[-1] if wrong else None
+        case Condition.EXPECTATION_AT_MOST:
+            if not selected:
+                return False, others[-1] if others else None
+            start, size = len(condition.prefix), len(condition.required)
+            rest = versions[selected[-1]][start : start + size]
+            return rest <= condition.required, selected[-1]
         case _:
             raise ValueError(f"no such expectation: {condition}")
 

@@ -13,6 +13,7 @@ from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.pushing import Pushing
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
+from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation.planted_protocol_bugs import change_step
@@ -42,7 +43,9 @@ def markers_are_ignored(patch: Patch) -> None:
 
 
 def heartbeat_undoes_pushes(patch: Patch) -> None:
-    def heartbeat(self: WriteSteps, min_commit: int, ttl_seen: int, ttl: int) -> CellMutation:
+    def heartbeat(
+        self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
+    ) -> CellMutation:
         lock = self.prewrite(self.primary, self.start + 1, ttl).message().changes[0].value
         table_id, row, column = self.primary
         return CellMutation(
@@ -50,6 +53,23 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
         )
 
     patch.setattr(WriteSteps, "heartbeat", heartbeat)
+
+
+def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
+    """It lowers what a reader has pushed, and the reader has passed."""
+    correct = WriteSteps.heartbeat
+
+    def wrong(
+        self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
+    ) -> CellMutation:
+        table_id, row, column = self.primary
+        step = correct(self, seen, ttl_seen, seen + 1, ttl)
+        lock = step.message().changes[0].value
+        return CellMutation(
+            table_id, steps.raise_lock(row, column, self.start, TIMESTAMP_MAX, lock)
+        )
+
+    patch.setattr(WriteSteps, "heartbeat", wrong)
 
 
 def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
@@ -138,6 +158,7 @@ BUGS = [
     protocol_bugs.prewrite_ignores_newer_commits,
     protocol_bugs.commit_ignores_min_commit_ts,
     heartbeat_undoes_pushes,
+    heartbeat_raises_the_lock_whatever_it_is,
     commit_by_somebody_else_is_not_adopted,
     protocol_bugs.commit_timestamp_before_the_prewrites,
     protocol_bugs.primary_by_chance,
@@ -157,7 +178,8 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
 
 
 def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypatch: Patch) -> None:
-    """The lock that a repeated prewrite finds is not read, so no heartbeat ever matches it."""
+    """The lock that a repeated prewrite finds is not read, and no heartbeat raises what it has not
+    seen: so none ever matches it."""
 
     def learn(self: CommitPoint, answer: Refused) -> None:
         ttl = self.ttl
@@ -166,4 +188,5 @@ def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypa
 
     correct = CommitPoint.learn_lock
     monkeypatch.setattr(CommitPoint, "learn_lock", learn)
+    monkeypatch.setattr(CommitPoint, "_least", lambda point: point.min_commit)
     assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in SEEDS)

@@ -261,8 +261,9 @@ async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> Non
     async def beat_first(step: CellMutation) -> None:
         if step.message().changes:
             reader.network.before_send = None
-            beat, ttl = commit._in_two_phases().point.heartbeat()
-            commit._in_two_phases().point.after_heartbeat(ttl, here.store.apply(beat))
+            beat = commit._in_two_phases().point.heartbeat()
+            answer = here.store.apply(beat.step)
+            commit._in_two_phases().point.after_heartbeat(beat, answer, 0.0)
 
     reader.network.before_send = beat_first
     timestamp = await reader.start_timestamp()

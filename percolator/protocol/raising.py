@@ -1,20 +1,23 @@
-"""Raising the lock on a part's primary while readers push it.
+"""Raising the lock on a primary while readers push it.
 
 Readers push the least commit timestamp in that lock, each time a younger snapshot meets one of the
-part's locks. A replacement that fits only the lock as it was last seen comes too late if its way
-takes longer than the time between two pushes. On a busy cluster, every one would, and a job at work
-would be taken for dead. So what keeps a part alive pushes it as well: it raises the least commit
-timestamp, whatever that is by then, unless it is as high already. After a refusal, the next
-replacement has a longer lead: pushes follow the oracle's clock, so it arrives above them once the
-lead is longer than its way.
+transaction's locks. A replacement that fits only the lock as it was last seen comes too late if its
+way takes longer than the time between two pushes. On a busy cluster, every one would, and a
+transaction at work would be taken for dead. So what keeps it alive pushes it as well: it raises the
+least commit timestamp, whatever that is by then, unless it is as high already. After a refusal, the
+next replacement has a longer lead: pushes follow the oracle's clock, so it arrives above them once
+the lead is longer than its way.
+
+What is kept alive are the parts of shared transactions, and ordinary commits that take long
+(heartbeats.py). A commit raises its lock only if a reader was faster than a plain replacement.
 
 Rules, each with the failure that it prevents:
 - A replacement is never below what its process has sent before: the lead is kept until one was
   applied. And once a process says that the attempt has finished, it sends nothing else. Otherwise a
   beat that is late, or on its way at the same time, would say that the attempt is still at work,
   and nobody but that attempt would keep the part alive.
-- The lead is no longer than it has to be, and zero without a refusal: the driver's commit waits
-  until the oracle is above it.
+- The lead is no longer than it has to be, and zero without a refusal: the commit waits until the
+  oracle is above it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,11 @@ class Lead:
     def above(self, least: int) -> int:
         """The least commit timestamp to set."""
         return least + (int(self._seconds * 1000) << SEQUENCE_BITS) + 1
+
+    @property
+    def is_needed(self) -> bool:
+        """Readers were faster, and no replacement was applied since."""
+        return self._seconds > 0.0
 
     def refused(self, took_seconds: float) -> None:
         """A reader was faster; the answer came after this time."""

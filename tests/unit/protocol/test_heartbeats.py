@@ -1,0 +1,120 @@
+"""A commit that takes long stays alive, however often readers push its lock meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from percolator.formats.records import LockRecord
+from percolator.limits import Limits
+from percolator.protocol.pushing import push_step
+from percolator.routing.cells import CellMutation
+from percolator.timestamps import SEQUENCE_BITS
+
+from .cells_and_steps import PATIENT, A, B, locked, put, puts
+from .naive_cells import WRITE
+from .protocol_world import NO_FAULTS, World
+
+SHORT_LIVED = Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1)
+TRIP_SECONDS = 0.02
+"""How long a heartbeat takes to the tablet."""
+PUSH_EVERY_SECONDS = 0.01
+LONG_SECONDS = 2.0
+
+
+async def push_again_and_again(here: World) -> None:
+    """As readers of ever younger snapshots do, all of whom have waited before they pushed."""
+    while True:
+        read_at = here.oracle.next()
+        await asyncio.sleep(PUSH_EVERY_SECONDS)
+        lock = here.store.lock_of(A)
+        if lock is not None and lock.min_commit_timestamp <= read_at:
+            here.store.apply(push_step(A, lock, read_at + 1))
+
+
+@pytest.mark.parametrize("slow", ["waiting for a lock", "the commit"])
+async def test_readers_that_push_do_not_let_a_live_transaction_expire(slow: str) -> None:
+    here = World(1, NO_FAULTS)
+    writer, rival, other = (here.client(limits) for limits in (SHORT_LIVED, SHORT_LIVED, PATIENT))
+    writer.network.session_id = None
+    if slow == "waiting for a lock":
+        await locked(other, B)
+
+    async def travel(step: CellMutation) -> None:
+        commits = slow == "the commit" and puts(step, WRITE)
+        await asyncio.sleep(LONG_SECONDS if commits else TRIP_SECONDS)
+
+    writer.network.before_send = travel
+    pushing = asyncio.ensure_future(push_again_and_again(here))
+    writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
+    await asyncio.sleep(0.2)
+    meeting = asyncio.ensure_future(rival.write_stubbornly({A: put(b"3")}))
+    await asyncio.sleep(LONG_SECONDS / 2)
+    assert here.buried_alive == 0
+    pushing.cancel()
+    other.crash()
+    commit = await writing
+    assert commit in [at for at, _ in here.store.commits(A)]
+    await meeting
+
+
+async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> None:
+    """The lock is pushed once, so heartbeats raise it; but no higher than the commit timestamp."""
+    here = World(1, NO_FAULTS)
+    client = here.client(SHORT_LIVED)
+
+    async def wait(step: CellMutation) -> None:
+        if puts(step, WRITE):
+            await asyncio.sleep(LONG_SECONDS)
+
+    client.network.before_send = wait
+    began = here.clock.monotonic_seconds()
+    read_at = here.oracle.next()
+    writing = asyncio.ensure_future(client.write({A: put(b"1"), B: put(b"2")}))
+    await asyncio.sleep(0.25)
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    here.store.apply(push_step(A, lock, max(read_at, lock.min_commit_timestamp) + 1))
+    await writing
+    assert here.clock.monotonic_seconds() - began < 2 * LONG_SECONDS + 1.0, "sent at most twice"
+
+
+async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
+    here = World(1, NO_FAULTS)
+    client = here.client(PATIENT)
+    point = (await locked(client, A))._in_two_phases().point
+
+    def stored() -> LockRecord:
+        lock = here.store.lock_of(A)
+        assert lock is not None
+        return lock
+
+    def push() -> None:
+        here.store.apply(push_step(A, stored(), stored().min_commit_timestamp + 1))
+
+    push()
+    refused = point.heartbeat()
+    assert point.after_heartbeat(refused, here.store.apply(refused.step), TRIP_SECONDS)
+    late = point.heartbeat()
+    await asyncio.sleep(1.0)
+    for _ in range(2):
+        beat = point.heartbeat()
+        point.after_heartbeat(beat, here.store.apply(beat.step), TRIP_SECONDS)
+        assert stored().ttl_milliseconds == beat.ttl > late.ttl
+        here.store.apply(late.step)
+        assert stored().ttl_milliseconds == beat.ttl
+
+
+async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set() -> None:
+    here = World(1, NO_FAULTS)
+    client = here.client(PATIENT)
+    point = (await locked(client, A))._in_two_phases().point
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    here.store.apply(push_step(A, lock, here.oracle.next() + 1))
+    for _ in range(2):
+        beat = point.heartbeat()
+        point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
+    assert point.min_commit > here.oracle.next() + (1_000 << SEQUENCE_BITS)
+    assert await point.reach(client.deadline()) >= beat.min_commit
