@@ -1,4 +1,5 @@
-"""The time that an observer's function may take, not counting the time lost to a silent cluster.
+"""The time that an observer's function may take, not counting the time lost to a silent cluster,
+nor that in which the event loop was busy with others (running/time_limits.py).
 
 A run must not fail because servers do not answer: five such runs would put aside a change that only
 has to be tried later. So calls of its transaction that stay unanswered for long do not count. Other
@@ -13,6 +14,8 @@ from types import TracebackType
 
 _LOOK_SECONDS_MIN = 0.01
 """While a call is in progress, its run is not given up; this is how often it is looked at."""
+_OVER_SECONDS = 0.001
+"""A time that is over so soon is over: timers fire a little early, too."""
 
 
 class ClusterWaits:
@@ -91,7 +94,7 @@ class RunTime:
         """The time of the event loop at which it is over if no seconds turn out not to count."""
         return self._begun + self.seconds
 
-    def look_again_seconds(self) -> float:
-        """When to look again whether the time is over; 0 if it is."""
-        left = self.seconds + self._waited() - (self._loop.time() - self._begun)
-        return max(left, _LOOK_SECONDS_MIN) if left > 0.0 else 0.0
+    def look_again_seconds(self, late_seconds: float = 0.0) -> float:
+        """When to look again whether the time is over; 0 if it is. `late_seconds` do not count."""
+        left = self.seconds + self._waited() + late_seconds - (self._loop.time() - self._begun)
+        return max(left, _LOOK_SECONDS_MIN) if left > _OVER_SECONDS else 0.0

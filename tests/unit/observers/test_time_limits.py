@@ -8,7 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from percolator.observers.run_time import RunTime
-from percolator.observers.running.time_limits import TimeLimit, TimeLimits, TookTooLong
+from percolator.observers.running.time_limits import (
+    LATE_PARTS_MAX,
+    TICK_SECONDS,
+    TimeLimit,
+    TimeLimits,
+    TookTooLong,
+)
+from percolator.testing.simulator.virtual_time import VirtualTimeLoop
 
 
 def nothing() -> float:
@@ -97,3 +104,60 @@ async def test_a_function_that_swallows_the_interruption_is_not_interrupted_agai
         return "returned"
 
     assert await asyncio.create_task(stubborn()) == "returned"
+
+
+def compute(seconds: float) -> None:
+    """Keeps the event loop busy: nothing else happens in this time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.now += seconds
+
+
+async def test_time_in_which_others_compute_does_not_count() -> None:
+    """Each of many runs computes for a part of its time, and all of them for many times that."""
+    limits = TimeLimits()
+
+    async def run() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        with TimeLimit(limits, RunTime(0.5, nothing), task):
+            for _ in range(4):
+                await asyncio.sleep(0.01)
+                compute(0.005)
+            await asyncio.sleep(0.01)
+        return "returned"
+
+    assert await asyncio.gather(*(run() for _ in range(128))) == ["returned"] * 128
+
+
+async def test_a_run_that_waits_too_long_is_interrupted_soon_after_others_have_computed() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    began = loop.time()
+    waiting = asyncio.create_task(limited(limits, 1.0, 1_000.0))
+    await asyncio.sleep(0.5)
+    compute(3.0)
+    assert await ended(waiting, began) == pytest.approx(4.0, abs=TICK_SECONDS + 0.01)
+
+
+async def test_a_loop_that_is_always_late_does_not_let_a_run_go_on_forever() -> None:
+    limits, loop = TimeLimits(), asyncio.get_running_loop()
+    began = loop.time()
+
+    async def run() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with TimeLimit(limits, RunTime(1.0, nothing), task):
+            while True:
+                compute(0.5)
+                await asyncio.sleep(0)
+
+    with pytest.raises(TookTooLong):
+        await asyncio.create_task(run())
+    assert loop.time() - began == pytest.approx(1.0 + LATE_PARTS_MAX, abs=1.0)
+
+
+async def test_no_timer_is_left_when_nothing_runs() -> None:
+    limits = TimeLimits()
+    await limited(limits, 1.0, 0.5)
+    await asyncio.sleep(1.0)
+    assert limits._ticking is None

@@ -113,8 +113,9 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
     lock = here.store.lock_of(A)
     assert lock is not None
     here.store.apply(push_step(A, lock, here.oracle.next() + 1))
-    for _ in range(2):
-        beat = point.heartbeat()
-        point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
+    refused = point.heartbeat()
+    assert point.after_heartbeat(refused, here.store.apply(refused.step), 1.0)
+    beat = point.heartbeat()
+    assert not point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
     assert point.min_commit > here.oracle.next() + (1_000 << SEQUENCE_BITS)
     assert await point.reach(client.deadline()) >= beat.min_commit
