@@ -188,6 +188,11 @@ BUGS = (
     Bug(mirror_after_the_snapshot),
     Bug(protocol_bugs.rollback_deletes_a_foreign_lock, is_quickly_caught=True),
     Bug(protocol_bugs.commit_ignores_min_commit_ts),
+    Bug(
+        protocol_bugs.heartbeat_raises_the_lock_whatever_it_is,
+        (Kind.PAUSE, Kind.SLOW_LINKS),
+        is_quickly_caught=True,
+    ),
     Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
     # Mostly one of two committers is refused while a commit is being written, and gives up.
     Bug(

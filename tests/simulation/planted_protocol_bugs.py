@@ -14,9 +14,27 @@ from percolator.protocol.prewriting import Prewrite
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation
 from percolator.routing.mutation_lane import MutationLane
+from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.v1.tabletserver_pb2 import Change, Mutation
 
 Patch = pytest.MonkeyPatch
+
+
+def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
+    """It lowers what a reader has pushed, and the reader has passed."""
+    correct = WriteSteps.heartbeat
+
+    def wrong(
+        self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
+    ) -> CellMutation:
+        table_id, row, column = self.primary
+        step = correct(self, seen, ttl_seen, seen + 1, ttl)
+        lock = step.message().changes[0].value
+        return CellMutation(
+            table_id, steps.raise_lock(row, column, self.start, TIMESTAMP_MAX, lock)
+        )
+
+    patch.setattr(WriteSteps, "heartbeat", wrong)
 
 
 def no_rollback_marker(patch: Patch) -> None:

@@ -13,7 +13,6 @@ from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.pushing import Pushing
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
-from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation.planted_protocol_bugs import change_step
@@ -53,23 +52,6 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
         )
 
     patch.setattr(WriteSteps, "heartbeat", heartbeat)
-
-
-def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
-    """It lowers what a reader has pushed, and the reader has passed."""
-    correct = WriteSteps.heartbeat
-
-    def wrong(
-        self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
-    ) -> CellMutation:
-        table_id, row, column = self.primary
-        step = correct(self, seen, ttl_seen, seen + 1, ttl)
-        lock = step.message().changes[0].value
-        return CellMutation(
-            table_id, steps.raise_lock(row, column, self.start, TIMESTAMP_MAX, lock)
-        )
-
-    patch.setattr(WriteSteps, "heartbeat", wrong)
 
 
 def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
@@ -158,7 +140,7 @@ BUGS = [
     protocol_bugs.prewrite_ignores_newer_commits,
     protocol_bugs.commit_ignores_min_commit_ts,
     heartbeat_undoes_pushes,
-    heartbeat_raises_the_lock_whatever_it_is,
+    protocol_bugs.heartbeat_raises_the_lock_whatever_it_is,
     commit_by_somebody_else_is_not_adopted,
     protocol_bugs.commit_timestamp_before_the_prewrites,
     protocol_bugs.primary_by_chance,
