@@ -173,6 +173,7 @@ class Engine:
             owners=owners,
             schemas=self.catalog,
             announcing=self.intents,
+            rolls_forward=self._router if rows is None else None,
             catalogue_epoch=lambda: self.timestamps.catalogue_epoch,
             table_names=self.catalog.name_of,
             clock=world.clock,

@@ -131,6 +131,7 @@ class Share:
                 tuple(parts),
                 self._attempt.cells,
                 self._attempt.announced,
+                tuple(sorted(self._attempt.tables)),
             )
             self._leave()
         return self._receipt

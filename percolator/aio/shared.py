@@ -17,6 +17,7 @@ This file is the driver's side; `share.py` is that of a task, and `tickets.py` w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -33,6 +34,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.formats.records import TTL_MILLISECONDS_MAX
+from percolator.protocol.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.announcing import Observed, announced_by_all
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import PartKey
@@ -80,6 +82,9 @@ class SharedTransaction:
         self._whole: Whole | None = None
         self._named: tuple[PartKey, ...] = ()
         self._announced: Mapping[int, Observed] = {}
+        self._tables: frozenset[int] = frozenset()
+        """The tables in which the named parts have locks."""
+        self._telling: asyncio.Task[None] | None = None
         self._ended = ""
         self._deciding = ""
         """What the call under way does. Two at a time might decide differently."""
@@ -125,6 +130,7 @@ class SharedTransaction:
         if self._whole is None:
             self._named = _parts_of(receipts, self.ticket)
             self._announced = announced_by_all([one.announced for one in receipts])
+            self._tables = frozenset(table for one in receipts for table in one.tables)
         if not self._named:
             await self._abort(deadline)
             return None
@@ -146,6 +152,7 @@ class SharedTransaction:
         self._end("has committed")
         env = self._engine.env
         env.background.start(roll_back_left(env, self.ticket.job, deadline + ROLLBACK_SECONDS))
+        self._telling = env.background.start(self._tell_tablets(commit))
         self.commit_timestamp = Timestamp(commit)
         return self.commit_timestamp
 
@@ -160,6 +167,23 @@ class SharedTransaction:
         if commit:
             self.commit_timestamp = Timestamp(commit)
         return self.commit_timestamp
+
+    async def told(self, seconds: float) -> None:
+        """Returns once all tablets know of the commit, or after this time: for a process that ends
+        next. Tablets that do not know of it leave the locks to those who meet them."""
+        if self._telling is not None:
+            await asyncio.wait((self._telling,), timeout=seconds)
+
+    async def _tell_tablets(self, commit: int) -> None:
+        """Has the tablets turn what the parts have locked into commits."""
+        env = self._engine.env
+        commits = {part.start: commit for part in self._named}
+        deadline = env.now() + env.limits.background_seconds
+        for table_id in sorted(self._tables):
+            try:
+                await tell_of_commits(env, table_id, commits, deadline)
+            except UsageError:
+                return  # servers of an older release do not know of this
 
     async def _abort_after(self, problem: PercolatorError, deadline: float) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out

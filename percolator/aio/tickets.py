@@ -36,3 +36,5 @@ class Receipt:
     cells: int
     announced: Mapping[int, Observed] = field(default_factory=dict)
     """By table, the observers to which every cell was announced; empty where commits notify."""
+    tables: tuple[int, ...] = ()
+    """The tables in which it has locked cells."""

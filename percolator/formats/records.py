@@ -5,9 +5,9 @@
     write  start_ts 8 | kind 1 | value if kind is PUT; last_change 8 if kind is LOCK_ONLY
 
 Numbers are big-endian and unsigned, so that conditions can match a record by its prefix: the first
-eight bytes of either are its transaction's start timestamp. The fixed offsets are all that a tablet
-knows about records; only the protocol interprets what follows `kind`. The kind byte means the same
-in both, so that a commit turns a lock into its write record without a decision:
+eight bytes of either are its transaction's start timestamp. A tablet knows the fixed offsets, and
+where the value in a lock begins; only the protocol interprets the rest. The kind byte means the
+same in both, so that a commit turns a lock into its write record without a decision:
 
     PUT          the value follows
     PUT_IN_DATA  the value is in SPACE_DATA, at the start timestamp
@@ -145,6 +145,21 @@ def shared_part(session: bytes, primary: CellAddress) -> bytes:
             primary.column,
         )
     )
+
+
+def value_offset(lock: bytes) -> int:
+    """Where the value in an encoded lock begins."""
+    try:
+        session_end = LOCK_HEADER_BYTES + 1 + lock[LOCK_HEADER_BYTES]
+        row_start = session_end + _PRIMARY_ROW.size
+        row_end = row_start + int.from_bytes(lock[row_start - 4 : row_start], "big")
+        column_start = row_end + _COLUMN_LENGTH.size
+        offset = column_start + int.from_bytes(lock[row_end:column_start], "big")
+    except IndexError as error:
+        raise InvariantViolation(f"not a lock record: {error}") from error
+    if offset > len(lock):
+        raise InvariantViolation("a lock record ends before its primary's column does")
+    return offset
 
 
 def lock_prefix(start_timestamp: int, min_commit_timestamp: int, ttl_milliseconds: int) -> bytes:

@@ -17,7 +17,7 @@ from percolator.protocol.rivals import Rivals
 from percolator.protocol.tally import Tally
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import Cells, Mutations
+from percolator.routing.cells import Cells, Mutations, RollsForward
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness
@@ -123,6 +123,8 @@ class Environment:
     good. Without it, locks whose primary is in such a table stay."""
     announcing: Announcing | None = None
     """Without it, commits themselves notify the observers of their cells."""
+    rolls_forward: RollsForward | None = None
+    """Where tables roll the locks of committed transactions forward by themselves."""
     catalogue_epoch: Callable[[], int] = lambda: 0
     """The highest that came with a timestamp. Below: by table, when its schema was asked for."""
     schemas_as_of: dict[int, int] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from percolator.protocol import steps
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.rolling_in_bulk import BulkRolling
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import CommitSecondary
 from percolator.routing.cells import CellMutation, FoundCell
@@ -29,6 +30,7 @@ class Rolling:
     def __init__(self, env: Environment, once: AskedOnce) -> None:
         self._env = env
         self._once = once
+        self._bulk = BulkRolling(env)
         self._left_behind = 0
         """How many locks are being rolled forward that readers did not wait for."""
 
@@ -88,9 +90,13 @@ class Rolling:
         return again
 
     def leave_behind(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
-        """Rolls the cells forward in the background. Returns those for which too much of that is
-        going on: whoever scans a large job that was just committed takes part in the work."""
+        """Has the cells rolled forward in the background, by their tablets if they are many.
+        Returns those for which too much of that is going on in this client."""
         env = self._env
+        if not env.background_is_full:
+            met = self._bulk.leave(met)
+        if not met:
+            return ()
         if env.background_is_full or self._left_behind + len(met) > _LEFT_BEHIND_MAX:
             return met
         self._left_behind += len(met)

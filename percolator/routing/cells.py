@@ -8,7 +8,7 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -264,6 +264,19 @@ class WholeCommit(NamedTuple):
         return all(start <= row and (not end or row < end) for row, _, _ in self.notifications)
 
 
+class RollForward(NamedTuple):
+    """An order to roll the locks of committed transactions forward."""
+
+    table_id: int
+    commits: Mapping[int, int]
+    """Commit timestamps by start timestamp, as they were seen."""
+    schema_version: int
+    observers: Mapping[bytes, tuple[bytes, ...]]
+    """By column: whom a put or deletion notifies."""
+    row: bytes | None = None
+    """Only the tablet of this row, which begins there; None: all tablets of the table."""
+
+
 class Mutations(Protocol):
     """Cells that can be changed."""
 
@@ -300,6 +313,15 @@ class Groups(Protocol):
     ) -> Awaitable[list[Answer]]:
         """Applies mutations of one row, and returns their answers in the same order. Either all are
         applied, or none is, and at least one is refused. Raises if neither is known."""
+        ...
+
+
+class RollsForward(Protocol):
+    """Tables that roll the locks of committed transactions forward by themselves, once told."""
+
+    async def roll_forward(self, order: RollForward, deadline: float) -> None:
+        """Returns once all tablets concerned have been told. Nothing depends on it: what is left is
+        done by those who meet the locks. Raises the error of a tablet that was not told."""
         ...
 
 

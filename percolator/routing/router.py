@@ -33,6 +33,7 @@ from percolator.routing.cells import (
     CommitAnswer,
     RangePage,
     RangeRequest,
+    RollForward,
     RowRequest,
     RowResult,
     StoredChange,
@@ -46,6 +47,7 @@ from percolator.routing.pending_cell import CellAnswer, PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import PendingRequest, PendingRow
 from percolator.routing.range_scan import RangeScan
+from percolator.routing.rolling_forward import RollForwardOrders
 from percolator.routing.tablet_map import TabletMap
 from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks
@@ -92,6 +94,10 @@ class Router:
         """Applies mutations of one row at one moment, or none of them."""
         groups = MutationGroups(self._world, self.tablets, self.schema_versions, self._limits)
         return groups.mutate(table_id, mutations, deadline)
+
+    async def roll_forward(self, order: RollForward, deadline: float) -> None:
+        """Has tablets roll the locks of committed transactions forward."""
+        await RollForwardOrders(self._world, self.tablets, self._limits).give(order, deadline)
 
     def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
         pending = self._new_request(len(requests), deadline, is_read=True)

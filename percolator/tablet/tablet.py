@@ -43,6 +43,7 @@ from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.listed_steps import StepChecker, answer_of_steps
 from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
+from percolator.tablet.writing.rolling_forward import RollingForward
 from percolator.tablet.writing.together import require_different_cells
 from percolator.tablet.writing.transactions import TransactionChecker, WholeTransaction
 from percolator.v1 import tabletserver_pb2 as pb
@@ -103,6 +104,7 @@ class Tablet:
         self._transactions = TransactionChecker(self._state, self._columns)
         self._commit = GroupCommit(self._state)
         self._upkeep = Upkeep(self._state, self._commit, self._columns, change_feed=change_feed)
+        self._rolling = RollingForward(self._state, self._commit, self._columns)
 
     @property
     def identity(self) -> TabletIdentity:
@@ -152,6 +154,7 @@ class Tablet:
 
         Raises `StoreUnusable` when the storage cannot be closed cleanly: it is closed anyway.
         """
+        await self._rolling.close()
         await self._upkeep.close()
 
     async def set_schema_version(
@@ -225,6 +228,12 @@ class Tablet:
             mutations, batch.target.schema_version, deadline_seconds
         )
         return pb.MutateTogetherResponse(results=results)
+
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
+        """Rolls the locks of committed transactions forward, after it has returned. Raises what
+        `mutate` does when it takes nothing, except `Overloaded`."""
+        await self._state.guard.checked(lambda: self._rolling.take(request))
+        return pb.RollForwardResponse()
 
     async def commit(
         self, batch: pb.TransactionBatch, *, deadline_seconds: float

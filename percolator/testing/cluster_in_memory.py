@@ -78,6 +78,9 @@ class ClusterInMemory(TablesInMemory):
         tablet = self._serving(request.batch.target)
         return await tablet.mutate_together(request.batch, deadline_seconds=deadline)
 
+    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+        return await self._serving(request.target).roll_forward(request)
+
     async def commit_transactions(
         self, request: wire.CommitTransactionsRequest
     ) -> wire.CommitTransactionsResponse:

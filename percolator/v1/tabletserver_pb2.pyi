@@ -203,6 +203,24 @@ class MutateTogetherResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[MutationResult]
     def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ...) -> None: ...
 
+class RollForwardRequest(_message.Message):
+    __slots__ = ("target", "start_timestamps", "commit_timestamps", "observed", "row")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    target: TabletTarget
+    start_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
+    observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
+    row: bytes
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., row: _Optional[bytes] = ...) -> None: ...
+
+class RollForwardResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class TransactionBatch(_message.Message):
     __slots__ = ("target", "start_timestamps", "cells", "rows", "columns", "kinds", "values", "observed", "notifications", "followed")
     TARGET_FIELD_NUMBER: _ClassVar[int]

@@ -96,6 +96,11 @@ MUTATE_TOGETHER = UnaryMethod(
     tablets.MutateTogetherRequest,
     tablets.MutateTogetherResponse,
 )
+ROLL_FORWARD = UnaryMethod(
+    "/percolator.v1.TabletServerService/RollForward",
+    tablets.RollForwardRequest,
+    tablets.RollForwardResponse,
+)
 READ = UnaryMethod(
     "/percolator.v1.TabletServerService/Read", tablets.ReadRequest, tablets.ReadResponse
 )

@@ -33,6 +33,7 @@ _CALLERS = {
         methods.MUTATE,
         methods.COMMIT_TRANSACTIONS,
         methods.MUTATE_TOGETHER,
+        methods.ROLL_FORWARD,
         methods.READ,
         methods.SCAN,
         methods.SCAN_CHANGES,

@@ -133,6 +133,11 @@ class TabletServerHandler:
         self._note_slow("MutateTogether", started, [batch])
         return response
 
+    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+        if self._disk.full is not None:
+            raise self._disk.full.with_traceback(None)
+        return await (await self._tablets.serving(request.target)).roll_forward(request)
+
     async def commit_transactions(
         self, request: wire.CommitTransactionsRequest
     ) -> wire.CommitTransactionsResponse:

@@ -79,6 +79,17 @@ def _mutate_together(scene: Scene, chance: Random) -> Message:
     return tablets.MutateTogetherRequest(batch=batch)
 
 
+def _roll_forward(scene: Scene, chance: Random) -> Message:
+    target, start, commit = scene.table.target(chance), scene.timestamp(), scene.timestamp()
+    return tablets.RollForwardRequest(
+        target=target,
+        start_timestamps=[start],
+        commit_timestamps=[commit],
+        observed=[tablets.ObservedColumn(column=COLUMN, observers=[b"fuzzed"])],
+        row=_rows(target, scene, chance),
+    )
+
+
 def _commit_transactions(scene: Scene, chance: Random) -> Message:
     target, start = scene.table.target(chance), scene.timestamp()
     batch = tablets.TransactionBatch(
@@ -331,6 +342,7 @@ VALID: dict[str, Make] = {
     f"{_V1}TabletServerService/Mutate": _mutate,
     f"{_V1}TabletServerService/CommitTransactions": _commit_transactions,
     f"{_V1}TabletServerService/MutateTogether": _mutate_together,
+    f"{_V1}TabletServerService/RollForward": _roll_forward,
     f"{_V1}TabletServerService/Read": _read,
     f"{_V1}TabletServerService/Scan": _scan,
     f"{_V1}TabletServerService/ScanCells": _scan_cells,

@@ -69,6 +69,7 @@ _STEPS = {
     methods.MUTATE.path: "mutation",
     methods.COMMIT_TRANSACTIONS.path: "commit in one round",
     methods.MUTATE_TOGETHER.path: "commit of all parts",
+    methods.ROLL_FORWARD.path: "order to roll forward",
     methods.GET_TIMESTAMPS.path: "timestamp",
     methods.READ.path: "read",
     CHECK_AND_MUTATE_ROW.path: "mutation",

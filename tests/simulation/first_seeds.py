@@ -23,6 +23,7 @@ FIRST_SEEDS = {
     "rows that were not answered are taken for loaded": 20,
     "shared reads as of whoever leads": 92,
     "stalled look answered without the store": 13,
+    "tablets roll forward what has lost its lock": 30,
     "timestamp fetched before the cells are held": 16,
     "values are collected before the safe point has seen their end": 6,
 }

@@ -15,10 +15,12 @@ import pytest
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
 from percolator.errors import CellAddress, PercolatorError, Retry
+from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.pushing import Pushing
 from percolator.protocol.rolling import Rolling
+from percolator.protocol.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.kept_cells import KEPT
@@ -29,6 +31,8 @@ from percolator.protocol.write_steps import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
 from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.writing.mutations import CheckedMutation
+from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation.scenario import Kind
@@ -182,6 +186,71 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
     patch.setattr(Attempt, "_prewrite", wrong)
 
 
+def tablets_roll_any_lock_forward(patch: Patch) -> None:
+    """A tablet that was told of one transaction's commit takes all locks that it has for its."""
+    correct = RollingForward._gather
+
+    def wrong(
+        self: RollingForward,
+        order: _Order,
+        first: bytes,
+        stop: bytes | None,
+        found: list[CheckedMutation],
+    ) -> tuple[bytes | None, int]:
+        commit = next(iter(order.fates.values())).commit
+        headers = self._state.mirror.headers.values()
+        all_starts = {header[:START_TIMESTAMP_BYTES] for header in headers}
+        fates = {start: _Fate(start, commit) for start in all_starts}
+        return correct(self, order._replace(fates=fates), first, stop, found)
+
+    patch.setattr(RollingForward, "_gather", wrong)
+
+
+def tablets_roll_forward_what_has_lost_its_lock(patch: Patch) -> None:
+    """Another client was first, and the cell is locked by another transaction by now."""
+    correct = RollingForward._write
+
+    async def wrong(
+        self: RollingForward, order: _Order, found: list[CheckedMutation], weight: int
+    ) -> None:
+        await asyncio.sleep(0.05)  # behind other batches
+        late: list[CheckedMutation] = [
+            (row, column, cell, not_below, [], changes)
+            for row, column, cell, not_below, _, changes in found
+        ]
+        await correct(self, order, late, weight)
+
+    patch.setattr(RollingForward, "_write", wrong)
+
+
+def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
+    """The driver names all parts that it finds, and not those that it has committed."""
+    correct = SharedTransaction._tell_tablets
+
+    async def wrong(self: SharedTransaction, commit: int) -> None:
+        env, job = self._engine.env, self.ticket.job
+        found = await locks_of(env, job, TIMESTAMP_MAX >> 2, env.now() + 1.0)
+        others = (PartKey(one.start_timestamp, one.primary.column) for one in found)
+        self._named = (*self._named, *others)
+        await correct(self, commit)
+
+    patch.setattr(SharedTransaction, "_tell_tablets", wrong)
+
+
+def tablets_are_told_before_the_commit(patch: Patch) -> None:
+    """They take the timestamp that the driver tries, which need not be the one that it gets."""
+    correct = Whole._new_timestamp
+
+    async def wrong(self: Whole, deadline: float) -> int:
+        commit = await correct(self, deadline)
+        commits = {part.start: commit for part in self._parts}
+        for table_id in list(self._env.schemas._by_id):  # type: ignore[attr-defined]
+            await tell_of_commits(self._env, table_id, commits, deadline)
+        return commit
+
+    patch.setattr(Whole, "_new_timestamp", wrong)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (attempts_at_a_task_share_a_part, (), True),
     (named_before_everything_is_locked, (), True),
@@ -194,5 +263,9 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (pushed_once_is_passed_for_good, (), True),
     (locks_are_read_below_their_commit, (), True),
     (kept_cells_are_locked_whatever_was_committed, (), True),
+    (tablets_roll_any_lock_forward, (), True),
+    (tablets_roll_forward_what_has_lost_its_lock, (), True),
+    (tablets_are_told_of_what_was_not_chosen, (), True),
+    (tablets_are_told_before_the_commit, (), True),
 )
 """Each with the strikes that bring it to light, and whether it is caught in seconds."""

@@ -119,6 +119,8 @@ class Attempt:
         )
         self._has_failed = False
         self._is_over = False
+        self.tables: set[int] = set()
+        """Those in which cells were locked."""
         self.cells = 0
         """How many cells were locked."""
         self.kept = 0
@@ -150,6 +152,7 @@ class Attempt:
             self._has_failed = True
             raise
         self.cells += len(locked)
+        self.tables.update({cell.table_id for cell in locked})
         self.kept += sum(write is KEPT for write in locked.values())
 
     async def _lock(

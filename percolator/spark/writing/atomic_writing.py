@@ -36,6 +36,8 @@ from percolator.timestamps import Timestamp
 
 REST = "rest"
 """The driver's own task in a job that overwrites. Other tasks are named by numbers."""
+TOLD_SECONDS = 1.0
+"""How long a committed job waits until its tablets know that."""
 
 
 @dataclass
@@ -138,7 +140,7 @@ async def commit(
         if options.overwrite:
             chosen.append(await _rest(here, options, ticket, receipts, REST))
         try:
-            return await whole.commit(chosen)
+            committed = await whole.commit(chosen)
         except OutcomeUnknown as unknown:
             # Asking settles it. Otherwise the job would fail, and its rows might appear.
             committed = await whole.abort()
@@ -146,7 +148,8 @@ async def commit(
                 raise ConflictError(
                     f"the atomic job was rolled back: {unknown.message}"
                 ) from unknown
-            return committed
+        await whole.told(TOLD_SECONDS)  # this process may end next
+    return committed
 
 
 async def _rest(

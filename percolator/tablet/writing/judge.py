@@ -122,7 +122,8 @@ class Judge:
             if not holds:
                 return self._refused(mutation, index, condition, offender)
         for change in changes:
-            if change[1] == WRITE and change[0] == PUT and self._recent.bound(cell) >= change[2]:
+            # Nothing is above the bound. Where it is the timestamp itself, nothing is above that.
+            if change[1] == WRITE and change[0] == PUT and self._recent.bound(cell) > change[2]:
                 return self._out_of_order(cell, change)
         if self._read_locks.used:
             return self._exclusion.refusal(mutation, self._cursor)

@@ -1,0 +1,86 @@
+"""Having tablets roll the locks of committed transactions forward, many at a time.
+
+A client that rolls a lock forward has read it, and sends all of it back in another form. Where it
+meets many, it tells their tablet of the commit, once, and the tablet does the rest. The driver of a
+shared transaction tells all tablets right after its commit. Nothing depends on it: readers take the
+values from the locks meanwhile, and whoever needs a cell now rolls it forward by itself.
+
+Only a verdict is told, that is, a commit that was seen on the primary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from percolator.errors import SchemaChanged, UsageError
+from percolator.protocol.environment import Environment
+from percolator.protocol.met_lock import MetLock
+from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.routing.cells import RollForward
+
+MANY = 32
+"""From so many locks in one answer on, the tablet is told: there are probably more."""
+
+
+class BulkRolling:
+    """What one client tells tablets about the locks that it meets."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._being_told: set[int] = set()
+        """Tables to one of whose tablets a message is on its way."""
+        self._is_unknown = env.rolls_forward is None
+        """Not all servers know such messages."""
+
+    def leave(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
+        """Tells tablets of these locks, where there are many of committed transactions. Returns
+        those that are left to the caller."""
+        if self._is_unknown or len(met) < MANY:
+            return met
+        by_table: defaultdict[int, list[MetLock]] = defaultdict(list)
+        for one in met:
+            by_table[one.address.table_id].append(one)
+        left: list[MetLock] = []
+        for table_id, locks in by_table.items():
+            if len(locks) < MANY:
+                left += locks
+            elif table_id not in self._being_told:
+                self._being_told.add(table_id)
+                self._env.background.start(self._tell(table_id, locks))
+        return left
+
+    async def _tell(self, table_id: int, met: Sequence[MetLock]) -> None:
+        env = self._env
+        starts = {one.lock.start_timestamp for one in met}
+        verdicts = {start: env.verdicts.get(start) for start in starts}
+        commits = {start: at for start, at in verdicts.items() if at and at != ROLLED_BACK}
+        row = min(one.address.row for one in met)
+        deadline = env.now() + env.limits.background_seconds
+        try:
+            await tell_of_commits(env, table_id, commits, deadline, row)
+        except UsageError:
+            self._is_unknown = True
+        finally:
+            self._being_told.discard(table_id)
+
+
+async def tell_of_commits(
+    env: Environment,
+    table_id: int,
+    commits: Mapping[int, int],
+    deadline: float,
+    row: bytes | None = None,
+) -> None:
+    """Tells the tablet of this row, or all tablets of the table, which transactions have committed,
+    and when. Raises `UsageError` where a server does not know such messages."""
+    if env.rolls_forward is None or not commits:
+        return
+    schema = await env.schema(table_id, deadline)
+    order = RollForward(table_id, commits, schema.version, schema.observers, row)
+    try:
+        await env.rolls_forward.roll_forward(order, deadline)
+    except SchemaChanged:
+        schema = await env.schemas.refresh(table_id, deadline)
+        order = order._replace(schema_version=schema.version, observers=schema.observers)
+        await env.rolls_forward.roll_forward(order, deadline)

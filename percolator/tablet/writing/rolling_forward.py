@@ -1,0 +1,238 @@
+"""Rolls all locks of committed transactions forward, in the background, once a client says so.
+
+A job of a million rows leaves as many locks. A client that rolls one forward sends a message's
+worth of fields for it; the tablet has everything at hand but the commit timestamp. What each rule
+prevents:
+
+* Each lock becomes the step that a client would send (`commit_secondary` of
+  `percolator/protocol/steps.py`), and goes through the same queue and judge. So it does not matter
+  who comes first, and every rule about commits holds here, too. Only the question for the commit
+  itself is left out: a client asks it to learn that others were first, and a cell is never locked
+  by a transaction whose commit it has.
+* The value is that of the lock in the store, of the transaction that the caller has named. While
+  the step waits for its batch, the lock can only go; then the step is refused.
+* The caller has seen the commit on the primary: a tablet takes its word, as it does for each step.
+* The observers are those of the caller's schema. When the tablet gets another version, the rest is
+  left, and its locks wait for a caller that knows better.
+* Nothing is stored about an order. A tablet that is closed forgets it, and those who meet the locks
+  that stay deal with them, as always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    LOCK_HEADER_BYTES,
+    LOCK_KIND_OFFSET,
+    START_TIMESTAMP_BYTES,
+    timestamp_bytes,
+    value_offset,
+)
+from percolator.tablet import keys
+from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder, L
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.commit_work import CommitWork
+from percolator.tablet.writing.group_commit import GroupCommit
+from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
+from percolator.tablet.writing.mutations import (
+    DELETE,
+    MUTATION_BYTES,
+    PRESENT,
+    PUT,
+    CheckedChange,
+    CheckedCondition,
+    CheckedMutation,
+)
+from percolator.tasks import Tasks
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import SPACE_LOCK
+from percolator.wire.status import from_detail
+
+ORDERS_MAX = 64
+"""Further ones are forgotten."""
+TRANSACTIONS_MAX = 10_000
+"""In one order: more than the parts of a shared transaction."""
+COLUMNS_MAX = 1_024
+"""Decoded columns that are remembered."""
+BATCH_SECONDS = 60.0
+"""How long one batch of locks may wait for its turn."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Fate:
+    """What becomes of the locks of one transaction."""
+
+    __slots__ = ("commit", "conditions", "shared")
+
+    def __init__(self, start: bytes, commit: int) -> None:
+        self.commit = commit
+        self.conditions: list[CheckedCondition] = [(SPACE_LOCK, PRESENT, 0, 0, start, b"", b"")]
+        self.shared: bytes | None = None
+        """What its locks have between their headers and their values, as the last one had it."""
+
+    def value(self, lock: bytes) -> bytes:
+        """The value in one of its locks."""
+        shared = self.shared
+        if shared is None or not lock.startswith(shared, LOCK_HEADER_BYTES):
+            shared = self.shared = lock[LOCK_HEADER_BYTES : value_offset(lock)]
+        return lock[LOCK_HEADER_BYTES + len(shared) :]
+
+
+class _Columns(dict[bytes, bytes]):
+    """Decodes the components of columns, as `keys.ColumnEncoder` encodes them."""
+
+    def __missing__(self, encoded: bytes) -> bytes:
+        if len(self) >= COLUMNS_MAX:
+            self.clear()
+        column = self[encoded] = keys.unescaped(encoded[:-2])
+        return column
+
+
+class _Order(NamedTuple):
+    """The transactions that one caller has named."""
+
+    fates: Mapping[bytes, _Fate]
+    """By the beginning of their locks, the start timestamp."""
+    observed: Mapping[bytes, tuple[bytes, ...]]
+    schema_version: int
+    row: bytes
+
+
+class RollingForward:
+    """The orders of one tablet: carried out one after the other."""
+
+    def __init__(self, state: TabletState, commit: GroupCommit, columns: ColumnEncoder) -> None:
+        self._state = state
+        self._commit = commit
+        self._cells = ListedCells(state, columns)
+        self._columns = _Columns()
+        self._orders: deque[_Order] = deque()
+        """The first one is being carried out."""
+        self._tasks = Tasks()
+
+    def take(self, request: pb.RollForwardRequest) -> None:
+        """Takes an order. Raises `InvalidArgument`, `UnheardTimestamp`, `TabletMoved` and
+        `SchemaChanged`."""
+        self._state.require_target(request.target)
+        order = self._checked(request)
+        known = [start for one in self._orders for start in one.fates]
+        fates = {start: fate for start, fate in order.fates.items() if start not in known}
+        if not fates or len(self._orders) >= ORDERS_MAX:
+            return
+        self._orders.append(order._replace(fates=fates))
+        if len(self._orders) == 1:
+            self._tasks.start(self._run())
+
+    async def close(self) -> None:
+        """Forgets what is left."""
+        await self._tasks.cancel()
+
+    def _checked(self, request: pb.RollForwardRequest) -> _Order:
+        starts, commits = list(request.start_timestamps), list(request.commit_timestamps)
+        if not starts or len(starts) > TRANSACTIONS_MAX:
+            reason = f"expected 1 to {TRANSACTIONS_MAX}, found {len(starts)}"
+            raise InvalidArgument("start_timestamps", reason)
+        if len(starts) != len(commits):
+            raise InvalidArgument("commit_timestamps", f"{len(commits)} for {len(starts)} starts")
+        fates: dict[bytes, _Fate] = {}
+        for at, (start, commit) in enumerate(zip(starts, commits, strict=True)):
+            if not 0 < start < commit:
+                refuse_listed("commit_timestamps", at, f"{commit} is not above {start}")
+            self._state.guard.admit(commit, "commit_timestamps[%d]", at)
+            own = timestamp_bytes(start)
+            fates[own] = _Fate(own, commit)
+        observed = self._cells.observed("observed", request.observed)
+        return _Order(fates, observed, request.target.schema_version, request.row)
+
+    async def _run(self) -> None:
+        while self._orders:
+            try:
+                await self._roll(self._orders[0])
+            except PercolatorError as error:
+                _log.info("%s leaves the rest of its locks: %s", self._state.identity, error)
+            except self._state.storage.failures as error:
+                _log.warning("%s", self._state.unreadable(error))
+            finally:
+                self._orders.popleft()
+
+    async def _roll(self, order: _Order) -> None:
+        identity = self._state.identity
+        first, stop = keys.cell_bounds(identity.start, identity.end)
+        # The caller is on its way through the rows, mostly upwards: the next ones are first.
+        begin = max(first, keys.component(order.row))
+        await self._roll_between(order, begin, stop)
+        await self._roll_between(order, first, begin if stop is None else min(begin, stop))
+
+    async def _roll_between(self, order: _Order, first: bytes, stop: bytes | None) -> None:
+        limits = self._state.limits
+        at: bytes | None = first
+        while at is not None:
+            found: list[CheckedMutation] = []
+            weight = 0
+            while at is not None and len(found) < limits.commit_mutations_max:
+                self._state.require_open()
+                at, more = self._gather(order, at, stop, found)
+                weight += more
+                await asyncio.sleep(0)
+                if weight > limits.commit_bytes_max // 2:
+                    break
+            if found:
+                await self._write(order, found, weight)
+
+    def _gather(
+        self, order: _Order, first: bytes, stop: bytes | None, found: list[CheckedMutation]
+    ) -> tuple[bytes | None, int]:
+        """Looks at some locks, and adds their steps to `found`. Returns where to go on, or None at
+        the end, and about how many bytes the steps hold."""
+        fates, observed, columns = order.fates, order.observed, self._columns
+        get = self._state.storage.get
+        most = self._state.limits.slice_rows
+        weight = looked_at = 0
+        cell = b""
+        for cell, header in islice(self._state.mirror.between(first, stop), most):
+            looked_at += 1
+            start = header[:START_TIMESTAMP_BYTES]
+            fate = fates.get(start)
+            if fate is None:
+                continue
+            lock = get(L + cell)
+            if lock is None or not lock.startswith(start):
+                continue
+            kind = lock[LOCK_KIND_OFFSET : LOCK_KIND_OFFSET + 1]
+            record = start + kind + fate.value(lock)
+            row, behind_row = keys.split_component(cell, 0)
+            column = columns[cell[behind_row:]]
+            changes: list[CheckedChange] = [
+                (DELETE, LOCK, 0, b"", b""),
+                (PUT, WRITE, fate.commit, record, b""),
+            ]
+            if column in observed and kind[0] != KIND_LOCK_ONLY:
+                changes += [(PUT, NOTIFY, fate.commit, b"", name) for name in observed[column]]
+            found.append((row, column, cell, 0, fate.conditions, changes))
+            weight += len(row) + len(record) + MUTATION_BYTES
+        return (cell + b"\0" if looked_at == most else None), weight
+
+    async def _write(self, order: _Order, found: list[CheckedMutation], weight: int) -> None:
+        """Returns once the batch is durable. Raises if it is not known to be."""
+        clock, limits = self._state.clock, self._state.limits
+        deadline = clock.monotonic_seconds() + BATCH_SECONDS
+        work = CommitWork(found, weight, order.schema_version, deadline)
+        while True:
+            try:
+                self._commit.execute(work)
+                break
+            except Overloaded:  # clients come first
+                await clock.sleep(limits.overload_retry_seconds)
+                self._state.require_open()
+        for result in await work.done:
+            if result.outcome in (pb.OUTCOME_NOT_EXECUTED, pb.OUTCOME_UNKNOWN):
+                raise from_detail(result.error)

@@ -1,0 +1,244 @@
+"""A tablet rolls the locks of committed transactions forward by itself, once it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from percolator.errors import CellAddress, InvalidArgument, SchemaChanged, TabletMoved
+from percolator.formats.records import LockRecord, RecordKind, value_offset
+from percolator.tablet.tablet import TabletIdentity
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.unit.tablet.change_feeds import Change, changes
+from tests.unit.tablet.tablets import (
+    COLUMN,
+    DATA,
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    TARGET,
+    WRITE,
+    Rig,
+    lock_record,
+    mutation,
+    outcomes,
+    prewrite,
+    put,
+    roll_back,
+    started,
+    write_record,
+)
+
+START, COMMIT, LATER = 10, 20, 30
+OBSERVED = pb.ObservedColumn(column=COLUMN, observers=[b"index"])
+
+
+async def _told(
+    rig: Rig,
+    commits: dict[int, int] | None = None,
+    *,
+    target: pb.TabletTarget = TARGET,
+    **fields: Any,
+) -> None:
+    commits = {START: COMMIT} if commits is None else commits
+    await rig.tablet.roll_forward(
+        pb.RollForwardRequest(
+            target=target,
+            start_timestamps=commits.keys(),
+            commit_timestamps=commits.values(),
+            **fields,
+        )
+    )
+
+
+async def _done(rig: Rig) -> None:
+    """Waits until the tablet has done what it was told."""
+    await asyncio.gather(*rig.tablet._rolling._tasks._tasks)
+
+
+def _rows(count: int) -> list[bytes]:
+    return [b"row%04d" % number for number in range(count)]
+
+
+async def _locked(rig: Rig) -> list[bytes]:
+    return [cell.row for cell in await rig.cells(LOCK)]
+
+
+async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_written() -> None:
+    rig = await Rig().open()
+    primary = CellAddress(9, b"job", b"part" * 20)
+    with_session = lock_record(START, b"d", session=b"s" * 16)
+    await rig.apply(
+        prewrite(b"a", START, b"new", primary=primary),
+        prewrite(b"b", START, kind=RecordKind.DELETE, primary=primary),
+        prewrite(b"c", START, kind=RecordKind.LOCK_ONLY, primary=primary),
+        mutation(b"d", put(LOCK, with_session)),
+        mutation(
+            b"e", put(LOCK, lock_record(START, kind=RecordKind.PUT_IN_DATA)), put(DATA, b"e", START)
+        ),
+    )
+    await _told(rig)
+    await _done(rig)
+    assert await _locked(rig) == []
+    stored = {cell.row: (cell.timestamp, cell.value) for cell in await rig.cells(WRITE)}
+    below = (0).to_bytes(8, "big")  # what the tablet adds to a lock-only record: nothing is there
+    assert stored == {
+        b"a": (COMMIT, write_record(START, b"new")),
+        b"b": (COMMIT, write_record(START, kind=RecordKind.DELETE)),
+        b"c": (COMMIT, write_record(START, kind=RecordKind.LOCK_ONLY) + below),
+        b"d": (COMMIT, write_record(START, b"d")),
+        b"e": (COMMIT, write_record(START, kind=RecordKind.PUT_IN_DATA)),
+    }
+    assert await rig.value(b"a", LATER) == b"new"
+    assert await rig.value(b"e", LATER) == b"e"
+
+
+async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commit() -> None:
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", 10, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", 12, b"3"))
+    await _told(rig, {10: 20, 12: 25})
+    await _done(rig)
+    assert await _locked(rig) == [b"b"]
+    stored = {cell.row: cell.timestamp for cell in await rig.cells(WRITE)}
+    assert stored == {b"a": 20, b"c": 25}
+
+
+async def test_many_locks_go_in_synced_batches() -> None:
+    rig = await Rig(slice_rows=4, commit_mutations_max=8).open()
+    await rig.apply(*(prewrite(row, START, row) for row in _rows(50)))
+    writes = rig.disk.writes  # type: ignore[attr-defined]
+    await _told(rig)
+    await _done(rig)
+    assert await _locked(rig) == []
+    assert [cell.row for cell in await rig.cells(WRITE)] == _rows(50)
+    assert rig.disk.writes - writes == 7  # type: ignore[attr-defined]
+
+
+async def test_it_begins_where_the_caller_is_and_comes_to_the_other_rows_at_the_end() -> None:
+    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
+    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    await _told(rig, row=_rows(12)[8])
+    await asyncio.sleep(1.5)  # one batch
+    assert await _locked(rig) == _rows(12)[:8]
+    await _done(rig)
+    assert await _locked(rig) == []
+
+
+async def test_rows_outside_of_the_tablet_are_no_place_to_begin() -> None:
+    for row in (b"", b"a", b"row0002", b"z"):
+        identity = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"m", end=b"s")
+        rig = await Rig(identity=identity).open()
+        await rig.apply(*(prewrite(row, START) for row in _rows(4)))
+        await _told(rig, row=row)
+        await _done(rig)
+        assert await _locked(rig) == []
+
+
+async def test_observers_are_notified_of_changes_and_of_nothing_else() -> None:
+    rig = await Rig().open()
+    await rig.apply(
+        prewrite(b"a", START, b"new"),
+        prewrite(b"b", START, kind=RecordKind.LOCK_ONLY),
+        mutation(b"c", put(LOCK, lock_record(START)), column=b"other"),
+    )
+    await _told(rig, observed=[OBSERVED])
+    await _done(rig)
+    notified = [(cell.row, cell.timestamp, cell.qualifier) for cell in await rig.cells(NOTIFY)]
+    assert notified == [(b"a", COMMIT, b"index")]
+
+
+async def test_the_change_feed_has_the_commits() -> None:
+    rig = await Rig(change_feed=True).open()
+    await rig.apply(prewrite(b"a", START, b"new"), prewrite(b"b", START, kind=RecordKind.DELETE))
+    await _told(rig)
+    await _done(rig)
+    answer = await changes(rig, START, LATER)
+    assert answer.changes == [
+        Change(COMMIT, b"a", COLUMN, b"new"),
+        Change(COMMIT, b"b", COLUMN, None),
+    ]
+
+
+async def test_a_lock_that_goes_meanwhile_is_not_committed() -> None:
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", START), prewrite(b"b", START))
+    # The tablet has looked at the locks, and its steps wait behind this batch.
+    before = started(rig, roll_back(b"a", START))
+    await asyncio.sleep(0.5)
+    await _told(rig)
+    await asyncio.sleep(0.1)
+    assert await outcomes(before)
+    await _done(rig)
+    assert [cell.row for cell in await rig.cells(ROLLBACK)] == [b"a"]
+    assert [cell.row for cell in await rig.cells(WRITE)] == [b"b"]
+
+
+async def test_under_another_schema_the_rest_is_left() -> None:
+    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
+    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    await _told(rig)
+    await asyncio.sleep(0.5)  # in the middle of the first batch
+    await rig.tablet.set_schema_version(4)
+    await _done(rig)
+    assert len(rig.tablet._state.mirror) == 8
+    with pytest.raises(SchemaChanged):
+        await _told(rig)
+    await _told(rig, target=_version(4))
+    await _done(rig)
+    assert len(rig.tablet._state.mirror) == 0
+
+
+def _version(version: int) -> pb.TabletTarget:
+    return pb.TabletTarget(tablet_id=1, epoch=2, schema_version=version)
+
+
+async def test_a_second_order_for_the_same_transaction_adds_nothing() -> None:
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", START), prewrite(b"b", 11))
+    await _told(rig)
+    await _told(rig)
+    await _told(rig, {START: COMMIT, 11: 21})
+    assert [len(one.fates) for one in rig.tablet._rolling._orders] == [1, 1]
+    await _done(rig)
+    assert await _locked(rig) == []
+
+
+async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -> None:
+    disk = DurableMemory()
+    rig = await Rig(storage=MemoryStorage(disk), slice_rows=4, commit_mutations_max=4).open()
+    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    await _told(rig)
+    await rig.tablet.close()
+    later = await Rig(storage=MemoryStorage(disk)).open()
+    assert await _locked(later)
+    await _told(later)
+    await _done(later)
+    assert await _locked(later) == []
+
+
+async def test_what_makes_no_sense_is_refused() -> None:
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", START))
+    for commits in ({}, {START: START}, {0: COMMIT}, {START: 1 << 63}):
+        with pytest.raises(InvalidArgument):
+            await _told(rig, commits)
+    with pytest.raises(InvalidArgument):
+        await rig.tablet.roll_forward(
+            pb.RollForwardRequest(target=TARGET, start_timestamps=[1, 2], commit_timestamps=[3])
+        )
+    nobody = pb.ObservedColumn(column=COLUMN, observers=[b""])
+    with pytest.raises(InvalidArgument):
+        await _told(rig, observed=[nobody])
+    with pytest.raises(TabletMoved):
+        await _told(rig, target=pb.TabletTarget(tablet_id=1, epoch=1, schema_version=3))
+    assert await _locked(rig) == [b"a"]
+
+
+def test_where_a_value_begins() -> None:
+    for session in (b"", b"s" * 16):
+        for primary in (CellAddress(1, b"", b""), CellAddress(2, b"r" * 300, b"c" * 300)):
+            lock = LockRecord(1, 2, 3, RecordKind.PUT, session, primary, b"value").encode()
+            assert lock[value_offset(lock) :] == b"value"
