@@ -13,7 +13,7 @@ is added later will get a commit timestamp above every timestamp issued so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from percolator.formats.records import LOCK_HEADER_BYTES
 from percolator.tablet.memory.ordered_keys import OrderedKeys
@@ -34,6 +34,15 @@ class LockMirror:
         if cell not in self.headers:
             self._order.add(cell)
         self.headers[cell] = record[:LOCK_HEADER_BYTES]
+
+    def put_all(self, locks: Iterable[tuple[bytes, bytes]]) -> None:
+        """Puts the locks of a batch: cells, each at most once, and records."""
+        headers, added = self.headers, []
+        for cell, record in locks:
+            if cell not in headers:
+                added.append(cell)
+            headers[cell] = record[:LOCK_HEADER_BYTES]
+        self._order.add_all(added)
 
     def remove(self, cell: bytes) -> None:
         if self.headers.pop(cell, None) is not None:

@@ -7,7 +7,7 @@ removed before that has cost only two set operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sortedcontainers import SortedList
 
@@ -28,6 +28,12 @@ class OrderedKeys:
     def add(self, key: bytes) -> None:
         """The key must not be in the set. Callers know that; checking it would cost a search."""
         self._unsorted.add(key)
+        if len(self._unsorted) > UNSORTED_MAX:
+            self._sort()
+
+    def add_all(self, keys: Sequence[bytes]) -> None:
+        """As `add`, for distinct keys."""
+        self._unsorted.update(keys)
         if len(self._unsorted) > UNSORTED_MAX:
             self._sort()
 

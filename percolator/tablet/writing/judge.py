@@ -11,7 +11,7 @@ the record is newer than the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -57,6 +57,7 @@ from percolator.tablet.writing.mutations import (
     CheckedChange,
     CheckedCondition,
     CheckedMutation,
+    PrewriteConditions,
 )
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Cursor, Storage
@@ -93,8 +94,11 @@ class Judge:
     def refusal(self, mutation: CheckedMutation) -> pb.MutationResult | None:
         """Why the mutation must not be applied: a condition fails, or a stored record would become
         false. None if it may be applied."""
-        cell, conditions, changes = mutation[2], mutation[4], mutation[5]
+        cell, changes = mutation[2], mutation[5]
+        conditions: Sequence[CheckedCondition] = mutation[4]
         bound: int | None = None
+        if type(conditions) is PrewriteConditions and self._all_hold(cell, conditions.start):
+            conditions = ()
         for index, condition in enumerate(conditions):
             space, expectation, from_, _, prefix, _, _ = condition
             if space == LOCK and expectation == PRESENT:
@@ -128,6 +132,13 @@ class Judge:
         if self._read_locks.used:
             return self._exclusion.refusal(mutation, self._cursor)
         return None
+
+    def _all_hold(self, cell: bytes, start: int) -> bool:
+        """Whether memory alone says that all conditions of a prewrite hold."""
+        recent = self._recent
+        if cell in self._headers or start <= recent.newest_marker:
+            return False
+        return recent.bound(cell) < start
 
     def last_change(self, cell: bytes, timestamp: int) -> int | None:
         """The newest put or deletion of the cell below the timestamp, or 0 if there is none; None

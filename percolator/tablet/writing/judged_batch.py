@@ -133,8 +133,7 @@ class JudgedBatch:
             state.read_locks.noted = state.read_locks.noted or self._notes_read_locks
         for cell in self._locks_removed:
             mirror.remove(cell)
-        for cell, record in self._locks_put:
-            mirror.put(cell, record)
+        mirror.put_all(self._locks_put)
         for key in self._notifications_removed:
             index.remove(key)
         for key in self.notifications:

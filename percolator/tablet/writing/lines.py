@@ -66,8 +66,9 @@ class Lines:
     def are_open(self, cells: Iterable[bytes], read_locked: Sequence[bytes] = ()) -> bool:
         """Whether these cells are free, and nothing waits for them; the latter for reading."""
         holders, touched, lines = self._held.holders, self.touched, self._lines
-        if any(cell in holders or cell in touched or cell in lines for cell in cells):
-            return False
+        for cell in cells:  # called for each mutation: a generator would double its price
+            if cell in holders or cell in touched or cell in lines:
+                return False
         if not (self._read_held or self.read_locked or read_locked):
             return True
         if any(self._is_read_locked(cell) for cell in cells):

@@ -125,7 +125,7 @@ class MutationQueue:
         judged."""
         state, lines, judge = self._state, self._lines, self._conditions
         _, safe_point, collected = state.safe_points
-        fences = state.load_fences
+        fences = state.load_fences or None
         mutations, results, judged = work.mutations, work.results, work.judged
         judged_before = len(judged)
         for index in part:
@@ -137,7 +137,7 @@ class MutationQueue:
                     lines.join((work, index), (cell,), self._called, locked)
                     continue
             judged.append(index)
-            fence = fences.over(mutation[0]) if fences else None
+            fence = None if fences is None else fences.over(mutation[0])
             if fence is not None:
                 results[index] = not_executed(closed(fence))
                 continue
