@@ -1,23 +1,31 @@
-"""The network over which Bigtable is called: bare gRPC, without a client library of Google's.
+"""The network over which Bigtable is called: bare calls, without a client library of Google's.
 
-Their client takes four times the CPU of a call, and wants a protobuf runtime of its own. This adds
+Their client takes many times the CPU of a call, and wants a protobuf runtime of its own. This adds
 what they would: TLS and tokens, the header by which calls are routed, and enough connections.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
 from urllib.parse import quote
+from urllib.request import getproxies_environment, proxy_bypass
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from percolator import errors
-from percolator.bigtable.lanes import Lane, Lanes, Procedure
+from percolator.bigtable.grpc_lane import GrpcLane
+from percolator.bigtable.http2.dialling import secure
+from percolator.bigtable.http2.headers import Metadata
+from percolator.bigtable.http2.lane import HttpLane
+from percolator.bigtable.http2.status import CallFailed, Code
+from percolator.bigtable.lanes import Lane, Lanes
 from percolator.bigtable.meanings import meaning
-from percolator.bigtable.tokens import Metadata, Tokens
+from percolator.bigtable.tokens import Tokens
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -27,21 +35,13 @@ from percolator.world import (
     UnaryMethod,
 )
 
-_MESSAGE_BYTES_MAX = 256 * 1024 * 1024
-"""The most that one row may have."""
-_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # Channels to one address share their connection otherwise.
-    ("grpc.use_local_subchannel_pool", 1),
-    # Retries are decided where it is known whether they are safe: in the protocol, not here.
-    ("grpc.enable_retries", 0),
-]
+_log = logging.getLogger("percolator.bigtable")
+
 _ROUTED_BY = ("table_name", "parent", "name", "resource")
 _ROUTES_MAX = 1_024
 _NO_METADATA: Metadata = ()
+_PROXIES = ("grpc", "https", "http")
+"""The kinds of proxies that gRPC uses for all calls, as variables name them: `https_proxy`."""
 
 _Route = Callable[[Message], Metadata]
 
@@ -49,65 +49,73 @@ _Route = Callable[[Message], Metadata]
 class BigtableNetwork:
     """A `percolator.world.Network` to the service, or to an emulator. Belongs to one event loop."""
 
-    def __init__(self, tokens: Tokens | None = None, roots: bytes | None = None) -> None:
+    def __init__(
+        self, tokens: Tokens | None = None, roots: bytes | None = None, *, by_grpc: bool = False
+    ) -> None:
         """Without tokens, calls go in plain text, as emulators want them. `roots` are the
-        authorities that may vouch for the service; by default, those that gRPC trusts."""
+        authorities that may vouch for the service; by default, those of the machine. `by_grpc`
+        makes all calls through gRPC's own client."""
         self._tokens = tokens
-        self._tls = None if tokens is None else grpc.ssl_channel_credentials(roots)
+        self._roots = roots
+        self._by_grpc = by_grpc
+        self._tls: ssl.SSLContext | None = None
         self._lanes: dict[str, Lanes] = {}
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
-        lanes, route = self._lanes_to(address), _route(method.request)
+        lanes, route, path = self._lanes_to(address), _route(method.request), method.path
+        decode = method.response.FromString
 
         async def call(request: RequestT, timeout: float, *, again: bool = True) -> ResponseT:
-            identity = _NO_METADATA if self._tokens is None else await self._identity(timeout)
+            identity = _NO_METADATA
+            if self._tokens is not None:
+                identity = self._tokens.current() or await self._tokens.metadata(timeout)
             lane = lanes.lane()
-            invoke = lane.procedures.get(method.path) or _unary(lane, method)
             lane.in_flight += 1
             try:
-                response: ResponseT | None = await invoke(
-                    request, timeout=timeout, metadata=route(request) + identity
-                )
-            except grpc.aio.AioRpcError as error:
-                if again and self._may_be_repeated(error, identity):
-                    return await call(request, timeout, again=False)
-                raise meaning(error, _where(method.path, request)) from None
-            except asyncio.CancelledError:
-                raise _cut_off(_where(method.path, request)) from None
+                encoded = request.SerializeToString()
+                return decode(await lane.unary(path, encoded, timeout, route(request) + identity))
+            except CallFailed as failed:
+                if not again or not self._may_be_repeated(failed, identity):
+                    raise meaning(failed, _where(path, request)) from None
+            except DecodeError:
+                raise _not_understood(path) from None
             finally:
                 lane.in_flight -= 1
-            return _understood(response, method.path)
+            return await call(request, timeout, again=False)
 
         return call
 
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
-        lanes, route = self._lanes_to(address), _route(method.request)
+        lanes, route, path = self._lanes_to(address), _route(method.request), method.path
+        decode = method.response.FromString
 
         async def call(
             request: RequestT, timeout: float, *, again: bool = True
         ) -> AsyncIterator[ResponseT]:
-            identity = await self._identity(timeout)
+            identity = _NO_METADATA
+            if self._tokens is not None:
+                identity = self._tokens.current() or await self._tokens.metadata(timeout)
             lane = lanes.lane()
-            invoke = lane.procedures.get(method.path) or _stream(lane, method)
-            streaming = invoke(request, timeout=timeout, metadata=route(request) + identity)
             lane.in_flight += 1
             try:
-                async for response in streaming:
-                    yield _understood(response, method.path)
-            except grpc.aio.AioRpcError as error:
-                if not again or not self._may_be_repeated(error, identity):
-                    raise meaning(error, _where(method.path, request)) from None
-            except asyncio.CancelledError:
-                raise _cut_off(_where(method.path, request)) from None
+                encoded = request.SerializeToString()
+                messages = lane.stream(path, encoded, timeout, route(request) + identity)
+                async with aclosing(messages):
+                    async for message in messages:
+                        yield decode(message)
+            except CallFailed as failed:
+                if not again or not self._may_be_repeated(failed, identity):
+                    raise meaning(failed, _where(path, request)) from None
+            except DecodeError:
+                raise _not_understood(path) from None
             else:
                 return
             finally:
                 lane.in_flight -= 1
-                streaming.cancel()
             # Refused before its first message, and by now there is another token.
             async for response in call(request, timeout, again=False):
                 yield response
@@ -121,14 +129,9 @@ class BigtableNetwork:
         if self._tokens is not None:
             await self._tokens.close()
 
-    async def _identity(self, timeout: float) -> Metadata:
-        if self._tokens is None:
-            return _NO_METADATA
-        return self._tokens.current() or await self._tokens.metadata(timeout)
-
-    def _may_be_repeated(self, error: grpc.aio.AioRpcError, identity: Metadata) -> bool:
+    def _may_be_repeated(self, failed: CallFailed, identity: Metadata) -> bool:
         """Whether another token may help: the service has not executed what it did not admit."""
-        if self._tokens is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+        if self._tokens is None or failed.code is not Code.UNAUTHENTICATED:
             return False
         self._tokens.refused(identity)
         return True
@@ -136,33 +139,30 @@ class BigtableNetwork:
     def _lanes_to(self, address: str) -> Lanes:
         lanes = self._lanes.get(address)
         if lanes is None:
-            lanes = self._lanes[address] = Lanes(partial(self._open, address))
+            lanes = self._lanes[address] = Lanes(self._opening(address))
         return lanes
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        if self._tls is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        return grpc.aio.secure_channel(address, self._tls, options=_OPTIONS)
+    def _opening(self, address: str) -> Callable[[], Lane]:
+        """What opens connections there."""
+        is_proxied = _is_proxied(address)
+        if is_proxied and not self._by_grpc:
+            _log.info("calls of %s go through a proxy, and so through gRPC's own client", address)
+        if is_proxied or self._by_grpc:
+            credentials = None
+            if self._tokens is not None:
+                credentials = grpc.ssl_channel_credentials(self._roots)
+            return partial(GrpcLane, address, credentials)
+        if self._tokens is not None and self._tls is None:
+            self._tls = secure(self._roots)
+        return partial(HttpLane, address, self._tls)
 
 
-def _unary(lane: Lane, method: UnaryMethod[RequestT, ResponseT]) -> Procedure:
-    invoke: Procedure = lane.channel.unary_unary(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-    lane.procedures[method.path] = invoke
-    return invoke
-
-
-def _stream(lane: Lane, method: StreamMethod[RequestT, ResponseT]) -> Procedure:
-    invoke: Procedure = lane.channel.unary_stream(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-    lane.procedures[method.path] = invoke
-    return invoke
+def _is_proxied(address: str) -> bool:
+    """Whether the environment says that the address is reached through a proxy."""
+    proxies = getproxies_environment()
+    if not any(kind in proxies for kind in _PROXIES):
+        return False
+    return not proxy_bypass(address)
 
 
 def _route(request: type[Message]) -> _Route:
@@ -194,17 +194,5 @@ def _where(path: str, request: Message) -> str:
     return f"{path} of {getattr(request, named)}"
 
 
-def _cut_off(where: str) -> BaseException:
-    """gRPC cancels the calls of a channel that is closed, as their callers' tasks would. A task
-    that was never cancelled must not end silently."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        return asyncio.CancelledError()
-    return errors.Unavailable("the connection was closed", where=where)
-
-
-def _understood(response: ResponseT | None, where: str) -> ResponseT:
-    """The response. gRPC gives None if it could not decode it."""
-    if response is None:
-        raise errors.ExecutionUnknown("the response is not a message of its type", where=where)
-    return response
+def _not_understood(where: str) -> errors.PercolatorError:
+    return errors.ExecutionUnknown("the response is not a message of its type", where=where)

@@ -6,38 +6,44 @@ unseen. So the next connection is opened when the ones before are full.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
 
-import grpc
-
+from percolator.bigtable.http2.headers import Metadata
 from percolator.errors import UsageError
 
 STREAMS_MAX = 90
 """Calls in flight on one connection; the service permits a hundred."""
 LANES_MAX = 10
 
-Procedure = Callable[..., Any]
-"""Calls a method over a connection: what gRPC calls a multi-callable."""
 
+class Lane(Protocol):
+    """One connection at a time, by whatever client. Calls raise `CallFailed`."""
 
-class Lane:
-    """One connection, its calls in flight, and its procedures."""
+    in_flight: int
+    """Counted by whoever makes the calls."""
 
-    __slots__ = ("channel", "in_flight", "procedures")
+    @property
+    def calls_max(self) -> int:
+        """How many calls the server takes on it, if that is known."""
+        ...
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.in_flight = 0
-        self.procedures: dict[str, Procedure] = {}
-        """By the path of the method."""
+    async def unary(
+        self, path: str, request: bytes, timeout: float, metadata: Metadata
+    ) -> bytes: ...
+
+    def stream(
+        self, path: str, request: bytes, timeout: float, metadata: Metadata
+    ) -> AsyncGenerator[bytes, None]: ...
+
+    async def close(self) -> None: ...
 
 
 class Lanes:
     """All connections to an address."""
 
-    def __init__(self, open_channel: Callable[[], grpc.aio.Channel]) -> None:
-        self._open_channel = open_channel
+    def __init__(self, open_lane: Callable[[], Lane]) -> None:
+        self._open_lane = open_lane
         self._lanes: list[Lane] = []
         self._is_closed = False
 
@@ -46,10 +52,10 @@ class Lanes:
         if self._is_closed:
             raise UsageError("the network of this client is closed")
         for lane in self._lanes:
-            if lane.in_flight < STREAMS_MAX:
+            if lane.in_flight < STREAMS_MAX and lane.in_flight < lane.calls_max:
                 return lane
         if len(self._lanes) < LANES_MAX:
-            self._lanes.append(Lane(self._open_channel()))
+            self._lanes.append(self._open_lane())
             return self._lanes[-1]
         return min(self._lanes, key=lambda lane: lane.in_flight)
 
@@ -57,4 +63,4 @@ class Lanes:
         self._is_closed = True
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
-            await lane.channel.close()
+            await lane.close()

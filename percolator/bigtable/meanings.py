@@ -12,8 +12,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from percolator import errors
+from percolator.bigtable.http2.status import CallFailed
 
-_DETAILS_TRAILER = "grpc-status-details-bin"
 _THROTTLED_SECONDS = 0.1
 """The pause after a refusal that names none."""
 _NOT_TRANSACTIONAL = "single-row transactions"
@@ -33,16 +33,16 @@ ONE_CLUSTER = (
 """What to do about an app profile that cannot be used."""
 
 
-def meaning(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
-    """The error. `where` is the path of the method, and what it was called for."""
-    code, said = error.code(), (error.details() or error.code().name).rstrip(".")
+def meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
+    """What it means. `where` is the path of the method, and what it was called for."""
+    code, said = failed.code, (failed.message or failed.code.name).rstrip(".")
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return errors.Unavailable(said, where=where)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return _exhausted(error, said, where)
+            return _exhausted(failed, said, where)
         case grpc.StatusCode.NOT_FOUND:
             return _not_found(said, where)
         case grpc.StatusCode.UNAUTHENTICATED:
@@ -70,8 +70,8 @@ def meaning(error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
             return errors.ExecutionUnknown(f"{code.name}: {said}", where=where)
 
 
-def _exhausted(error: grpc.aio.AioRpcError, said: str, where: str) -> errors.PercolatorError:
-    """gRPC itself uses this code, too: for a message above a limit of this process."""
+def _exhausted(failed: CallFailed, said: str, where: str) -> errors.PercolatorError:
+    """Clients use this code, too: for a message above a limit of this process."""
     sent, received = (said.startswith(text) for text in _CLIENT_TOO_LARGE)
     if sent:
         return errors.InvalidArgument("request", f"{said}: send less in one call", where=where)
@@ -80,24 +80,21 @@ def _exhausted(error: grpc.aio.AioRpcError, said: str, where: str) -> errors.Per
     return errors.Overloaded(
         f"Bigtable refuses more calls, because a quota or the capacity of its nodes is used up "
         f"({said}): add nodes, or ask for a higher quota",
-        retry_after_seconds=_asked_seconds(error),
+        retry_after_seconds=_asked_seconds(failed),
         where=where,
     )
 
 
-def _asked_seconds(error: grpc.aio.AioRpcError) -> float:
+def _asked_seconds(failed: CallFailed) -> float:
     """How long the service asks to wait."""
-    for key, value in error.trailing_metadata() or ():
-        if key != _DETAILS_TRAILER or not isinstance(value, bytes):
-            continue
-        try:
-            for packed in Status.FromString(value).details:
-                info = RetryInfo()
-                if packed.Unpack(info):
-                    delay = info.retry_delay
-                    return float(max(delay.seconds + delay.nanos / 1e9, 0.0))
-        except DecodeError:
-            break  # what it says besides does not matter then
+    try:
+        for packed in Status.FromString(failed.details).details:
+            info = RetryInfo()
+            if packed.Unpack(info):
+                delay = info.retry_delay
+                return float(max(delay.seconds + delay.nanos / 1e9, 0.0))
+    except DecodeError:
+        pass  # what it says besides does not matter then
     return _THROTTLED_SECONDS
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from percolator.bigtable.http2.headers import Metadata
 from percolator.errors import NotReady, PercolatorError, UsageError
 
 _log = logging.getLogger("percolator.bigtable")
@@ -24,8 +25,6 @@ _LAST_SECONDS = 10.0
 """A token that ends so soon may have ended when the call arrives."""
 _PAUSE_SECONDS = 10.0
 """Between attempts to replace a token that can still be used."""
-
-Metadata = tuple[tuple[str, str], ...]
 
 
 class Token(NamedTuple):
