@@ -57,6 +57,11 @@ class BigtableService:
         async with self._changed:
             await self._changed.wait_for(lambda: self.in_flight >= calls)
 
+    async def idle(self) -> None:
+        """Returns when no call is in flight."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.in_flight == 0)
+
     async def _admit(self, name: str, context: Any) -> None:
         metadata = dict(context.invocation_metadata())
         self.calls.append((name, metadata))
@@ -105,6 +110,10 @@ class BigtableService:
             response_serializer=method.response.SerializeToString,
         )
 
+    async def _note(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
     @asynccontextmanager
     async def _counted(self, name: str, context: Any) -> AsyncIterator[None]:
         self.in_flight += 1
@@ -118,12 +127,14 @@ class BigtableService:
             await context.abort(_CODES[type(error)], error.message)
         finally:
             self.in_flight -= 1
+            # Not awaited as it is: a call that is cancelled has no time left for that.
+            self._noted = asyncio.create_task(self._note())
 
 
 @asynccontextmanager
 async def served(service: BigtableService) -> AsyncIterator[tuple[str, bytes]]:
     """Serves it, and yields its address and the certificate by which it is trusted."""
-    key, certificate = _self_signed()
+    key, certificate = self_signed()
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(service.handlers())
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
@@ -138,7 +149,7 @@ def _snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
 
-def _self_signed() -> tuple[bytes, bytes]:
+def self_signed() -> tuple[bytes, bytes]:
     """A key and a certificate for this machine, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bigtable of a test")])

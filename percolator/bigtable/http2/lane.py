@@ -64,6 +64,7 @@ class HttpLane:
             connection = self._connection
             if connection is None or not connection.takes_calls:
                 connection = await self._connected(deadline)
+                timeout = self._seconds_to(deadline)
             head = self._heads.head(path, metadata, timeout)
             call = connection.begin(head, body, timeout, wants_all=True)
             try:
@@ -73,7 +74,7 @@ class HttpLane:
                     raise
             finally:
                 connection.leave(call)
-            again, timeout = False, deadline - self._loop.time()
+            again, timeout = False, self._seconds_to(deadline)
 
     async def stream(
         self, path: str, request: bytes, timeout: float, metadata: Metadata
@@ -85,6 +86,7 @@ class HttpLane:
             connection = self._connection
             if connection is None or not connection.takes_calls:
                 connection = await self._connected(deadline)
+                timeout = self._seconds_to(deadline)
             head = self._heads.head(path, metadata, timeout)
             call = connection.begin(head, body, timeout, wants_all=False)
             try:
@@ -98,7 +100,7 @@ class HttpLane:
                 return
             finally:
                 connection.leave(call)
-            again, timeout = False, deadline - self._loop.time()
+            again, timeout = False, self._seconds_to(deadline)
 
     async def close(self) -> None:
         """Ends the connections, and calls in progress with them."""
@@ -114,6 +116,9 @@ class HttpLane:
     def _may_be_repeated(self, failure: CallFailed, *, again: bool) -> bool:
         return again and failure.not_executed and not self._is_closed
 
+    def _seconds_to(self, deadline: float) -> float:
+        return max(deadline - self._loop.time(), 0.0)
+
     async def _connected(self, deadline: float) -> Connection:
         """A new connection, or one that another call has waited for. Raises `CallFailed`."""
         if self._is_closed:
@@ -124,7 +129,7 @@ class HttpLane:
             if now < self._next_attempt:
                 raise not_executed(self._problem)
             connecting = self._connecting = self._loop.create_task(self._connect())
-        await asyncio.wait([connecting], timeout=deadline - now)
+        await asyncio.wait([connecting], timeout=max(deadline - now, 0.0))
         if not connecting.done():
             raise CallFailed(Code.DEADLINE_EXCEEDED, "not connected in time", not_executed=True)
         if connecting.cancelled():

@@ -10,6 +10,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from percolator import errors
+from percolator.bigtable.http2.status import CallFailed
 from percolator.bigtable.meanings import meaning
 from percolator.errors import Overloaded, Retry
 
@@ -31,19 +32,10 @@ MEANINGS = {
 }
 
 
-def _failed(
-    code: grpc.StatusCode, details: str, trailer: bytes | None = None
-) -> grpc.aio.AioRpcError:
-    trailing = grpc.aio.Metadata()
-    if trailer is not None:
-        trailing.add("grpc-status-details-bin", trailer)
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details=details)
-
-
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 def test_only_what_is_refused_at_once_was_not_executed(code: grpc.StatusCode) -> None:
     kind, retry = MEANINGS.get(code, (errors.ExecutionUnknown, Retry.UNKNOWN))
-    found = meaning(_failed(code, "what it says"), DATA)
+    found = meaning(CallFailed(code, "what it says"), DATA)
     assert type(found) is kind
     assert found.retry is retry
     assert found.where == DATA
@@ -135,7 +127,7 @@ SAID = [
 def test_an_error_is_told_with_what_to_do(
     code: grpc.StatusCode, said: str, where: str, kind: type[errors.PercolatorError], told: str
 ) -> None:
-    found = meaning(_failed(code, said), where)
+    found = meaning(CallFailed(code, said), where)
     assert type(found) is kind
     assert told in found.message
 
@@ -154,10 +146,10 @@ def _asking(seconds: int, nanos: int) -> bytes:
         (_asking(-1, 0), 0.0),
         (b"\xff damaged", 0.1),
         (Status(code=8).SerializeToString(), 0.1),
-        (None, 0.1),
+        (b"", 0.1),
     ],
 )
-def test_the_pause_that_the_service_asks_for_is_kept(trailer: bytes | None, seconds: float) -> None:
-    found = meaning(_failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trailer), DATA)
+def test_the_pause_that_the_service_asks_for_is_kept(trailer: bytes, seconds: float) -> None:
+    found = meaning(CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trailer), DATA)
     assert isinstance(found, Overloaded)
     assert found.retry_after_seconds == seconds
