@@ -121,9 +121,7 @@ def parse_place(
     environment = os.environ if environment is None else environment
     emulator = environment.get(EMULATOR_VARIABLE, "")
     try:
-        place = Place(
-            DATA_ADDRESS, project, instance, profile, True, ADMIN_ADDRESS, False, by_grpc
-        )
+        place = Place(DATA_ADDRESS, project, instance, profile, True, ADMIN_ADDRESS, False, by_grpc)
     except InvalidArgument as error:
         raise InvalidArgument(field, f"{error.message}, in {text!r}") from None
     if not emulator:

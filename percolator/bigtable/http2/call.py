@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from percolator.bigtable.http2.messages import MessageReader
+from percolator.bigtable.http2.messages import PREFIX_BYTES, MessageReader, is_one_message
 from percolator.bigtable.http2.settings import STREAM_WINDOW
 from percolator.bigtable.http2.status import (
     CallFailed,
@@ -63,7 +63,8 @@ class Call:
         """Once it has ended."""
         self._wants_all = wants_all
         self._messages: deque[bytes] = deque()
-        self._reader = MessageReader()
+        self._reader: MessageReader | None = None
+        """Made for an answer that is not one message in one frame, as most are."""
         self._window = STREAM_WINDOW
         self._credit = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -138,11 +139,14 @@ class Call:
         if self._window < 0:
             raise CallFailed(Code.INTERNAL, "more data than the window permits")
         self._credit += flow
-        found = self._reader.take(data)
-        if found:
-            self._messages.extend(found)
-            if not self._wants_all:
-                self._wake()
+        if self._reader is None and is_one_message(data):
+            self._messages.append(data[PREFIX_BYTES:])
+        else:
+            if self._reader is None:
+                self._reader = MessageReader()
+            self._messages.extend(self._reader.take(data))
+        if self._messages and not self._wants_all:
+            self._wake()
         if is_last:
             self._end({})
         return self.credit()
@@ -160,7 +164,7 @@ class Call:
 
     def _end(self, trailers: Fields) -> None:
         failure = of_trailers(trailers)
-        if failure is None and self._reader.is_within:
+        if failure is None and self._reader is not None and self._reader.is_within:
             failure = CallFailed(Code.INTERNAL, "the last message of the answer is cut off")
         self.failure = failure
         self.ended = True

@@ -54,6 +54,8 @@ class Connection(asyncio.Protocol):
         self._sending = Sending(self._peer)
         self._reader = FrameReader()
         self._headers = HeaderReader()
+        self._expected: int | None = frames.SETTINGS
+        """The kind that the next frame has to have; None if it may have any."""
         self._block: tuple[int, int, bytearray] | None = None
         """Of headers that continue: the stream, the flags, and what has come."""
         self._block_counts = 0
@@ -236,10 +238,8 @@ class Connection(asyncio.Protocol):
 
     def _take(self, received: Frame) -> None:
         kind, flags, stream, payload = received
-        if self._block is not None and kind != frames.CONTINUATION:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "headers that are not continued")
-        if not self.ready.done() and kind != frames.SETTINGS:
-            raise Violation(ErrorCode.PROTOCOL_ERROR, "it does not begin with settings")
+        if self._expected is not None and kind != self._expected:
+            raise Violation(ErrorCode.PROTOCOL_ERROR, f"a frame of kind {kind} in this place")
         if kind == frames.DATA:
             self._take_data(flags, stream, payload)
         elif kind == frames.HEADERS:
@@ -284,6 +284,7 @@ class Connection(asyncio.Protocol):
             if self._peer.window != before:
                 self._sending.grow_streams(self._peer.window - before)
             if not self.ready.done():
+                self._expected = None
                 self.ready.set_result("")
             self._open_waiting()
         elif payload:
@@ -316,6 +317,7 @@ class Connection(asyncio.Protocol):
     def _take_headers(self, flags: int, stream: int, block: bytes) -> None:
         if not flags & frames.END_HEADERS:
             self._block = (stream, flags, bytearray(block))
+            self._expected = frames.CONTINUATION
             self._block_counts = len(block)
             return
         call = self._call(stream)
@@ -341,7 +343,7 @@ class Connection(asyncio.Protocol):
         if self._block_counts > HEADER_LIST_BYTES_MAX:
             raise Violation(ErrorCode.ENHANCE_YOUR_CALM, "headers that are too long")
         if flags & frames.END_HEADERS:
-            self._block = None
+            self._block = self._expected = None
             self._take_headers(first_flags | frames.END_HEADERS, stream, bytes(block))
 
     def _take_window_update(self, stream: int, payload: bytes) -> None:

@@ -19,6 +19,11 @@ def prefixed(message: bytes) -> bytes:
     return _PREFIX.pack(0, len(message)) + message
 
 
+def is_one_message(data: bytes) -> bool:
+    """Whether it is exactly that. Raises `CallFailed`."""
+    return len(data) >= PREFIX_BYTES and _needed(data, 0) == len(data)
+
+
 class MessageReader:
     """Cuts what arrives on one stream into messages."""
 
@@ -36,8 +41,6 @@ class MessageReader:
 
     def take(self, data: bytes) -> list[bytes]:
         """The messages that are complete by now. Raises `CallFailed`."""
-        if not self._part and len(data) >= PREFIX_BYTES and _needed(data, 0) == len(data):
-            return [data[PREFIX_BYTES:]]  # as nearly always
         self._part += data
         found: list[bytes] = []
         at, end = 0, len(self._part)
