@@ -6,6 +6,7 @@ unseen. So the next connection is opened when the ones before are full.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
@@ -62,5 +63,4 @@ class Lanes:
     async def close(self) -> None:
         self._is_closed = True
         lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            await lane.close()
+        await asyncio.gather(*(lane.close() for lane in lanes))

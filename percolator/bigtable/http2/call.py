@@ -44,7 +44,7 @@ class Call:
     )
 
     def __init__(self, head: bytes, body: bytes, *, wants_all: bool) -> None:
-        """`wants_all` if nobody takes messages before the end."""
+        """`wants_all` if the answer is one message, which nobody takes before the end."""
         self.head = head
         self.body = body
         self.stream = 0
@@ -77,10 +77,8 @@ class Call:
             await self._change()
         if self.failure is not None:
             raise self.failure
-        if len(self._messages) != 1:
-            raise CallFailed(
-                Code.INTERNAL, f"an answer of {len(self._messages)} messages instead of one"
-            )
+        if not self._messages:
+            raise CallFailed(Code.INTERNAL, "an answer without a message")
         return self._messages.popleft()
 
     async def next(self) -> bytes | None:
@@ -145,8 +143,11 @@ class Call:
             if self._reader is None:
                 self._reader = MessageReader()
             self._messages.extend(self._reader.take(data))
-        if self._messages and not self._wants_all:
-            self._wake()
+        if not self._wants_all:
+            if self._messages:
+                self._wake()
+        elif len(self._messages) > 1:
+            raise CallFailed(Code.INTERNAL, "an answer of several messages instead of one")
         if is_last:
             self._end({})
         return self.credit()

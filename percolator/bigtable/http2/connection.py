@@ -210,9 +210,9 @@ class Connection(asyncio.Protocol):
             self._life.heard = True
         try:
             for received in self._reader.take(data):
-                self._take(received)
                 if self._is_over:
                     return
+                self._take(received)
         except Violation as violation:
             self._end(f"the server breaks HTTP/2: {violation}", violation.code)
 
@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
             for call in [call for stream, call in self._streams.items() if stream > last]:
                 del self._streams[call.stream]
                 self._sending.drop(call)
-                call.fail(not_executed(why))
+                call.fail(lost(why) if call.is_answered else not_executed(why))
             self._retire(why)
         elif not flags & frames.ACK:
             before = self._peer.window

@@ -110,8 +110,7 @@ class HttpLane:
             await asyncio.wait([self._connecting])
         if self._connection is not None:
             self._leaving.add(self._connection)
-        for connection in list(self._leaving):
-            await connection.close()
+        await asyncio.gather(*(connection.close() for connection in self._leaving))
 
     def _may_be_repeated(self, failure: CallFailed, *, again: bool) -> bool:
         return again and failure.not_executed and not self._is_closed

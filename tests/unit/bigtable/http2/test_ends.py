@@ -103,6 +103,9 @@ async def test_a_stream_that_has_answered_is_not_refused_any_more() -> None:
         frame(RST_STREAM, 0, 1, number(ErrorCode.REFUSED_STREAM)),
     )
     assert not (await failed(call)).not_executed
+    call = begun(wire)
+    wire.arrive(frame(HEADERS, END_HEADERS, 3, block(*OK)), goaway(1))
+    assert not (await failed(call)).not_executed
 
 
 async def test_a_request_that_did_not_leave_completely_was_not_executed() -> None:
