@@ -73,8 +73,9 @@ class Call:
 
     async def message(self) -> bytes:
         """The only message of the answer. Raises `CallFailed`."""
-        while not self.ended:
-            await self._change()
+        if not self.ended:
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await waiter
         if self.failure is not None:
             raise self.failure
         if not self._messages:
@@ -88,15 +89,9 @@ class Call:
                 if self.failure is not None:
                     raise self.failure
                 return None
-            await self._change()
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
+            await waiter
         return self._messages.popleft()
-
-    async def _change(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     # ------------------------------------------------------------------ for the connection
 

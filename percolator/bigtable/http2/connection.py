@@ -215,6 +215,7 @@ class Connection(asyncio.Protocol):
                 self._take(received)
         except Violation as violation:
             self._end(f"the server breaks HTTP/2: {violation}", violation.code)
+        self._sending.expect()
 
     def pause_writing(self) -> None:
         self._sending.pause()

@@ -37,6 +37,8 @@ class Sending:
         self._transport: asyncio.Transport | None = None
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
+        self._is_due = False
+        """Whether the event loop will call `flush`."""
         self._window = WINDOW_DEFAULT
         self._waiting: dict[Call, None] = {}
         """Calls whose requests are not sent completely, in turns."""
@@ -54,8 +56,8 @@ class Sending:
 
     def put(self, data: bytes) -> None:
         """Sends it at the end of this pass of the event loop."""
-        if not self._pieces:
-            self._loop.call_soon(self.flush)
+        if not self._is_due:
+            self.expect()
         self._pieces.append(data)
         self._pieces_bytes += len(data)
 
@@ -67,7 +69,15 @@ class Sending:
                 raise Violation(ErrorCode.ENHANCE_YOUR_CALM, "a peer that asks and does not read")
         self.put(data)
 
+    def expect(self) -> None:
+        """Something will be put soon: by whoever is woken in this pass, and runs in the next. It
+        leaves at the end of that pass, not one later."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.flush)
+
     def flush(self) -> None:
+        self._is_due = False
         if self._pieces and self._transport is not None:
             pieces, self._pieces = self._pieces, []
             self._pieces_bytes = 0
@@ -89,12 +99,8 @@ class Sending:
             self._window -= size
             call.is_sent = True
             # One piece, for nearly all calls.
-            self.put(
-                frame_head(HEADERS, END_HEADERS, stream, len(call.head))
-                + call.head
-                + frame_head(DATA, END_STREAM, stream, size)
-                + body
-            )
+            first = frame_head(HEADERS, END_HEADERS, stream, len(call.head))
+            self.put(first + call.head + frame_head(DATA, END_STREAM, stream, size) + body)
             return
         self._put_head(call)
         call.send_window = self._peer.window
