@@ -34,7 +34,8 @@ from percolator.bigtable.http2.settings import (
     PeerSettings,
 )
 from percolator.bigtable.http2.signs_of_life import SignsOfLife
-from percolator.bigtable.http2.status import CallFailed, Code, lost, not_executed, reset
+from percolator.bigtable.http2.status import CallFailed, Code, not_executed, reset
+from percolator.bigtable.http2.streams import USED_UP, Streams
 
 CLOSE_SECONDS: Final = 1.0
 """How long a connection may take to send its last words."""
@@ -59,10 +60,12 @@ class Connection(asyncio.Protocol):
         self._block: tuple[int, int, bytearray] | None = None
         """Of headers that continue: the stream, the flags, and what has come."""
         self._block_counts = 0
-        self._streams: dict[int, Call] = {}
-        self._waiting: dict[Call, None] = {}
-        """Calls without a stream, since the peer permits only so many."""
-        self._next_stream = 1
+        self._streams = Streams(
+            self._peer,
+            self._sending,
+            idle=self._idle,
+            used_up=lambda: self._retire(USED_UP),
+        )
         self._window = CONNECTION_WINDOW
         self._life: SignsOfLife | None = None
         self._aborting: asyncio.TimerHandle | None = None
@@ -92,10 +95,7 @@ class Connection(asyncio.Protocol):
             call.fail(not_executed(self._retiring))
             return call
         call.timer = self._loop.call_later(seconds, self._too_late, call)
-        if self._waiting or len(self._streams) >= self._peer.streams_max:
-            self._waiting[call] = None
-        else:
-            self._open(call)
+        self._streams.begin(call)
         return call
 
     def leave(self, call: Call) -> None:
@@ -103,8 +103,7 @@ class Connection(asyncio.Protocol):
         if call.timer is not None:
             call.timer.cancel()
         if not call.ended:
-            call.fail(CallFailed(Code.CANCELLED, "given up"))
-            self._cancel(call)
+            self._streams.cancel(call, CallFailed(Code.CANCELLED, "given up"))
 
     def taken(self, call: Call) -> None:
         """Messages of the call were taken, which may make room for others."""
@@ -118,53 +117,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             await asyncio.wait([self.ended])
 
-    def _open(self, call: Call) -> None:
-        call.stream = self._next_stream
-        self._next_stream += 2
-        self._streams[call.stream] = call
-        self._sending.request(call)
-        if self._next_stream > STREAM_MAX:
-            self._retire("the numbers of the connection's streams are used up")
-
     def _too_late(self, call: Call) -> None:
         if not call.ended:
-            call.fail(CallFailed(Code.DEADLINE_EXCEEDED, "no answer in time"))
-            self._cancel(call)
-
-    def _cancel(self, call: Call) -> None:
-        """Tells the peer that a call has ended for us."""
-        if call.stream in self._streams:
-            self._sending.put(frames.rst_stream(call.stream, ErrorCode.CANCEL))
-            self._forget(call)
-        else:
-            self._waiting.pop(call, None)
-
-    def _forget(self, call: Call) -> None:
-        """The call has no stream any more."""
-        del self._streams[call.stream]
-        if not call.is_sent:
-            self._sending.drop(call)
-        if self._waiting:
-            self._open_waiting()
-        if self._retiring and not self._streams:
-            self._end(self._retiring, ErrorCode.NO_ERROR)
-
-    def _open_waiting(self) -> None:
-        while self._waiting and len(self._streams) < self._peer.streams_max:
-            call = next(iter(self._waiting))
-            del self._waiting[call]
-            self._open(call)
+            self._streams.cancel(call, CallFailed(Code.DEADLINE_EXCEEDED, "no answer in time"))
 
     # ----------------------------------------------------------------------- the end
 
     def _retire(self, why: str) -> None:
         """Takes no further calls, and ends with those in progress."""
         self._retiring = self._retiring or why
-        waiting, self._waiting = self._waiting, {}
-        for call in waiting:
-            call.fail(not_executed(why))
+        self._streams.refuse_waiting(why)
         if not self._streams:
             self._end(why, ErrorCode.NO_ERROR)
+
+    def _idle(self) -> None:
+        if self._retiring:
+            self._end(self._retiring, ErrorCode.NO_ERROR)
 
     def _end(self, why: str, code: ErrorCode | None) -> None:
         """Ends the connection at once. With a code, the peer is told."""
@@ -186,12 +154,7 @@ class Connection(asyncio.Protocol):
                 self._aborting = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
         if not self.ready.done():
             self.ready.set_result(why)
-        streams, self._streams = self._streams, {}
-        waiting, self._waiting = self._waiting, {}
-        for call in streams.values():
-            call.fail(lost(why) if call.is_sent else not_executed(why))
-        for call in waiting:
-            call.fail(not_executed(why))
+        self._streams.fail_all(why)
 
     # ------------------------------------------------------------ called by the event loop
 
@@ -273,10 +236,7 @@ class Connection(asyncio.Protocol):
         elif kind == frames.GOAWAY:
             last, code, said = frames.goaway_in(payload)
             why = f"the server is leaving: {frames.error_name(code)} {said}".rstrip()
-            for call in [call for stream, call in self._streams.items() if stream > last]:
-                del self._streams[call.stream]
-                self._sending.drop(call)
-                call.fail(lost(why) if call.is_answered else not_executed(why))
+            self._streams.refuse_above(last, why)
             self._retire(why)
         elif not flags & frames.ACK:
             before = self._peer.window
@@ -287,7 +247,7 @@ class Connection(asyncio.Protocol):
             if not self.ready.done():
                 self._expected = None
                 self.ready.set_result("")
-            self._open_waiting()
+            self._streams.begin_waiting()
         elif payload:
             raise Violation(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings")
 
@@ -301,17 +261,17 @@ class Connection(asyncio.Protocol):
             self._sending.put(frames.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
         data = frames.content(frames.PADDED, payload) if flags & frames.PADDED else payload
-        call = self._call(stream)
+        call = self._streams.call(stream)
         if call is None:
             return
         is_last = bool(flags & END_STREAM)
         try:
             credit = call.take_data(data, size, is_last=is_last)
         except CallFailed as failure:
-            self._break(call, failure)
+            self._streams.cancel(call, failure)
             return
         if is_last:
-            self._finish(call)
+            self._streams.finish(call)
         elif credit:
             self._sending.put(frames.window_update(stream, credit))
 
@@ -321,19 +281,21 @@ class Connection(asyncio.Protocol):
             self._expected = frames.CONTINUATION
             self._block_counts = len(block)
             return
-        call = self._call(stream)
+        call = self._streams.call(stream)
         if call is None:
             return  # a block that is not decoded changes nothing for later ones
         is_last = bool(flags & END_STREAM)
         try:
             call.take_headers(self._headers.fields(block), is_last=is_last)
         except Malformed as error:
-            self._break(call, CallFailed(Code.INTERNAL, f"the answer's headers have {error}"))
+            self._streams.cancel(
+                call, CallFailed(Code.INTERNAL, f"the answer's headers have {error}")
+            )
         except CallFailed as failure:
-            self._break(call, failure)
+            self._streams.cancel(call, failure)
         else:
             if is_last:
-                self._finish(call)
+                self._streams.finish(call)
 
     def _take_continuation(self, flags: int, stream: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != stream:
@@ -354,13 +316,15 @@ class Connection(asyncio.Protocol):
                 raise Violation(ErrorCode.PROTOCOL_ERROR, "a window that grows by nothing")
             self._sending.grow(more)
             return
-        call = self._call(stream)
+        call = self._streams.call(stream)
         if call is not None and not (more and self._sending.grow_stream(call, more)):
-            self._break(call, CallFailed(Code.INTERNAL, f"a window that grows by {more:,}"))
+            self._streams.cancel(
+                call, CallFailed(Code.INTERNAL, f"a window that grows by {more:,}")
+            )
 
     def _take_reset(self, stream: int, payload: bytes) -> None:
         code = frames.number_in(payload, "a reset")
-        call = self._call(stream)
+        call = self._streams.call(stream)
         if call is not None:
             failure = reset(code)
             # Nothing that has begun to answer can say that it has not begun.
@@ -368,22 +332,4 @@ class Connection(asyncio.Protocol):
                 failure.not_executed and not call.is_answered
             )
             call.fail(failure)
-            self._forget(call)
-
-    def _call(self, stream: int) -> Call | None:
-        """The call on a stream; None if it has ended. Raises for streams that never were."""
-        call = self._streams.get(stream)
-        if call is None and (stream % 2 == 0 or stream >= self._next_stream):
-            raise Violation(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {stream}")
-        return call
-
-    def _finish(self, call: Call) -> None:
-        """The peer has answered. It need not have read the whole request for that."""
-        if not call.is_sent:
-            self._sending.put(frames.rst_stream(call.stream, ErrorCode.NO_ERROR))
-        self._forget(call)
-
-    def _break(self, call: Call, failure: CallFailed) -> None:
-        """What the peer sends for a call cannot be, or is not wanted."""
-        call.fail(failure)
-        self._cancel(call)
+            self._streams.forget(call)

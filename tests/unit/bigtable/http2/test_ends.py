@@ -182,7 +182,7 @@ async def test_a_peer_that_leaves_has_not_executed_what_waits() -> None:
 
 async def test_a_connection_whose_numbers_are_used_up_ends_with_its_last_call() -> None:
     wire = Wire()
-    wire.connection._next_stream = STREAM_MAX
+    wire.connection._streams._next = STREAM_MAX
     call = begun(wire)
     assert call.stream == STREAM_MAX
     assert not wire.connection.takes_calls
