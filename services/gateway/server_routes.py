@@ -18,7 +18,7 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
-from percolator.v1.cluster_pb2 import Server
+from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, Server
 from percolator.v1.master_pb2 import DESCRIPTOR as MASTER_PROTO
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
@@ -111,6 +111,8 @@ class ServerRoutes:
 
     def answered(self, server: Server, problem: PercolatorError | None) -> None:
         """Remembers the master that leads, which is asked first, and one that is silent."""
+        if server.kind != SERVICE_KIND_MASTER:
+            return
         if problem is None:
             self._first_master = server.server_id
         elif server.server_id == self._first_master:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,124 +12,15 @@ import pytest
 from percolator import errors
 from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
-from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork
-from percolator.world import MachineClock, World, machine_random
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
 from services.chassis.serving.trailers import failure
-from services.gateway.server_routes import ServerRoutes
-from services.gateway.servers import Servers
+from tests.unit.gateway.relay_site import OWN, REQUEST_BYTES_MAX, SECONDS, Behind, site
 
 pytestmark = pytest.mark.real_time
-
-SECONDS = 10.0
-CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]
-OWN = Server(kind=cluster_pb2.SERVICE_KIND_GATEWAY, server_id="own-id", address="gateway:1")
-REQUEST_BYTES_MAX = 100_000
-
-
-@dataclass
-class Behind(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A server behind the gateway. Each test says how it answers."""
-
-    unary: Callable[[bytes, Any], Awaitable[bytes]] | None = None
-    stream: Callable[[bytes, Any], AsyncIterator[bytes]] | None = None
-    both: Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]] | None = None
-    seen: list[dict[str, str | bytes]] = field(default_factory=list)
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        self.seen.append(dict(details.invocation_metadata))
-        if self.unary is not None:
-            return grpc.unary_unary_rpc_method_handler(self.unary)
-        if self.stream is not None:
-            return grpc.unary_stream_rpc_method_handler(self.stream)
-        if self.both is not None:
-            return grpc.stream_stream_rpc_method_handler(self.both)
-        return None
-
-
-class Master:
-    """Describes the cluster that a test has set up."""
-
-    def __init__(self) -> None:
-        self.servers: list[Server] = []
-        self.asked = 0
-
-    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
-        self.asked += 1
-        return cluster_pb2.DescribeResponse(cluster_id="c", servers=self.servers)
-
-    async def register(self, request: cluster_pb2.RegisterRequest) -> Any:
-        raise errors.NotReady("not here")
-
-
-@dataclass
-class Site:
-    """A gateway and the servers behind it."""
-
-    behind: Behind
-    server: Server
-    master: Master
-    routes: ServerRoutes
-    gate: Gate
-    address: str
-    channel: grpc.aio.Channel
-    through: ThroughNetwork
-    listen: Callable[[grpc.GenericRpcHandler], Awaitable[str]]
-
-    async def read(self, raw: bytes = b"", server: str | None = None, **extra: str) -> bytes:
-        """A unary call with bytes that are not a message."""
-        metadata = [*extra.items(), (SERVER_METADATA, server or self.server.server_id)]
-        call = self.channel.unary_unary(methods.READ.path)
-        answer: bytes = await call(raw, metadata=metadata, timeout=SECONDS)
-        return answer
-
-    def scan(self, raw: bytes = b"", path: str = methods.SCAN.path) -> Any:
-        call = self.channel.unary_stream(path)
-        metadata = [(SERVER_METADATA, self.server.address)]
-        return call(raw, metadata=metadata, timeout=SECONDS)
-
-
-@asynccontextmanager
-async def site() -> AsyncIterator[Site]:
-    started: list[grpc.aio.Server] = []
-
-    async def listen(handler: grpc.GenericRpcHandler) -> str:
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", REQUEST_BYTES_MAX)])
-        server.add_generic_rpc_handlers((handler,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        started.append(server)
-        return f"127.0.0.1:{port}"
-
-    network, outside = GrpcNetwork(), GrpcNetwork()
-    master, behind, gate, clock = Master(), Behind(), Gate(100, REQUEST_BYTES_MAX), MachineClock()
-    master_edge = RpcEdge(Gate(100, REQUEST_BYTES_MAX), RpcMetrics(), clock)
-    master_edge.expose([Exposed(CLUSTER, master)])
-    master_address = await listen(master_edge)
-    kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
-    server = Server(kind=kind, server_id="behind-id", address=await listen(behind))
-    master.servers = [server]
-    servers = Servers(World(clock, network, machine_random()), [master_address], "c")
-    routes = ServerRoutes(network, servers, OWN)
-    edge = RpcEdge(gate, RpcMetrics(), clock)
-    edge.expose([Exposed(CLUSTER, master)], routes)
-    address = await listen(edge)
-    channel = outside.channel(address)
-    through = ThroughNetwork(outside, [address])
-    try:
-        yield Site(behind, server, master, routes, gate, address, channel, through, listen)
-    finally:
-        await outside.close()
-        for one in started:
-            await one.stop(None)
-        await network.close()
-
 
 # ---------------------------------------------------------------------------- as it was sent
 
@@ -405,52 +294,7 @@ async def test_a_gateway_that_is_full_or_closing_relays_nothing() -> None:
         assert here.behind.seen == []
 
 
-# ---------------------------------------------------------------------------- masters
-
-
-async def test_calls_to_masters_need_no_server_name_and_a_standby_is_skipped() -> None:
-    async with site() as here:
-        asked: list[str] = []
-
-        def master(name: str, answer: errors.PercolatorError | None) -> Behind:
-            async def create(raw: bytes, context: Any) -> bytes:
-                asked.append(name)
-                if answer is not None:
-                    await context.abort(*failure(answer))
-                return CreateTableResponse(created=True).SerializeToString()
-
-            return Behind(unary=create)
-
-        standby = master("standby", errors.NotReady("ask the leader"))
-        leader = master("leader", None)
-        here.master.servers += [
-            Server(
-                kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=await here.listen(one)
-            )
-            for name, one in (("standby", standby), ("leader", leader))
-        ]
-        create = here.through.unary(here.address, methods.CREATE_TABLE)
-        for _ in range(3):
-            assert (await create(CreateTableRequest(name="t"), SECONDS)).created
-        assert asked == ["standby", "leader", "leader", "leader"], "who leads is remembered"
-        assert leader.seen[0][SERVER_METADATA] == "leader"
-
-
-async def test_a_master_that_is_gone_fails_one_call_and_not_the_next() -> None:
-    async with site() as here:
-
-        async def create(raw: bytes, context: Any) -> bytes:
-            return CreateTableResponse(created=True).SerializeToString()
-
-        there = await here.listen(Behind(unary=create))
-        here.master.servers += [
-            Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=address)
-            for name, address in (("gone", "127.0.0.1:1"), ("there", there))
-        ]
-        call = here.through.unary(here.address, methods.CREATE_TABLE)
-        with pytest.raises(errors.Unavailable):
-            await call(CreateTableRequest(name="t"), SECONDS)
-        assert (await call(CreateTableRequest(name="t"), SECONDS)).created
+# ---------------------------------------------------------------------------- gateways
 
 
 async def test_a_client_uses_another_gateway_when_one_is_gone() -> None:
