@@ -135,9 +135,9 @@ class GrpcNetwork:
             except grpc.aio.UsageError:
                 raise self._closed_by(used, where) from None
             except asyncio.CancelledError:
-                if _by_its_caller():
+                if cancelled_by_caller():
                     raise
-                raise _closed_meanwhile(where) from None
+                raise closed_meanwhile(where) from None
             return _understood(response, where)
 
         return call if server else self._frames.faster(address, method, call)
@@ -174,9 +174,9 @@ class GrpcNetwork:
             except grpc.aio.UsageError:
                 raise self._closed_by(used, where) from None
             except asyncio.CancelledError:
-                if _by_its_caller():
+                if cancelled_by_caller():
                     raise
-                raise _closed_meanwhile(where) from None
+                raise closed_meanwhile(where) from None
             else:
                 return
             # Refused before its first message, and by now there is another token.
@@ -217,7 +217,7 @@ class GrpcNetwork:
 
     def _closed_by(self, used: Credentials, where: str) -> errors.PercolatorError:
         """The error of a channel that was closed with its network, or to change credentials."""
-        return _closed(where) if self.credentials is used else _closed_meanwhile(where)
+        return _closed(where) if self.credentials is used else closed_meanwhile(where)
 
     def _meaning(self, error: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
         self.failed(error)
@@ -250,17 +250,17 @@ def _closed(where: str) -> errors.UsageError:
     return errors.UsageError("the network of this client is closed", where=where)
 
 
-def _by_its_caller() -> bool:
+def cancelled_by_caller() -> bool:
     """Whether the call's own task was cancelled: gRPC raises the same error for a closed channel.
 
     If a closed channel were mistaken for a cancellation, a task that was never cancelled would end
-    silently.
+    silently, and if it serves a call, gRPC would send its caller no status at all.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-def _closed_meanwhile(where: str) -> errors.Unavailable:
+def closed_meanwhile(where: str) -> errors.Unavailable:
     return errors.Unavailable("the channel was closed", where=where)
 
 

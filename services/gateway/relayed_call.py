@@ -17,7 +17,12 @@ import grpc
 
 from percolator.errors import NotReady, PercolatorError, UnknownServer
 from percolator.v1.cluster_pb2 import Server
-from percolator.wire.channels import RELAYED_METADATA, SERVER_METADATA
+from percolator.wire.channels import (
+    RELAYED_METADATA,
+    SERVER_METADATA,
+    cancelled_by_caller,
+    closed_meanwhile,
+)
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
@@ -119,6 +124,10 @@ class RelayedCall:
                 # A standby has done nothing, so another master is asked.
                 if not targets or not isinstance(meaning, NotReady):
                     await self._fail_alike(error, context)
+            except asyncio.CancelledError:
+                if cancelled_by_caller():
+                    raise
+                await self._fail(closed_meanwhile(self._path), context)
             else:
                 self._routes.answered(server, None)
                 return answer, await call.trailing_metadata()
@@ -172,9 +181,11 @@ class RelayedCall:
             except grpc.aio.AioRpcError as error:
                 await self._fail_alike(error, context)
             except asyncio.CancelledError:
-                if not (routes.draining and is_endless):
+                if routes.draining and is_endless:
+                    await self._fail(_draining(), context)
+                if cancelled_by_caller():
                     raise
-                await self._fail(_draining(), context)
+                await self._fail(closed_meanwhile(self._path), context)
             finally:
                 routes.endless.pop(call, None)
                 call.cancel()  # has no effect once it has ended

@@ -261,6 +261,36 @@ async def test_methods_unknown_to_the_gateway_are_relayed_both_ways() -> None:
         assert here.routes.calls.finished == {("other", "OK"): 1}
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_call_whose_channel_is_closed_ends_for_its_caller(streaming: bool) -> None:
+    """As when the gateway's certificate was renewed, and a call has lasted for long after that."""
+    async with site() as here:
+        entered = asyncio.Event()
+
+        async def wait(raw: bytes, context: Any) -> bytes:
+            entered.set()
+            await asyncio.get_running_loop().create_future()
+            return b""
+
+        async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield await wait(raw, context)
+
+        if streaming:
+            here.behind.stream = produce
+            call = here.scan(path=methods.WATCH_NOTIFICATIONS.path)
+            reading = asyncio.ensure_future(call.read())
+        else:
+            here.behind.unary = wait
+            reading = asyncio.ensure_future(here.read())
+        await asyncio.wait_for(entered.wait(), SECONDS)
+        await here.routes.channel(here.server).close()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asyncio.wait_for(reading, SECONDS)
+        error = from_rpc_error(caught.value, "")
+        assert "channel was closed" in error.message
+        assert error.retry is errors.Retry.UNKNOWN, "the server may have executed it"
+
+
 async def test_at_shutdown_watches_are_told_to_come_back_and_scans_finish() -> None:
     async with site() as here:
         going_on = asyncio.Event()
