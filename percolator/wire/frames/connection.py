@@ -189,6 +189,9 @@ class FrameConnection(asyncio.Protocol):
         self._methods = {path: index for index, path in enumerate(welcome.paths)}
         self.request_bytes_max = welcome.request_bytes_max
         self._calls_max = welcome.calls_max
+        if self.ended.done():
+            # Nobody is left to cancel the looks: they would go on for as long as the program.
+            raise NotFrames("the connection was closed with its welcome")
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
 
     def _forget_welcome(self) -> None:

@@ -336,3 +336,21 @@ async def test_an_attempt_to_connect_that_fails_leaves_no_error_that_nobody_sees
     with pytest.raises(TimeoutError):
         await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
     gc.collect()
+
+
+async def test_a_connection_that_ends_with_its_welcome_is_not_looked_at_forever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of a server that is shutting down: what it sends last arrives together."""
+    looks = Mock()
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(connections.FrameConnection, "_look_after", looks)
+
+    async def connect(connection: connections.FrameConnection) -> None:
+        connection.data_received(frame(Kind.WELCOME, 0))
+        connection.connection_lost(None)
+
+    with pytest.raises(NotFrames, match="closed"):
+        await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
+    await asyncio.sleep(0.01)
+    looks.assert_not_called()
