@@ -3,7 +3,8 @@
 Open `cells.py` first: the requests and results that the protocol speaks in. `router.py` looks each
 row up in the `tablet_map.py`, hands it to the `dispatcher.py` of its server, and sends again what
 was definitely not executed. `lanes.py` turns rows into calls and responses into results, and
-`commit_lane.py` whole transactions.
+`commit_lane.py` whole transactions. `together.py` sends groups of mutations.
+
 `catalog.py` knows tables and their schemas; `range_scan.py` and `tablet_walk.py` go from tablet to
 tablet. `change_look.py` asks all tablets of a table how new their changes are, and `change_scan.py`
 reads them in the order of their commits. `ranges.py` divides tables among those who work in

@@ -4,7 +4,9 @@
     host.py         what a service gets to work with: a world, files, its server
     serving/        how a service is called
     settings/       how it is configured
-    store/          files and directories with one owner
+    stores/         where a cluster keeps what must last: `--store`
+    store/          a directory as that place: files, and directories with one owner
+    records/        a row store as that place: what a cluster keeps about itself there
     coordinator/    who leads, and what a leader has recorded
 
 The chassis knows no service. What is useful outside of services belongs in the library.

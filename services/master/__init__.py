@@ -4,6 +4,7 @@
 - `map/` holds what the leader decides, and makes it durable.
 - `tablets/` brings the tablet servers into line with the map, and changes it. Open
   `tablets/assignment.py` first.
+- `rows/` is in the place of `tablets/` where a row store has the cells.
 - `history/` collects old versions.
 - `master_handler.py` serves `MasterService`; `cluster_handler.py` serves `ClusterService`.
 - `registry.py` lists the servers that report; `kind_check.py` asks one what it is.

@@ -26,7 +26,7 @@ _COUNTERS = {
     "failures": "Runs that raised, wrote too much, or took too long.",
     "abandoned": "Failures because a run took too long.",
     "dead_letters": "Changes put aside as dead letters.",
-    "acknowledged": "Notifications with nothing left to do: answered already, or unwanted deletes.",
+    "acknowledged": "Notifications with nothing left to do: handled already, or unwanted deletes.",
     "rows_read": "Rows that runs have asked for or scanned.",
     "round_trips": "How often runs have waited for answers; parallel requests count once.",
     "cells_written": "Cells that runs have put, deleted or locked.",
@@ -53,11 +53,13 @@ class WorkerMetrics(Collector):
             labels=_LABELS,
         )
         backlog = GaugeMetricFamily(
-            _PREFIX + "backlog", "Unanswered changes that this worker knows of.", labels=_LABELS
+            _PREFIX + "backlog",
+            "Changes not yet handled that this worker knows of.",
+            labels=_LABELS,
         )
         latency = HistogramMetricFamily(
             _PREFIX + "latency_seconds",
-            "From the commit of a change to the commit of the run that answers it.",
+            "From the commit of a change to the commit of the run that handles it.",
             labels=_LABELS,
         )
         for labels, count in self._worker.backlog.items():

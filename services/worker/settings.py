@@ -31,7 +31,7 @@ class WorkerSettings(ServiceSettings):
     """Threads for blocking observers."""
 
     queue_rows_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.queue_rows_max
-    """Changes that were found and not yet answered."""
+    """Changes that were found and not yet handled."""
 
     queue_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 34)] = _DEFAULTS.queue_bytes_max
     """About how much memory these may take."""
