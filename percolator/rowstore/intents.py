@@ -121,7 +121,7 @@ class Intents:
         """The same for all cells of a table that the transactions that began then have locked, in
         these columns, each with an observer."""
         observers: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        for column, observer in observed:
+        for column, observer in sorted(observed):  # as they are sent: in every process alike
             observers[column].append(observer)
         patience = Patience(self._world, self._limits, deadline)
         pages = cells_locked_by(self._store, self._times, table_id, observers, starts, patience)

@@ -17,6 +17,7 @@ from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.rowstore.intents import INTENTS_TABLE, Intent, Intents
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
+from tests.unit.rowstore.test_calls import prewrites
 
 INTENTS = [
     Intent(TABLE, row, b"column", b"observer", at(number), is_certain=False)
@@ -103,6 +104,23 @@ async def test_only_what_was_handled_is_deleted() -> None:
     first, second = await surveyed(notifications)
     assert await notifications.forget([first._replace(timestamps=(at(0),))], rows.deadline) is None
     assert await surveyed(notifications) == [first._replace(timestamps=(at(1),)), second]
+
+
+async def test_intents_of_locked_cells_are_sent_in_the_same_order_in_every_process() -> None:
+    """Whoever knows the observers has them in a set, whose order is another in each process."""
+    rows = await opened(await ModelStore().opened())
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    sent: list[list[bytes]] = []
+
+    class Noted(Intents):
+        async def write(self, intents: Sequence[Intent], deadline: float) -> None:
+            sent.append([one.observer for one in intents])
+
+    intents = Noted(rows.store, TIMES, rows.world, rows.limits)
+    for observers in ([b"x", b"y"], [b"y", b"x"]):
+        observed = [(b"0", observer) for observer in observers]
+        await intents.announce_locked(TABLE, observed, [at(5)], rows.deadline)
+    assert sent == [[b"x", b"y"], [b"x", b"y"]]
 
 
 class PrewrittenMeanwhile:
