@@ -41,7 +41,7 @@ class Admission:
 
     def enter_at_once(self) -> int:
         """The ticket of a call that need not wait; 0 if it has to `enter`."""
-        if self._pause is not None or self._waiting or self._in_flight >= self._bound:
+        if self._pause is not None or self._waiting or self._in_flight >= int(self._bound):
             return 0
         self._in_flight += 1
         self._tickets += 1

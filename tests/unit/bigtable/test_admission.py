@@ -66,6 +66,15 @@ async def test_the_bound_never_falls_below_one_and_answers_raise_it_again() -> N
     assert 25 < answers < 45, "it is raised by one for each round of as many answers"
 
 
+async def test_who_comes_at_once_finds_no_more_room_than_those_who_wait() -> None:
+    """The bound is halved and raised in parts of a call."""
+    admission = Admission(3)
+    admission.leave(admission.enter_at_once(), _busy())
+    assert admission.bound == 1
+    assert admission.enter_at_once()
+    assert not admission.enter_at_once()
+
+
 async def test_a_broken_connection_says_nothing_about_the_store() -> None:
     admission = Admission(8)
     admission.leave(admission.enter_at_once(), Unavailable("gone"))
