@@ -65,8 +65,3 @@ def locked_column(read_lock: bytes) -> bytes | None:
     column = read_lock[begin:-_START_BYTES]
     length = int.from_bytes(read_lock[begin - _LENGTH_BYTES : begin], "big")
     return column if len(column) == length else None
-
-
-def read_lock_start(read_lock: bytes) -> int:
-    """The start timestamp in a name that `read_lock_column` made."""
-    return int.from_bytes(read_lock[-_START_BYTES:], "big")

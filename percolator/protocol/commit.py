@@ -262,9 +262,8 @@ class Commit:
         if self._is_sent or self._one_round.is_unanswered:
             self._start_settling(aftermath.background_deadline(self._env))
             return
-        self._in_two_phases().prewrite.touched = (
-            self._write.cells
-        )  # unanswered prewrites may still arrive
+        # Unanswered prewrites may still arrive.
+        self._in_two_phases().prewrite.touched = self._write.cells
         if self._one_round.is_out:
             # A late copy may commit it before the marker is there: only the marker tells.
             self._given_up = True
