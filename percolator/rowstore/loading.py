@@ -63,22 +63,21 @@ class RowLoader:
             async with asyncio.TaskGroup() as group:
                 for rows in self._calls_of(cells, start, commit):
                     await self._calls.acquire()
-                    group.create_task(self._call(table_id, rows, seconds))
+                    call = group.create_task(self._call(table_id, rows, seconds))
+                    # Not in the call itself: cancelled before it has begun, it would keep its room.
+                    call.add_done_callback(lambda _: self._calls.release())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
 
     async def _call(self, table_id: int, rows: Sequence[RowChange], seconds: float) -> None:
-        try:
-            deadline = self._world.clock.monotonic_seconds() + seconds
-            patience = Patience(self._world, self._limits, deadline)
-            while True:
-                try:
-                    return await self._store.write(table_id, rows, patience.attempt_seconds)
-                except PercolatorError as error:
-                    # What was written is written again, and is the same.
-                    await patience.outlast(error, is_read=True)
-        finally:
-            self._calls.release()
+        deadline = self._world.clock.monotonic_seconds() + seconds
+        patience = Patience(self._world, self._limits, deadline)
+        while True:
+            try:
+                return await self._store.write(table_id, rows, patience.attempt_seconds)
+            except PercolatorError as error:
+                # What was written is written again, and is the same.
+                await patience.outlast(error, is_read=True)
 
     def _calls_of(
         self, cells: Sequence[Cell], start: int, commit: int

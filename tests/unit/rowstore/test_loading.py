@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import cast
 
@@ -274,6 +275,30 @@ async def test_many_cells_are_many_calls_of_bounded_size(monkeypatch: pytest.Mon
         async with at.database.snapshot() as snapshot:
             found = [row async for row in snapshot.scan(T)]
         assert len(found) == 151
+
+
+async def test_a_load_may_be_repeated_however_often_it_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With each failure, a call is about to begin that is cancelled before it has."""
+    async with loading_site() as at:
+        monkeypatch.setattr(loading, "_CALL_CHANGES_MAX", 2)
+        load = load_of(at)
+        timestamps = await load.begin()
+        many = [(b"%03d" % number, b"v", b"1") for number in range(20)]
+
+        async def refuse(table_id: int, rows: Sequence[RowChange], timeout_seconds: float) -> None:
+            await asyncio.sleep(0.1)
+            raise InvalidArgument("rows", "refused")
+
+        for _ in range(2 * loading.CALLS_IN_FLIGHT):
+            with monkeypatch.context() as patch:
+                patch.setattr(at.store, "write", refuse)
+                with pytest.raises(InvalidArgument, match="refused"):
+                    await asyncio.wait_for(load.load(many, timestamps), 60.0)
+        await asyncio.wait_for(load.load(many, timestamps), 60.0)
+        await load.finish(timestamps)
+        assert len(await rows_of(at)) == 20
 
 
 async def delete_and_collect(at: Loading) -> RowLoader:
