@@ -121,7 +121,7 @@ async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> N
         )
         pages = rig.tablet.scan(request)
         page = await anext(pages)
-        await pages.aclose()  # type: ignore[attr-defined]
+        await pages.aclose()
         seen += [*page.found.rows, *(found.lock.row for found in page.locks)]
         if not page.HasField("rest"):
             break
