@@ -25,12 +25,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from percolator.errors import (
+    ExecutionUnknown,
     InvalidArgument,
     InvariantViolation,
     NotReady,
     Overloaded,
     PercolatorError,
 )
+from percolator.wire.channels import cancelled_by_caller
 from percolator.wire.methods import method_name
 from percolator.wire.roles import Role
 from percolator.wire.status import status_code
@@ -284,6 +286,13 @@ class _Call:
             answer: Awaitable[Message] = self.handle(self._decode(raw))
             encoded = (await answer).SerializeToString()
             code = "OK"
+        except asyncio.CancelledError:
+            if cancelled_by_caller():
+                raise
+            cut_off = self._cut_off()
+            code = status_code(cut_off).name
+            await _abort(cut_off, context)
+            raise
         except Exception as error:
             known = self._known(error)
             code = status_code(known).name
@@ -312,6 +321,13 @@ class _Call:
                 async for message in messages:
                     yield message.SerializeToString()
             code = "OK"
+        except asyncio.CancelledError:
+            if cancelled_by_caller():
+                raise
+            cut_off = self._cut_off()
+            code = status_code(cut_off).name
+            await _abort(cut_off, context)
+            raise
         except Exception as error:
             known = self._known(error)
             code = status_code(known).name
@@ -328,6 +344,12 @@ class _Call:
             return self.parse(raw)
         except DecodeError as error:
             raise InvalidArgument("request", f"is not a message of its type: {error}") from None
+
+    def _cut_off(self) -> PercolatorError:
+        """The error of a call that waited for something that was cancelled, but was not cancelled
+        itself. To gRPC both look alike: it would send a caller who still waits no status at all."""
+        _log.warning("what a call waited for was cancelled", rpc=self.path)
+        return ExecutionUnknown("what it waited for was cancelled", where=self.path)
 
     def _known(self, error: Exception) -> PercolatorError:
         if isinstance(error, PercolatorError):

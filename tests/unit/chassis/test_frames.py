@@ -18,7 +18,7 @@ from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, 
 from percolator.wire.methods import GET_TIMESTAMPS
 from services.chassis.serving.rpc import remaining_seconds
 from tests.unit.chassis.framed_edge import SECONDS, SERVER_ID, echo, framed
-from tests.unit.chassis.test_rpc_edge import EVERY_ERROR
+from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 
 pytestmark = pytest.mark.real_time
 
@@ -127,6 +127,14 @@ async def test_the_server_gives_up_a_call_at_its_deadline_even_if_it_hears_nothi
         peer.send(frame(Kind.CALL, 1, CALL_HEAD.pack(0, 50)))
         await asyncio.wait_for(held.cancelled.wait(), SECONDS)
         peer.writer.close()
+
+
+async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> None:
+    async with framed(cut_off) as edge:
+        connection = await edge.connected()
+        with pytest.raises(errors.ExecutionUnknown, match="was cancelled"):
+            await connection.call(PATH, b"", 10.0)
+        connection.close()
 
 
 async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:

@@ -208,6 +208,23 @@ async def test_an_unexpected_exception_is_logged_answered_and_survived() -> None
         assert (await edge.timestamps()).count == 3
 
 
+async def cut_off(request: GetTimestampsRequest) -> GetTimestampsResponse:
+    """As when a task on which it waits ends with its service."""
+    task = asyncio.create_task(asyncio.sleep(SECONDS))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await task
+    return echo(request)
+
+
+async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> None:
+    """gRPC sends no status for a cancelled handler: nobody would be there to hear it."""
+    async with serving(oracle(cut_off)) as edge:
+        with pytest.raises(errors.ExecutionUnknown, match="was cancelled"):
+            await edge.timestamps()
+        assert [entry["event"] for entry in edge.log] == ["what a call waited for was cancelled"]
+        assert edge.gate.in_flight == 0
+
+
 async def test_what_is_no_message_is_refused_by_name() -> None:
     async with serving(oracle(echo)) as edge:
         garbage = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
@@ -335,6 +352,8 @@ class TabletHandler:
                 yield ScanResponse()
             if request.reverse:
                 raise errors.SnapshotTooOld("too late", timestamp=1, safe_point=2)
+            if request.report_deletes:
+                raise asyncio.CancelledError
         finally:
             self.closed.set()
 
@@ -351,6 +370,10 @@ async def test_pages_stream_until_the_end_or_an_error() -> None:
             await anext(failing)
         with pytest.raises(errors.SnapshotTooOld):
             await anext(failing)
+        cut = scan(ScanRequest(row_limit=1, report_deletes=True), SECONDS)
+        await anext(cut)
+        with pytest.raises(errors.ExecutionUnknown, match="was cancelled"):
+            await anext(cut)
         assert edge.gate.idle.is_set()
 
 
