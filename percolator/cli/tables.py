@@ -98,7 +98,7 @@ def create(
     what = "created" if answer.created else "already exists"
     here.show(
         {"created": answer.created, **_as_data(answer.table)},
-        plain(f"table {name} {what}, {counted(answer.table.tablets, 'tablet')}"),
+        plain(f"table {name} {what}{_tablets(answer.table)}"),
     )
 
 
@@ -127,7 +127,7 @@ def describe(context: typer.Context, name: Name) -> None:
     request = wire.DescribeTableRequest(name=name)
     table = ask_master(here, methods.DESCRIBE_TABLE, request).table
     lines = [
-        f"table {table.name}, id {table.table_id}, {counted(table.tablets, 'tablet')}",
+        f"table {table.name}, id {table.table_id}{_tablets(table)}",
         f"schema version {table.schema_version}",
         f"retention {_retention(table)}",
         f"change feed {'on' if table.options.change_feed else 'off'}",
@@ -266,6 +266,11 @@ def delete(
 def _retention(table: wire.Table) -> str:
     milliseconds = table.options.retention_milliseconds
     return f"{milliseconds / 1000:g} s" if milliseconds else "default"
+
+
+def _tablets(table: wire.Table) -> str:
+    """Nothing where a row store has the cells."""
+    return f", {counted(table.tablets, 'tablet')}" if table.tablets else ""
 
 
 def _as_data(table: wire.Table) -> dict[str, object]:

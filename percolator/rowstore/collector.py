@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from percolator.errors import PercolatorError
 from percolator.limits import Limits
 from percolator.rowstore.collecting import Bounds, collectable, no_older_lock, planned
+from percolator.rowstore.layout import row_of, written_by_others
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, RowStore, StoredRow
 from percolator.rowstore.steady_scan import steady_scan
@@ -91,7 +93,10 @@ class RowCollector:
     async def _row(
         self, table_id: int, row: StoredRow, bounds: Bounds, collected: Collected
     ) -> None:
-        plan = planned(row.cells, bounds, self._times)
+        try:
+            plan = planned(row.cells, bounds, self._times)
+        except (struct.error, IndexError) as error:
+            raise written_by_others(row_of(row.key), error) from error
         if plan is None:
             collected.passed_over += 1
             return

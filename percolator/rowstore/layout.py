@@ -64,6 +64,14 @@ def column_of(stored: bytes) -> bytes:
     return stored[1:]
 
 
+def written_by_others(row: bytes, error: Exception) -> InvariantViolation:
+    """The error for a row with a cell that makes no sense: a store has other users, too."""
+    return InvariantViolation(
+        f"row {row!r} has a cell that no transaction writes ({error}): another program has changed "
+        "the table in the store"
+    )
+
+
 def proof_column(column: bytes) -> bytes:
     """The stored name of the column that has the proofs about a column."""
     return _PROOF + column

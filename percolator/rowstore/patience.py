@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry
+from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry, SchemaError
 from percolator.limits import Limits
 from percolator.wire.backoff import Backoff, asked_pause_seconds
 from percolator.world import World
 
 _TIMEOUT_SECONDS_MIN = 0.001
+_NO_TABLE = (
+    "it was dropped; but if `percolator tables list` shows it, somebody has deleted it in the "
+    "store itself: restore it there, or `percolator tables delete` it here, too"
+)
 
 
 class Patience:
@@ -31,6 +35,8 @@ class Patience:
     async def outlast(self, problem: PercolatorError, *, is_read: bool) -> None:
         """Returns when the call may be sent again: it was not executed, or it changes nothing.
         Raises the error if that is not so, and `DeadlineExceeded` if the time is up."""
+        if isinstance(problem, SchemaError):
+            raise SchemaError(f"{problem.message}: {_NO_TABLE}", where=problem.where) from problem
         if problem.retry is Retry.USELESS or (problem.retry is Retry.UNKNOWN and not is_read):
             raise problem
         if isinstance(problem, Overloaded):

@@ -8,6 +8,7 @@ from their records.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ from percolator.rowstore.layout import (
     column_bounds,
     column_of,
     stored_column,
+    written_by_others,
 )
 from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell
 from percolator.rowstore.times import Times
@@ -115,16 +117,19 @@ def seen(
     result = Seen()
     found = sorted(dict.fromkeys(cells))
     _require_kept(found, wanted, times)
-    for cell in found:
-        if cell.family == COLLECTED or not wanted.wants(cell.column):
-            continue
-        column = column_of(cell.column)
-        if cell.family == LOCKS:
-            if _is_in_the_way(cell.value, wanted.timestamp, passing):
-                lock = Cell(space=SPACE_LOCK, row=row, column=column, value=cell.value)
-                result.locks.append(lock)
-        elif cell.family == WRITES:
-            _note(result, column, cell, wanted, times)
+    try:
+        for cell in found:
+            if cell.family == COLLECTED or not wanted.wants(cell.column):
+                continue
+            column = column_of(cell.column)
+            if cell.family == LOCKS:
+                if _is_in_the_way(cell.value, wanted.timestamp, passing):
+                    lock = Cell(space=SPACE_LOCK, row=row, column=column, value=cell.value)
+                    result.locks.append(lock)
+            elif cell.family == WRITES:
+                _note(result, column, cell, wanted, times)
+    except struct.error as error:
+        raise written_by_others(row, error) from error
     for lock in result.locks:
         result.found.pop(lock.column, None)
         result.in_data.pop(lock.column, None)

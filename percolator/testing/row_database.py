@@ -1,7 +1,6 @@
 """A database whose cells are in a row store: in a model of Bigtable, or in an emulator of it.
 
-All else of the cluster is in this process, as in `local_database.py`. This shows what works on a
-row store; a cluster that keeps everything there does not exist yet (docs/bigtable.md).
+All else of the cluster is in this process, as in `local_database.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ MODEL = Place("bigtable:1", "model-project", "model-instance")
 _DAY_MILLISECONDS = 86_400_000
 
 
-def connect_over_model(limits: Limits | None = None) -> Database:
-    """A new, empty database over the model."""
+def connect_over_model(
+    limits: Limits | None = None, model: BigtableInMemory | None = None
+) -> Database:
+    """A new, empty database over the model. A test that gives one can look into it."""
+    there = BigtableInMemory() if model is None else model
 
     async def start() -> aio.Database:
-        network = InProcessNetwork({MODEL.address: BigtableInMemory()})
-        return await _connected(network, MODEL, limits)
+        return await _connected(InProcessNetwork({MODEL.address: there}), MODEL, limits)
 
     return Database.over(start)
 

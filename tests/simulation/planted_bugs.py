@@ -427,6 +427,16 @@ BUGS = (
         )
         for plant, kinds, workload, quickly in row_cluster_bugs.ALL
     ),
+    Bug(
+        row_cluster_bugs.epoch_from_before_the_timestamps,
+        workload="chains",
+        on_rows=True,
+        with_master=True,
+        perfect_network=True,
+        in_bursts=True,
+        seeds_max=300,
+        is_quickly_caught=True,
+    ),
     *(
         Bug(
             row_cluster_bugs.eagerly(plant),

@@ -174,6 +174,7 @@ _DEATHS = (Kind.CLIENT_STEP, Kind.CRASH)
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (intents_after_the_commit_point, _DEATHS, True),
+    (second_committer_announces_nothing, _DEATHS, True),
     (intents_that_were_not_answered_taken_for_written, _STOPS, True),
     (intents_that_join_a_sent_call_taken_for_written, (), True),
     (intent_cleared_while_its_cell_is_locked, (), True),

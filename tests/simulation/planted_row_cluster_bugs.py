@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import wraps
 from itertools import cycle
 from typing import Any, cast
@@ -28,7 +27,6 @@ from services.master.master import ROLE as MASTER_ROLE
 from services.master.oracle_time import OracleTime
 from services.master.rows.row_drops import RowDrops
 from services.oracle.handler import OracleHandler
-from services.oracle.mark import Mark
 from services.oracle.oracle import Oracle
 from tests.simulation import row_cluster
 from tests.simulation.scenario import Kind
@@ -78,16 +76,6 @@ def epoch_not_raised_at_a_registration(patch: Patch) -> None:
         """Tells nobody."""
 
     patch.setattr(OracleTime, "raise_epoch", wrong)
-
-
-def new_oracle_forgets_the_epoch(patch: Patch) -> None:
-    """It counts from the beginning, and clients that know a higher one ask for nothing."""
-    correct = Mark.decode
-
-    def wrong(data: bytes, where: str) -> Mark:
-        return replace(correct(data, where), epoch=0)
-
-    patch.setattr(Mark, "decode", staticmethod(wrong))
 
 
 def epoch_from_before_the_timestamps(patch: Patch) -> None:
@@ -165,7 +153,6 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str, bool], ...] = (
     (oracle_on_rows_answers_without_a_look, _STOPS, "mixed", False),
     (master_on_rows_writes_after_it_was_replaced, _STOPS, "loads", True),
     (epoch_not_raised_at_a_registration, _STOPS, "chains", True),
-    (epoch_from_before_the_timestamps, _STOPS, "chains", False),
 )
 """Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
 within seconds."""

@@ -8,16 +8,20 @@ from percolator import Database, InvalidArgument, Table
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import require_table
 from percolator.codecs import raw
-from percolator.errors import SchemaError
+from percolator.errors import InvariantViolation, SchemaError
 from percolator.limits import Limits
+from percolator.rowstore.collecting import Bounds
+from percolator.rowstore.collector import Collected, RowCollector
 from percolator.rowstore.layout import DATA, FAMILIES, KEY_BYTES_MAX
-from percolator.rowstore.port import Check, Selection, SetCell
+from percolator.rowstore.port import Check, RowChange, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL, connect_over_model
 from percolator.v1 import bigtable_pb2 as wire
 from percolator.world import MachineClock, World, machine_random
 from services.chassis.stores.row_cluster_store import RowClusterStore
+from tests.unit.rowstore import model_store
+from tests.unit.rowstore.model_store import ModelStore
 
 TABLE = Table("rows", key=raw)
 COLUMN = TABLE.column("c", raw)
@@ -90,3 +94,44 @@ def test_a_transaction_with_a_key_above_the_limit_locks_nothing(row: bytes) -> N
             assert tx.get(b"other", COLUMN) == b"value"
             tx.set(b"other", COLUMN, b"later")
         assert db.get(b"other", COLUMN) == b"later"
+
+
+@pytest.mark.parametrize("family", ["l", "w"])
+def test_a_cell_of_another_program_is_an_error_that_names_its_row(family: str) -> None:
+    model = BigtableInMemory()
+    with connect_over_model(model=model) as db:
+        db.create_table(TABLE)
+        _write(db, b"row")
+        table = model.tables[MODEL.table(1)]
+        (time,) = (time for at, _, time in table.rows[b"row"] if at == "w")
+        table.put(b"row", {(family, b"cc", time): b"junk"})
+        says = "row b'row' has a cell that no transaction writes"
+        with pytest.raises(InvariantViolation, match=says):
+            db.get(b"row", COLUMN)
+        with pytest.raises(InvariantViolation, match=says), db.snapshot() as snapshot:
+            list(snapshot.scan(TABLE))
+        assert db.get(b"other", COLUMN) == b"value"
+
+
+async def test_whoever_collects_names_it_too() -> None:
+    rows = await ModelStore().opened()
+    await rows.store.write(
+        model_store.TABLE, [RowChange(b"row", (SetCell("w", b"cc", TIME, b"junk"),))], SECONDS
+    )
+    collector = RowCollector(rows.store, model_store.TIMES, rows.world, rows.limits)
+    bounds = Bounds(model_store.at(5), model_store.at(5))
+    with pytest.raises(InvariantViolation, match="row b'row' has a cell that no transaction"):
+        await collector.collect(model_store.TABLE, bounds, Collected())
+
+
+def test_a_table_that_somebody_has_deleted_in_the_store_is_named_with_what_to_do() -> None:
+    model = BigtableInMemory()
+    with connect_over_model(model=model) as db:
+        db.create_table(TABLE)
+        _write(db, b"row")
+        del model.tables[MODEL.table(1)]
+        says = "percolator-1: it was dropped; but if `percolator tables list` shows it, somebody"
+        with pytest.raises(SchemaError, match=says):
+            db.get(b"row", COLUMN)
+        with pytest.raises(SchemaError, match=says), db.transaction(timeout=0.5) as tx:
+            tx.set(b"row", COLUMN, b"later")
