@@ -12,16 +12,11 @@ Rules, each with the failure that it prevents:
   one exception is a lock that a reader has pushed: the first attempt can never be applied then.
 - The absence of both lock and record proves nothing: only a marker on the primary proves that the
   transaction is rolled back.
-- Once a heartbeat has raised the least commit timestamp, no other is sent below it until that is
-  known to be stored: it may still arrive, and would shorten the time to live again.
-- While a commit timestamp is taken that no reader has passed, heartbeats raise no higher. Each
-  would make the commit in progress fail, and a slow one would never be applied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from percolator.errors import (
     CellAddress,
@@ -36,23 +31,14 @@ from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment, Statistics
-from percolator.protocol.raising import Lead
+from percolator.protocol.raising import Heartbeat, Raises, seconds_until
 from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.catalog import TableInfo
-from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
-from percolator.timestamps import SEQUENCE_BITS
+from percolator.routing.cells import APPLIED, Answer, Refused
 from percolator.wire.backoff import Backoff
-
-
-class Heartbeat(NamedTuple):
-    """A step that raises a lock's time to live, and what the lock is then."""
-
-    step: CellMutation
-    min_commit: int
-    ttl: int
 
 
 class CommitPoint:
@@ -61,8 +47,7 @@ class CommitPoint:
     __slots__ = (
         "_commit",
         "_env",
-        "_lead",
-        "_raised",
+        "_raises",
         "_started_seconds",
         "_statistics",
         "_tables",
@@ -96,11 +81,7 @@ class CommitPoint:
         self._started_seconds = started_seconds
         self._statistics = statistics
         self._commit = 0
-        self._lead: Lead | None = None
-        """Set once a heartbeat has lost to a reader."""
-        self._raised = 0
-        """The highest least commit timestamp that heartbeats have sent; the oracle may not be there
-        yet."""
+        self._raises = Raises(env.limits)
         self.min_commit = write.start + 1
         """The least commit timestamp in the stored lock; readers raise it."""
         self.ttl = 0
@@ -172,12 +153,10 @@ class CommitPoint:
         if left <= 0:
             raise _out_of_time()
         self._statistics.round_trips += 1
-        ours, in_use = self.min_commit <= self._raised, self.min_commit - 1
+        is_ours, in_use = self._raises.may_have_set(self.min_commit), self.min_commit - 1
         self._commit = await self._env.timestamps.get(timeout_seconds=left)
-        if ours:
-            ahead = (in_use >> SEQUENCE_BITS) - (self._commit >> SEQUENCE_BITS)
-            if self._commit <= in_use:
-                await self._env.clock.sleep(min(max(ahead / 1000, 0.001), left))
+        if is_ours:  # the oracle may not be there yet
+            await self._env.clock.sleep(min(seconds_until(self.min_commit, self._commit), left))
             return
         # Compared with what was in use before we asked. In the meantime, a heartbeat may have
         # learned of a push by a reader that began after this timestamp was issued; that is no
@@ -244,31 +223,19 @@ class CommitPoint:
     def heartbeat(self) -> Heartbeat:
         """The step that raises the primary's time to live."""
         ttl = max(self.ttl, self._ttl_from(self._env.clock.monotonic_seconds()))
-        least = self._least()
+        least = self._raises.least(self.min_commit, self._commit)
         step = self._write.heartbeat(self.min_commit, self.ttl, least, ttl)
         return Heartbeat(step, least, ttl)
-
-    def _least(self) -> int:
-        """The least commit timestamp that the next heartbeat sets."""
-        least = self.min_commit
-        if self._lead is not None and self._lead.is_needed:
-            least = self._commit if self._commit >= least else self._lead.above(least)
-        least = max(least, self._raised)
-        if least > self.min_commit:
-            self._raised = least
-        return least
 
     def after_heartbeat(self, beat: Heartbeat, answer: Answer, took_seconds: float) -> bool:
         """Returns True if the lock had changed, so that another heartbeat should follow at once."""
         if answer is APPLIED:
             self.min_commit = max(self.min_commit, beat.min_commit)
             self.ttl = max(self.ttl, beat.ttl)
-            if self._lead is not None:
-                self._lead.applied()
+            self._raises.lead.applied()
         elif isinstance(answer, Refused):
             if self._is_own_lock(answer):
-                self._lead = self._lead or Lead(self._env.limits)
-                self._lead.refused(took_seconds)
+                self._raises.lead.refused(took_seconds)
                 self.learn_lock(answer)
                 return True
             self.is_lost = True

@@ -18,11 +18,14 @@ Rules, each with the failure that it prevents:
   and nobody but that attempt would keep the part alive.
 - The lead is no longer than it has to be, and zero without a refusal: the commit waits until the
   oracle is above it.
+- While an ordinary commit has a timestamp that no reader has passed, its heartbeats raise no
+  higher. Each would make the commit in progress fail, and a slow one would never be applied.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from percolator.formats.records import TTL_MILLISECONDS_MAX, LockRecord
 from percolator.limits import Limits
@@ -57,6 +60,48 @@ class Lead:
 
     def applied(self) -> None:
         self._seconds = 0.0
+
+
+def seconds_until(least: int, now: int) -> float:
+    """How long it takes until the oracle, which is at `now`, has reached this timestamp."""
+    if now >= least:
+        return 0.0
+    return max((least >> SEQUENCE_BITS) - (now >> SEQUENCE_BITS), 1) / 1000
+
+
+class Heartbeat(NamedTuple):
+    """A step that raises the time to live of a commit's lock, and what the lock is then."""
+
+    step: CellMutation
+    min_commit: int
+    ttl: int
+
+
+class Raises:
+    """The least commit timestamps that the heartbeats of one ordinary commit set."""
+
+    __slots__ = ("_highest", "lead")
+
+    def __init__(self, limits: Limits) -> None:
+        self.lead = Lead(limits)
+        self._highest = 0
+
+    def least(self, seen: int, commit: int) -> int:
+        """What the next heartbeat sets, given what the lock had when it was last seen, and the
+        commit timestamp, if one was taken. It leaves the lock as it is unless it has to raise it.
+        """
+        least = seen
+        if self.lead.is_needed:
+            least = commit if commit >= seen else self.lead.above(seen)
+        # One that was sent and not answered may still arrive.
+        least = max(least, self._highest)
+        if least > seen:
+            self._highest = least
+        return least
+
+    def may_have_set(self, least: int) -> bool:
+        """Whether it may be ours: only those of readers are known to be the oracle's."""
+        return least <= self._highest
 
 
 def raised(lock: LockRecord, least: int, ttl_milliseconds: float, value: bytes) -> LockRecord:

@@ -11,6 +11,7 @@ from percolator.formats.records import timestamp_bytes
 from percolator.protocol import commit, steps
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.pushing import Pushing
+from percolator.protocol.raising import Raises
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -170,5 +171,5 @@ def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypa
 
     correct = CommitPoint.learn_lock
     monkeypatch.setattr(CommitPoint, "learn_lock", learn)
-    monkeypatch.setattr(CommitPoint, "_least", lambda point: point.min_commit)
+    monkeypatch.setattr(Raises, "least", lambda raises, seen, commit: seen)
     assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in SEEDS)

@@ -125,6 +125,17 @@ async def test_a_broken_stream_continues_where_it_stopped() -> None:
     assert rows == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_stream_that_ends_after_each_page_is_begun_again_behind_it(reverse: bool) -> None:
+    """As a short scan's in a frame (percolator/wire/frames)."""
+    cluster = _three_tablets()
+    for server in cluster.servers.values():
+        server.pages = lambda request: _page(request, 4)[:1]
+    found = await _scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse, 100))
+    rows = [row for page in found for row in page.rows]
+    assert sorted(rows) == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+
+
 def _a_value_less(page: wire.ScanResponse) -> None:
     page.found.values.pop()
 
