@@ -7,12 +7,13 @@ what they would: TLS and tokens, the header by which calls are routed, and enoug
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
+from importlib import import_module
 from urllib.parse import quote
-from urllib.request import getproxies_environment, proxy_bypass
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -40,8 +41,8 @@ _log = logging.getLogger("percolator.bigtable")
 _ROUTED_BY = ("table_name", "parent", "name", "resource")
 _ROUTES_MAX = 1_024
 _NO_METADATA: Metadata = ()
-_PROXIES = ("grpc", "https", "http")
-"""The kinds of proxies that gRPC uses for all calls, as variables name them: `https_proxy`."""
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables that name the proxy that gRPC uses for all calls."""
 
 _Route = Callable[[Message], Metadata]
 
@@ -159,10 +160,11 @@ class BigtableNetwork:
 
 def _is_proxied(address: str) -> bool:
     """Whether the environment says that the address is reached through a proxy."""
-    proxies = getproxies_environment()
-    if not any(kind in proxies for kind in _PROXIES):
+    if not any(os.environ.get(name) for name in _PROXIES):
         return False
-    return not proxy_bypass(address)
+    # What it imports costs a program more than all of this module.
+    bypassed: bool = import_module("urllib.request").proxy_bypass_environment(address)
+    return not bypassed
 
 
 def _route(request: type[Message]) -> _Route:
