@@ -134,7 +134,7 @@ class Cleanup:
             can_read = reads_values and self._rolling.read(lock, read_at) is not None
             (readable if can_read else to_resolve).append(lock)
         if readable:
-            to_resolve += self._rolling.leave_behind(readable)
+            to_resolve += await self._rolling.leave_behind(readable)
         if to_resolve:
             await self._rolling.roll(to_resolve, deadline)
         if overtaken:

@@ -89,12 +89,12 @@ class Rolling:
             await self._once.mutate(collected, deadline)
         return again
 
-    def leave_behind(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
+    async def leave_behind(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
         """Has the cells rolled forward in the background, by their tablets if they are many.
         Returns those for which too much of that is going on in this client."""
         env = self._env
         if not env.background_is_full:
-            met = self._bulk.leave(met)
+            met = await self._bulk.leave(met)
         if not met:
             return ()
         if env.background_is_full or self._left_behind + len(met) > _LEFT_BEHIND_MAX:

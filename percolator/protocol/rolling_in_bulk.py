@@ -3,24 +3,33 @@
 A client that rolls a lock forward has read it, and sends all of it back in another form. Where it
 meets many, it tells their tablet of the commit, once, and the tablet does the rest. The driver of a
 shared transaction tells all tablets right after its commit. Nothing depends on it: readers take the
-values from the locks meanwhile, and whoever needs a cell now rolls it forward by itself.
+values from the locks meanwhile, and whoever needs a cell now rolls it forward by itself. Only long
+scans wait a moment, so that the tablet gets ahead of them.
 
 Only a verdict is told, that is, a commit that was seen on the primary.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from percolator.errors import SchemaChanged, UsageError
+from percolator.errors import PercolatorError, SchemaChanged, UsageError
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import RollForward
 
+_log = logging.getLogger(__name__)
+
 MANY = 32
 """From so many locks in one answer on, the tablet is told: there are probably more."""
+WHOLE_PAGE = 512
+"""Who meets so many is on a long way through the table, and waits for the tablet to get ahead:
+reading values from locks costs several times as much as reading commits."""
+AHEAD = 16
+"""How far ahead, in times of what was met."""
 
 
 class BulkRolling:
@@ -33,7 +42,7 @@ class BulkRolling:
         self._is_unknown = env.rolls_forward is None
         """Not all servers know such messages."""
 
-    def leave(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
+    async def leave(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
         """Tells tablets of these locks, where there are many of committed transactions. Returns
         those that are left to the caller."""
         if self._is_unknown or len(met) < MANY:
@@ -45,24 +54,40 @@ class BulkRolling:
         for table_id, locks in by_table.items():
             if len(locks) < MANY:
                 left += locks
+            elif len(locks) >= WHOLE_PAGE:
+                left += await self._have_it_get_ahead(table_id, locks)
             elif table_id not in self._being_told:
                 self._being_told.add(table_id)
                 self._env.background.start(self._tell(table_id, locks))
         return left
 
+    async def _have_it_get_ahead(self, table_id: int, met: Sequence[MetLock]) -> Sequence[MetLock]:
+        try:
+            await self._order(table_id, met, AHEAD * len(met))
+        except UsageError:
+            self._is_unknown = True
+            return met
+        except PercolatorError as problem:
+            _log.info("a tablet was not told of commits: %s", problem)
+            return met
+        return ()
+
     async def _tell(self, table_id: int, met: Sequence[MetLock]) -> None:
+        try:
+            await self._order(table_id, met, 0)
+        except UsageError:
+            self._is_unknown = True
+        finally:
+            self._being_told.discard(table_id)
+
+    async def _order(self, table_id: int, met: Sequence[MetLock], await_cells: int) -> None:
         env = self._env
         starts = {one.lock.start_timestamp for one in met}
         verdicts = {start: env.verdicts.get(start) for start in starts}
         commits = {start: at for start, at in verdicts.items() if at and at != ROLLED_BACK}
         row = min(one.address.row for one in met)
         deadline = env.now() + env.limits.background_seconds
-        try:
-            await tell_of_commits(env, table_id, commits, deadline, row)
-        except UsageError:
-            self._is_unknown = True
-        finally:
-            self._being_told.discard(table_id)
+        await tell_of_commits(env, table_id, commits, deadline, row, await_cells)
 
 
 async def tell_of_commits(
@@ -71,13 +96,15 @@ async def tell_of_commits(
     commits: Mapping[int, int],
     deadline: float,
     row: bytes | None = None,
+    await_cells: int = 0,
 ) -> None:
     """Tells the tablet of this row, or all tablets of the table, which transactions have committed,
-    and when. Raises `UsageError` where a server does not know such messages."""
+    and when; may wait until it is so many cells ahead. Raises `UsageError` where a server does not
+    know such messages."""
     if env.rolls_forward is None or not commits:
         return
     schema = await env.schema(table_id, deadline)
-    order = RollForward(table_id, commits, schema.version, schema.observers, row)
+    order = RollForward(table_id, commits, schema.version, schema.observers, row, await_cells)
     try:
         await env.rolls_forward.roll_forward(order, deadline)
     except SchemaChanged:

@@ -4,7 +4,8 @@ A page reports the locks that it met. Either a lock says what its cell holds, or
 again by itself, at the same timestamp, once the lock is resolved; the other rows are kept, since a
 snapshot does not change. Then the scan is begun again behind the page if more transactions are
 known by now whose locks it may pass: a job with a million locks is asked about once, and not with
-each page.
+each page. A page full of locks always ends the scan for the time being: once they are resolved, the
+next pages have fewer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from percolator.formats.records import (
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import PASSING_MAX, leave_out_unwanted, read_past_locks
+from percolator.protocol.rolling_in_bulk import WHOLE_PAGE
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import (
     CellPage,
@@ -57,16 +59,24 @@ async def pages_past_locks(
     while rest is not None:
         asked, rest = rest._replace(passing=passing), None
         left: RangeRequest | None = asked
+        crowded: Page | None = None
         async with aclosing(begin(asked)) as pages:
             async for page in pages:
-                has_locks = bool(page.locks)
                 left = None if left is None else _behind(left, page)
+                if len(page.locks) >= WHOLE_PAGE:
+                    crowded, rest = page, left
+                    break
+                has_locks = bool(page.locks)
                 yield page
                 if has_locks and left is not None:
                     known = cleanup.passable(request.timestamp, PASSING_MAX)
                     if not set(known) <= set(passing):
                         passing, rest = known, left
                         break
+        if crowded is not None:
+            # Meanwhile the server must not read pages that will look different afterwards.
+            yield crowded
+            passing = cleanup.passable(request.timestamp, PASSING_MAX)
 
 
 def _behind(asked: RangeRequest, page: RangePage | CellPage) -> RangeRequest | None:

@@ -275,6 +275,8 @@ class RollForward(NamedTuple):
     """By column: whom a put or deletion notifies."""
     row: bytes | None = None
     """Only the tablet of this row, which begins there; None: all tablets of the table."""
+    await_cells: int = 0
+    """For so many locks the answer waits, for about a second at most."""
 
 
 class Mutations(Protocol):

@@ -1,7 +1,8 @@
 """Tells the tablets of a table to roll the locks of committed transactions forward.
 
-Each is told once, and answers at once. What a tablet does not hear, or forgets, is left to those
-who meet the locks, so nothing is sent again but to a tablet that has moved.
+Each is told once, and answers at once, or when it is ahead of the caller. What a tablet does not
+hear, or forgets, is left to those who meet the locks, so nothing is sent again but to a tablet that
+has moved.
 """
 
 from __future__ import annotations
@@ -82,4 +83,5 @@ def _request(order: RollForward, location: TabletLocation, row: bytes) -> wire.R
             for column, names in order.observers.items()
         ],
         row=row,
+        await_cells=order.await_cells,
     )

@@ -230,9 +230,11 @@ class Tablet:
         return pb.MutateTogetherResponse(results=results)
 
     async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
-        """Rolls the locks of committed transactions forward, after it has returned. Raises what
+        """Rolls the locks of committed transactions forward, in the background. Raises what
         `mutate` does when it takes nothing, except `Overloaded`."""
         await self._state.guard.checked(lambda: self._rolling.take(request))
+        if request.await_cells:
+            await self._rolling.get_ahead(request.await_cells)
         return pb.RollForwardResponse()
 
     async def commit(

@@ -204,18 +204,20 @@ class MutateTogetherResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ...) -> None: ...
 
 class RollForwardRequest(_message.Message):
-    __slots__ = ("target", "start_timestamps", "commit_timestamps", "observed", "row")
+    __slots__ = ("target", "start_timestamps", "commit_timestamps", "observed", "row", "await_cells")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     START_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    AWAIT_CELLS_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     start_timestamps: _containers.RepeatedScalarFieldContainer[int]
     commit_timestamps: _containers.RepeatedScalarFieldContainer[int]
     observed: _containers.RepeatedCompositeFieldContainer[ObservedColumn]
     row: bytes
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., row: _Optional[bytes] = ...) -> None: ...
+    await_cells: int
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., start_timestamps: _Optional[_Iterable[int]] = ..., commit_timestamps: _Optional[_Iterable[int]] = ..., observed: _Optional[_Iterable[_Union[ObservedColumn, _Mapping]]] = ..., row: _Optional[bytes] = ..., await_cells: _Optional[int] = ...) -> None: ...
 
 class RollForwardResponse(_message.Message):
     __slots__ = ()

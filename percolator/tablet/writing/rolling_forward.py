@@ -60,6 +60,9 @@ ORDERS_MAX = 64
 """Further ones are forgotten."""
 TRANSACTIONS_MAX = 10_000
 """In one order: more than the parts of a shared transaction."""
+AHEAD_CELLS_MAX = 16_384
+AHEAD_SECONDS_MAX = 1.0
+"""How far, and how long, a caller may wait for the tablet to get ahead of it."""
 COLUMNS_MAX = 1_024
 """Decoded columns that are remembered."""
 BATCH_SECONDS = 60.0
@@ -118,6 +121,10 @@ class RollingForward:
         self._orders: deque[_Order] = deque()
         """The first one is being carried out."""
         self._tasks = Tasks()
+        self._rolled = 0
+        """How many locks it has rolled forward."""
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        """Callers that wait until there are so many."""
 
     def take(self, request: pb.RollForwardRequest) -> None:
         """Takes an order. Raises `InvalidArgument`, `UnheardTimestamp`, `TabletMoved` and
@@ -132,9 +139,19 @@ class RollingForward:
         if len(self._orders) == 1:
             self._tasks.start(self._run())
 
+    async def get_ahead(self, cells: int) -> None:
+        """Returns once that many more locks are rolled forward, or none are left, or after a while:
+        the caller is a scan, which is on its way to them."""
+        if not self._orders:
+            return
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._rolled + min(cells, AHEAD_CELLS_MAX), change))
+        await asyncio.wait((change,), timeout=AHEAD_SECONDS_MAX)
+
     async def close(self) -> None:
         """Forgets what is left."""
         await self._tasks.cancel()
+        self._wake(everyone=True)
 
     def _checked(self, request: pb.RollForwardRequest) -> _Order:
         starts, commits = list(request.start_timestamps), list(request.commit_timestamps)
@@ -163,6 +180,15 @@ class RollingForward:
                 _log.warning("%s", self._state.unreadable(error))
             finally:
                 self._orders.popleft()
+        self._wake(everyone=True)
+
+    def _wake(self, *, everyone: bool = False) -> None:
+        waiting, self._waiting = self._waiting, []
+        for until, change in waiting:
+            if everyone or self._rolled >= until:
+                change.set_result(None)
+            else:
+                self._waiting.append((until, change))
 
     async def _roll(self, order: _Order) -> None:
         identity = self._state.identity
@@ -236,3 +262,5 @@ class RollingForward:
         for result in await work.done:
             if result.outcome in (pb.OUTCOME_NOT_EXECUTED, pb.OUTCOME_UNKNOWN):
                 raise from_detail(result.error)
+        self._rolled += len(found)
+        self._wake()

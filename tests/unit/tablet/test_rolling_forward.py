@@ -10,6 +10,7 @@ import pytest
 from percolator.errors import CellAddress, InvalidArgument, SchemaChanged, TabletMoved
 from percolator.formats.records import LockRecord, RecordKind, value_offset
 from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.writing.rolling_forward import AHEAD_SECONDS_MAX
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import Change, changes
@@ -242,3 +243,37 @@ def test_where_a_value_begins() -> None:
         for primary in (CellAddress(1, b"", b""), CellAddress(2, b"r" * 300, b"c" * 300)):
             lock = LockRecord(1, 2, 3, RecordKind.PUT, session, primary, b"value").encode()
             assert lock[value_offset(lock) :] == b"value"
+
+
+async def test_a_caller_on_its_way_may_wait_until_the_tablet_is_ahead() -> None:
+    rig = await Rig(disk=_Disk(0.1), slice_rows=4, commit_mutations_max=4).open()
+    await rig.apply(*(prewrite(row, START) for row in _rows(12)))
+    await _told(rig, await_cells=6)  # in two batches
+    assert await _locked(rig) == _rows(12)[8:]
+    await _told(rig, await_cells=1_000)
+    assert await _locked(rig) == []
+    await _told(rig, await_cells=1_000)  # nothing is left
+
+
+async def test_a_caller_waits_no_longer_than_a_while() -> None:
+    rig = await Rig(disk=_Disk(10.0)).open()
+    await rig.apply(prewrite(b"a", START))
+    began = rig.clock.monotonic_seconds()
+    await _told(rig, await_cells=1)
+    assert rig.clock.monotonic_seconds() - began == AHEAD_SECONDS_MAX
+    assert await _locked(rig) == [b"a"]
+    waiting = asyncio.ensure_future(_told(rig, await_cells=1))
+    await asyncio.sleep(0.1)
+    await rig.tablet.close()
+    await waiting
+
+
+class _Disk(DurableMemory):
+    """Takes this long for every write."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def sync(self) -> None:
+        await asyncio.sleep(self._seconds)
