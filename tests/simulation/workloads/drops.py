@@ -27,6 +27,9 @@ _READS_SHARE = 0.3
 _ROWS_AT_ONCE = 5
 """Of a transaction that has died. What becomes of it shows if some of its locks are met while the
 table of its primary is there, and others when that is gone."""
+_AGAIN_SHARE = 0.3
+"""How many of the dropped tables are created again, under the same name and another id. Clients
+that know the former one go on writing there."""
 _CALL_SECONDS = 3.0
 
 
@@ -91,5 +94,7 @@ class Drops(Workload):
         self._next += 1
         try:
             await session.database.drop_table(going.table, timeout=_CALL_SECONDS)
+            if session.random.random() < _AGAIN_SHARE:
+                await session.database.create_table(going.table, timeout=_CALL_SECONDS)
         except PercolatorError as error:
             session.expect(error)
