@@ -31,7 +31,13 @@ from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment, Statistics
-from percolator.protocol.raising import Heartbeat, Raises, seconds_until
+from percolator.protocol.raising import (
+    LEAD_SECONDS_MAX,
+    Heartbeat,
+    Raises,
+    later,
+    seconds_until,
+)
 from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
@@ -153,16 +159,18 @@ class CommitPoint:
         if left <= 0:
             raise _out_of_time()
         self._statistics.round_trips += 1
-        is_ours, in_use = self._raises.may_have_set(self.min_commit), self.min_commit - 1
+        before, in_use = max(self._write.start, self._commit), self.min_commit - 1
         self._commit = await self._env.timestamps.get(timeout_seconds=left)
-        if is_ours:  # the oracle may not be there yet
-            await self._env.clock.sleep(min(seconds_until(self.min_commit, self._commit), left))
-            return
         # Compared with what was in use before we asked. In the meantime, a heartbeat may have
         # learned of a push by a reader that began after this timestamp was issued; that is no
         # regression, and `reach` takes a later timestamp.
-        if self._commit <= in_use:
+        # A heartbeat may have raised it, perhaps one of another committer: not too far.
+        wait = seconds_until(in_use + 1, self._commit)
+        if self._commit <= before or wait > 2 * LEAD_SECONDS_MAX:
+            in_use = max(in_use, before)
             raise TimestampRegression(f"the oracle gave {self._commit} after {in_use} was in use")
+        if wait:
+            await self._env.clock.sleep(min(wait, left))
 
     async def _no_lock(self, answer: Refused, deadline: float) -> int:
         """The commit was refused, and the lock is gone. Returns the commit timestamp if there is
@@ -222,8 +230,10 @@ class CommitPoint:
 
     def heartbeat(self) -> Heartbeat:
         """The step that raises the primary's time to live."""
-        ttl = max(self.ttl, self._ttl_from(self._env.clock.monotonic_seconds()))
-        least = self._raises.least(self.min_commit, self._commit)
+        now = self._env.clock.monotonic_seconds()
+        ttl = max(self.ttl, self._ttl_from(now))
+        oracle = later(self._write.start, now - self._started_seconds)
+        least = self._raises.least(self.min_commit, self._commit, oracle)
         step = self._write.heartbeat(self.min_commit, self.ttl, least, ttl)
         return Heartbeat(step, least, ttl)
 

@@ -18,6 +18,8 @@ Rules, each with the failure that it prevents:
   and nobody but that attempt would keep the part alive.
 - The lead is no longer than it has to be, and zero without a refusal: the commit waits until the
   oracle is above it.
+- A commit's lock that is above the oracle already is not raised: no reader pushes it, so another
+  committer has. Two of them would raise it ever higher, and neither could commit.
 - While an ordinary commit has a timestamp that no reader has passed, its heartbeats raise no
   higher. Each would make the commit in progress fail, and a slow one would never be applied.
 """
@@ -33,7 +35,9 @@ from percolator.protocol import steps
 from percolator.routing.cells import CellMutation
 from percolator.timestamps import SEQUENCE_BITS
 
-_LEAD_SECONDS_MAX = 5.0
+LEAD_SECONDS_MAX = 5.0
+_ORACLE_SECONDS = 0.5
+"""How far the oracle may be above where it is believed to be: its answer took time, too."""
 
 
 class Lead:
@@ -45,7 +49,7 @@ class Lead:
 
     def above(self, least: int) -> int:
         """The least commit timestamp to set."""
-        return least + (int(self._seconds * 1000) << SEQUENCE_BITS) + 1
+        return later(least, self._seconds) + 1
 
     @property
     def is_needed(self) -> bool:
@@ -56,10 +60,15 @@ class Lead:
         """A reader was faster; the answer came after this time."""
         # A push is at most this much ahead of its time.
         ahead = self._limits.push_after_seconds
-        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), _LEAD_SECONDS_MAX)
+        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), LEAD_SECONDS_MAX)
 
     def applied(self) -> None:
         self._seconds = 0.0
+
+
+def later(timestamp: int, seconds: float) -> int:
+    """The timestamp that many seconds above."""
+    return timestamp + (int(seconds * 1000) << SEQUENCE_BITS)
 
 
 def seconds_until(least: int, now: int) -> float:
@@ -86,22 +95,19 @@ class Raises:
         self.lead = Lead(limits)
         self._highest = 0
 
-    def least(self, seen: int, commit: int) -> int:
-        """What the next heartbeat sets, given what the lock had when it was last seen, and the
-        commit timestamp, if one was taken. It leaves the lock as it is unless it has to raise it.
+    def least(self, seen: int, commit: int, oracle: int) -> int:
+        """What the next heartbeat sets, given what the lock had when it was last seen, the commit
+        timestamp, if one was taken, and about where the oracle is. It leaves the lock as it is
+        unless it has to raise it.
         """
         least = seen
-        if self.lead.is_needed:
+        if self.lead.is_needed and seen <= later(oracle, _ORACLE_SECONDS):
             least = commit if commit >= seen else self.lead.above(seen)
         # One that was sent and not answered may still arrive.
         least = max(least, self._highest)
         if least > seen:
             self._highest = least
         return least
-
-    def may_have_set(self, least: int) -> bool:
-        """Whether it may be ours: only those of readers are known to be the oracle's."""
-        return least <= self._highest
 
 
 def raised(lock: LockRecord, least: int, ttl_milliseconds: float, value: bytes) -> LockRecord:

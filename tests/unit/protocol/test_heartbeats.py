@@ -9,6 +9,7 @@ import pytest
 from percolator.formats.records import LockRecord
 from percolator.limits import Limits
 from percolator.protocol.pushing import push_step
+from percolator.protocol.raising import LEAD_SECONDS_MAX
 from percolator.routing.cells import CellMutation
 from percolator.timestamps import SEQUENCE_BITS
 
@@ -119,3 +120,32 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
     assert not point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
     assert point.min_commit > here.oracle.next() + (1_000 << SEQUENCE_BITS)
     assert await point.reach(client.deadline()) >= beat.min_commit
+
+
+async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
+    """As of a gateway that took over: each loses to what the other has raised, not to readers."""
+    here = World(1, NO_FAULTS)
+    clients = here.client(PATIENT), here.client(PATIENT)
+    start = await clients[0].start_timestamp()
+    commits = [client.commit(start, {A: put(b"1")}) for client in clients]
+    points = []
+    for client, commit in zip(clients, commits, strict=True):
+        point, prewrite = commit._in_two_phases()
+        await prewrite.run(client.deadline())
+        points.append(point)
+    await asyncio.sleep(1.0)
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    here.store.apply(push_step(A, lock, here.oracle.next() + 1))
+    for _ in range(20):
+        for point in points:
+            beat = point.heartbeat()
+            point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    limit = LEAD_SECONDS_MAX + 1.0
+    assert lock.min_commit_timestamp < here.oracle.next() + (int(limit * 1000) << SEQUENCE_BITS)
+    found = [
+        await point.reach(client.deadline()) for client, point in zip(clients, points, strict=True)
+    ]
+    assert found[0] == found[1] > lock.min_commit_timestamp
