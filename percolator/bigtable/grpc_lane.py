@@ -47,11 +47,13 @@ class GrpcLane:
         if invoke is None:
             invoke = self._unary[path] = self._channel.unary_unary(path)
         try:
-            answer: bytes = await invoke(request, timeout=timeout, metadata=metadata)
+            answer: bytes | None = await invoke(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
         except asyncio.CancelledError:
             raise _cut_off() from None
+        if answer is None:
+            raise CallFailed(Code.INTERNAL, "an answer without a message")
         return answer
 
     async def stream(
