@@ -8,9 +8,12 @@ import grpc
 import pytest
 
 from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.filters import selecting
 from percolator.bigtable.grpc_lane import GrpcLane
 from percolator.bigtable.http2.lane import HttpLane
+from percolator.bigtable.http2.status import CallFailed
 from percolator.bigtable.lanes import STREAMS_MAX
+from percolator.bigtable.methods import READ_ROWS
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tokens import Tokens
 from percolator.errors import (
@@ -23,6 +26,7 @@ from percolator.errors import (
 )
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import Selection
+from percolator.v1.bigtable_pb2 import BigtableReadRowsRequest
 from tests.doubles.bigtable_service import Refusal
 from tests.unit.bigtable.connected import SECONDS, TABLE, connected
 
@@ -169,6 +173,18 @@ async def test_large_requests_and_answers_arrive_whole(by_grpc: bool) -> None:
         assert await asyncio.gather(*(over.put(row, value) for row, value in written)) == [True] * 4
         found = await over.store.read(TABLE, rows, (Selection(WRITES),), SECONDS)
         assert [row.cells[0].value for row in found] == values
+
+
+@CLIENTS
+async def test_an_answer_without_a_message_is_an_error(by_grpc: bool) -> None:
+    async with connected(by_grpc=by_grpc) as over:
+        lane = over.network._lanes_to(over.place.address).lane()
+        nothing = BigtableReadRowsRequest(table_name=over.place.table(TABLE))
+        nothing.filter.MergeFromString(selecting((Selection(WRITES),)))
+        metadata = (("authorization", "Bearer valid"),)
+        with pytest.raises(CallFailed, match="an answer without a message") as caught:
+            await lane.unary(READ_ROWS.path, nothing.SerializeToString(), SECONDS, metadata)
+        assert caught.value.code is grpc.StatusCode.INTERNAL
 
 
 @CLIENTS
