@@ -49,7 +49,7 @@ class Place:
     is_emulated: bool = True
     """Whether calls go without TLS and credentials."""
     by_grpc: bool = False
-    """Whether calls go through gRPC's own client, which takes five times the CPU."""
+    """Whether calls go through gRPC's own client, which takes more CPU."""
 
     def __post_init__(self) -> None:
         _require(

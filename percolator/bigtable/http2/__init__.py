@@ -1,4 +1,4 @@
-"""Calls of gRPC over HTTP/2, on asyncio alone: a fifth of the CPU that gRPC's own API takes.
+"""Calls of gRPC over HTTP/2, on asyncio alone, for a third of the CPU that gRPC's client takes.
 
 Open `lane.py` first: the way to one address, which connects when a call needs it. `connection.py`
 is one connection (RFC 9113): `streams.py` has its calls, `call.py` one of them, and what arrives
