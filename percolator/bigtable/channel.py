@@ -6,10 +6,11 @@ what they would: TLS and tokens, the header by which calls are routed, and enoug
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from importlib import import_module
@@ -40,6 +41,7 @@ _log = logging.getLogger("percolator.bigtable")
 
 _ROUTED_BY = ("table_name", "parent", "name", "resource")
 _ROUTES_MAX = 1_024
+_SECONDS_MIN = 0.001
 _NO_METADATA: Metadata = ()
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that name the proxy that gRPC uses for all calls."""
@@ -69,14 +71,14 @@ class BigtableNetwork:
         decode = method.response.FromString
 
         async def call(request: RequestT, timeout: float, *, again: bool = True) -> ResponseT:
-            identity = _NO_METADATA
+            deadline, identity = _now() + timeout, _NO_METADATA
             if self._tokens is not None:
                 identity = self._tokens.current() or await self._tokens.metadata(timeout)
             lane = lanes.lane()
             lane.in_flight += 1
             try:
-                encoded = request.SerializeToString()
-                return decode(await lane.unary(path, encoded, timeout, route(request) + identity))
+                encoded, left = request.SerializeToString(), _left(deadline)
+                return decode(await lane.unary(path, encoded, left, route(request) + identity))
             except CallFailed as failed:
                 if not again or not self._may_be_repeated(failed, identity):
                     raise meaning(failed, _where(path, request)) from None
@@ -84,7 +86,7 @@ class BigtableNetwork:
                 raise _not_understood(path) from None
             finally:
                 lane.in_flight -= 1
-            return await call(request, timeout, again=False)
+            return await call(request, _left(deadline), again=False)
 
         return call
 
@@ -96,17 +98,18 @@ class BigtableNetwork:
 
         async def call(
             request: RequestT, timeout: float, *, again: bool = True
-        ) -> AsyncIterator[ResponseT]:
-            identity = _NO_METADATA
+        ) -> AsyncGenerator[ResponseT, None]:
+            deadline, identity = _now() + timeout, _NO_METADATA
             if self._tokens is not None:
                 identity = self._tokens.current() or await self._tokens.metadata(timeout)
             lane = lanes.lane()
             lane.in_flight += 1
             try:
-                encoded = request.SerializeToString()
-                messages = lane.stream(path, encoded, timeout, route(request) + identity)
+                encoded, left = request.SerializeToString(), _left(deadline)
+                messages = lane.stream(path, encoded, left, route(request) + identity)
                 async with aclosing(messages):
                     async for message in messages:
+                        again = False  # whoever repeats it would get this message twice
                         yield decode(message)
             except CallFailed as failed:
                 if not again or not self._may_be_repeated(failed, identity):
@@ -118,8 +121,9 @@ class BigtableNetwork:
             finally:
                 lane.in_flight -= 1
             # Refused before its first message, and by now there is another token.
-            async for response in call(request, timeout, again=False):
-                yield response
+            async with aclosing(call(request, _left(deadline), again=False)) as repeated:
+                async for response in repeated:
+                    yield response
 
         return call
 
@@ -156,6 +160,15 @@ class BigtableNetwork:
         if self._tokens is not None and self._tls is None:
             self._tls = secure(self._roots)
         return partial(HttpLane, address, self._tls)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _left(deadline: float) -> float:
+    """What waiting for a token, or a refused call, has left of a call's time."""
+    return max(deadline - _now(), _SECONDS_MIN)
 
 
 def _is_proxied(address: str) -> bool:
