@@ -15,7 +15,7 @@ FIRST_SEEDS = {
     "executed counts as not sent": 7,
     "intent cleared by the marker of another start": 67,
     "intent cleared while its cell is locked": 2,
-    "intent cleared without a trace": 33,
+    "intent cleared without a trace": 35,
     "intents that were not answered taken for written": 2,
     "marker put over a lock": 71,
     "oracle on rows answers without a look": 204,
