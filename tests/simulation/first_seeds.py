@@ -17,7 +17,7 @@ FIRST_SEEDS = {
     "intent cleared while its cell is locked": 2,
     "intent cleared without a trace": 35,
     "intents that were not answered taken for written": 2,
-    "marker put over a lock": 71,
+    "marker put over a lock": 78,
     "oracle on rows answers without a look": 204,
     "prewrite passes newer lock only commits": 72,
     "refusal speaks for an unanswered message": 176,
