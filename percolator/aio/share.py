@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -98,14 +99,16 @@ class Share:
             raise InvalidArgument(
                 "value", f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}"
             )
-        info = await self._table(column)
-        if not info.codecs.is_declared(column):
-            await self._engine.catalog.declare(info, column, self._deadline())
+        with self._one_failure_ends_it():
+            info = await self._table(column)
+            if not info.codecs.is_declared(column):
+                await self._engine.catalog.declare(info, column, self._deadline())
         await self._write(self._address(info, row, column), (KIND_PUT, data))
 
     async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
-        info = await self._table(column)
+        with self._one_failure_ends_it():
+            info = await self._table(column)
         info.codecs.require_key(column.table)
         await self._write(self._address(info, row, column), (KIND_DELETE, b""))
 
@@ -165,6 +168,15 @@ class Share:
         if self._buffer:
             cells, self._buffer, self._buffer_bytes = self._buffer, {}, 0
             await self._attempt.prewrite(cells, self._deadline())
+
+    @contextmanager
+    def _one_failure_ends_it(self) -> Iterator[None]:
+        """Whoever went on after a write that has failed would commit the others without it."""
+        try:
+            yield
+        except PercolatorError:
+            self._ending = self._ending or "has failed to write a cell: begin a new attempt"
+            raise
 
     async def _table(self, column: Column[Any]) -> TableInfo:
         name = column.table.name

@@ -10,6 +10,7 @@ import pytest
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
+    Unavailable,
     UsageError,
     WrittenTwice,
 )
@@ -30,6 +31,34 @@ TURN_SECONDS = 4.0
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
 # ---------------------------------------------------------------- attempts
+
+
+@on_both_engines
+async def test_an_attempt_of_which_a_write_has_failed_cannot_finish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if the write failed before anything was sent: the rest would be committed without it."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        for fails in ("set", "delete"):
+            share = db.share(whole.ticket, task="1")
+            await share.begin()
+            await share.set("ann", balance, 1)
+
+            async def no_answer(*given: object) -> None:
+                raise Unavailable("no answer in time")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(share, "_table", no_answer)
+                with pytest.raises(Unavailable):
+                    await (
+                        share.set("bob", balance, 1)
+                        if fails == "set"
+                        else share.delete("bob", balance)
+                    )
+            for goes_on in (share.set("joe", balance, 1), share.finish()):
+                with pytest.raises(UsageError, match="has failed to write a cell"):
+                    await goes_on
+            await share.abandon()
 
 
 @on_both_engines
