@@ -95,6 +95,8 @@ class Drops(Workload):
         try:
             await session.database.drop_table(going.table, timeout=_CALL_SECONDS)
             if session.random.random() < _AGAIN_SHARE:
-                await session.database.create_table(going.table, timeout=_CALL_SECONDS)
+                await session.database.create_table(
+                    going.table, timeout=_CALL_SECONDS, exist_ok=True
+                )
         except PercolatorError as error:
             session.expect(error)
