@@ -22,7 +22,6 @@ from percolator.errors import (
     Retry,
     TabletLocation,
     TabletMoved,
-    Unavailable,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import ChangesRequest, StoredChange
@@ -76,7 +75,7 @@ class ChangeScan:
         while after < until:
             location: TabletLocation | None = None
             try:
-                location = await self._locate(start)
+                location = await self._tablets.located(self._wanted.table_id, start)
                 if location.end and (not end or location.end < end):
                     # It was split: each half goes on from here by itself.
                     halves = ((start, location.end), (location.end, end))
@@ -127,16 +126,6 @@ class ChangeScan:
             late.retry = Retry.SAFE
             raise late from error
         await self._tablets.try_refresh(self._wanted.table_id, row)
-
-    async def _locate(self, row: bytes) -> TabletLocation:
-        table_id = self._wanted.table_id
-        location = self._tablets.locate(table_id, row)
-        if location is None:
-            await self._tablets.refresh(table_id, row)
-            location = self._tablets.locate(table_id, row)
-        if location is None:
-            raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
-        return location
 
     async def _answers(
         self,

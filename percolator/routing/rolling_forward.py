@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from percolator.errors import TabletLocation, TabletMoved, Unavailable
+from percolator.errors import TabletLocation, TabletMoved
 from percolator.limits import Limits
 from percolator.routing.cells import RollForward
 from percolator.routing.tablet_map import TabletMap
@@ -32,23 +32,14 @@ class RollForwardOrders:
         """See `percolator.routing.cells.RollsForward`. Raises `UsageError` if a server runs a
         release that does not know such orders."""
         first = order.row or b""
-        tablets = [await self._located(order.table_id, first)]
+        tablets = [await self._tablets.located(order.table_id, first)]
         while order.row is None and tablets[-1].end:
-            tablets.append(await self._located(order.table_id, tablets[-1].end))
+            tablets.append(await self._tablets.located(order.table_id, tablets[-1].end))
         telling = (self._tell(order, one, max(first, one.start), deadline) for one in tablets)
         answers = await asyncio.gather(*telling, return_exceptions=True)
         for answer in answers:
             if answer is not None:
                 raise answer
-
-    async def _located(self, table_id: int, row: bytes) -> TabletLocation:
-        location = self._tablets.locate(table_id, row)
-        if location is None:
-            await self._tablets.refresh(table_id, row)
-            location = self._tablets.locate(table_id, row)
-        if location is None:
-            raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
-        return location
 
     async def _tell(
         self, order: RollForward, location: TabletLocation, row: bytes, deadline: float
@@ -64,7 +55,7 @@ class RollForwardOrders:
                     raise
                 self._tablets.learn(moved.locations)
                 await self._tablets.try_refresh(order.table_id, row)
-                location = await self._located(order.table_id, row)
+                location = await self._tablets.located(order.table_id, row)
             else:
                 return
 

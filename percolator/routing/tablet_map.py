@@ -11,7 +11,13 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from percolator.errors import ExecutionUnknown, NotExecuted, SchemaError, TabletLocation
+from percolator.errors import (
+    ExecutionUnknown,
+    NotExecuted,
+    SchemaError,
+    TabletLocation,
+    Unavailable,
+)
 from percolator.tasks import Tasks, outlasting
 
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
@@ -92,6 +98,17 @@ class TabletMap:
     def forget(self, table_id: int) -> None:
         """Drops everything about a table that was deleted."""
         self._tables.pop(table_id, None)
+
+    async def located(self, table_id: int, row: bytes) -> TabletLocation:
+        """The tablet that holds a row; asks for it if it is not known. Raises `Unavailable` if
+        nobody knows it."""
+        location = self.locate(table_id, row)
+        if location is None:
+            await self.refresh(table_id, row)
+            location = self.locate(table_id, row)
+        if location is None:
+            raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
+        return location
 
     async def refresh(self, table_id: int, row: bytes) -> None:
         """Asks where the row is now. Concurrent callers share one request for each table."""

@@ -13,7 +13,6 @@ from percolator.errors import (
     NotExecuted,
     TabletLocation,
     TabletMoved,
-    Unavailable,
 )
 from percolator.routing.tablet_map import TabletMap
 from percolator.wire.backoff import Backoff
@@ -49,7 +48,7 @@ class TabletWalk:
         backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
         while True:
             try:
-                location = await self._located(table_id, row)
+                location = await self._tablets.located(table_id, row)
                 await ask(location)
             except (NotExecuted, ExecutionUnknown) as error:
                 if isinstance(error, TabletMoved):
@@ -59,12 +58,3 @@ class TabletWalk:
                 await self._tablets.try_refresh(table_id, row)
             else:
                 return location
-
-    async def _located(self, table_id: int, row: bytes) -> TabletLocation:
-        location = self._tablets.locate(table_id, row)
-        if location is None:
-            await self._tablets.refresh(table_id, row)
-            location = self._tablets.locate(table_id, row)
-        if location is None:
-            raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
-        return location
