@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from percolator.aio import Database
@@ -22,7 +23,7 @@ from percolator.observers.definition import Observer
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.schema import Readable
-from percolator.testing.isolation.history import CellKey, RecordedTransaction, Recorder
+from percolator.testing.isolation.history import CellKey, History, RecordedTransaction, Recorder
 from percolator.testing.isolation.observer_runs import WatchedColumns
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
@@ -46,6 +47,31 @@ def watched_columns(observers: list[Observer]) -> list[WatchedColumns]:
         )
         for one in observers
     ]
+
+
+def left_to_run(
+    notifications: Mapping[CellKey, Sequence[tuple[str, int]]],
+    history: History,
+    observers: Iterable[WatchedColumns],
+) -> set[str]:
+    """The observers that have something to do for stored notifications.
+
+    A message that writes a weak notification has no condition, so that a late copy of it writes it
+    again. Nothing is left to do for it if a run began after its timestamp: a commit takes that
+    timestamp when it holds all its locks, so the run has seen the commit's outcome.
+    """
+    weak = {one.observer for one in observers if one.weak}
+    last_run: dict[tuple[str, CellKey], int] = {}
+    for record in history:
+        if record.trigger is not None and record.committed:
+            run = (record.observer, record.trigger)
+            last_run[run] = max(last_run.get(run, 0), record.start_ts)
+    return {
+        name
+        for key, found in notifications.items()
+        for name, timestamp in found
+        if name not in weak or last_run.get((name, key), 0) <= timestamp
+    }
 
 
 def registered(observers: list[Observer], table: str) -> list[master_pb2.Observer]:

@@ -41,7 +41,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.expected import IN_ONE_ROUND
 from tests.simulation.last_reading import LastReading
 from tests.simulation.late_observer import NAME, LateObserver
-from tests.simulation.observing import watched_columns
+from tests.simulation.observing import left_to_run, watched_columns
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
 from tests.simulation.sessions import Session
@@ -284,7 +284,7 @@ class _Run:
             parts=self._cluster.chronicle.parts,
         )
         yield from map(str, found.report.violations)
-        left = {name for one in found.stored.notifications.values() for name, _ in one} - {NAME}
+        left = left_to_run(found.stored.notifications, history, watched) - {NAME}
         if self._observers_rest and left:
             yield f"waiting for observers has overlooked work of {sorted(left)}"
         if self._late is not None:

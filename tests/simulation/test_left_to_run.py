@@ -1,0 +1,38 @@
+"""When `wait_for_observers` has overlooked something: a notification is left for which nobody ran."""
+
+from __future__ import annotations
+
+import pytest
+
+from percolator.testing.isolation.history import History, Outcome, TransactionRecord
+from percolator.testing.isolation.observer_runs import WatchedColumns
+from tests.simulation.observing import left_to_run
+
+_CELL = ("table", b"row", b"column")
+
+
+def _run(start: int, outcome: Outcome = Outcome.COMMITTED) -> TransactionRecord:
+    return TransactionRecord(
+        "worker", 1, start_ts=start, outcome=outcome, observer="tend", trigger=_CELL
+    )
+
+
+def _left(timestamp: int, *runs: TransactionRecord, weak: bool = True) -> set[str]:
+    watched = WatchedColumns("tend", frozenset({("table", b"column")}), weak=weak)
+    return left_to_run({_CELL: [("tend", timestamp)]}, History(list(runs)), [watched])
+
+
+def test_a_weak_notification_above_all_runs_is_left() -> None:
+    assert _left(5) == {"tend"}
+    assert _left(5, _run(4)) == {"tend"}
+    assert _left(5, _run(4), _run(6, Outcome.ABORTED)) == {"tend"}
+
+
+def test_a_late_copy_of_a_weak_notification_is_not_left_once_a_run_began_after_it() -> None:
+    assert _left(5, _run(6), _run(4)) == set()
+
+
+@pytest.mark.parametrize("start", [4, 6])
+def test_a_notification_of_a_change_is_always_left(start: int) -> None:
+    """It is written together with the change, under a condition: no copy of it can come late."""
+    assert _left(5, _run(start), weak=False) == {"tend"}
