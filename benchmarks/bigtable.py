@@ -15,13 +15,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from google.protobuf.message import Message
-
+from benchmarks.hollow_store import HollowNetwork
 from benchmarks.report import Report
 from benchmarks.row_scaling import scaling
 from benchmarks.row_traffic import (
@@ -44,11 +43,6 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import create_table
 from percolator.rowstore.port import Change, Check, Selection, StoredRow
-from percolator.v1.bigtable_pb2 import (
-    BigtableCheckAndMutateRowRequest,
-    BigtableCheckAndMutateRowResponse,
-)
-from percolator.world import StreamCall, StreamMethod, UnaryCall, UnaryMethod
 from services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
@@ -58,8 +52,6 @@ GETS = 60
 ROWS_PER_GET = 100
 
 _HOLLOW = "row store without calls"
-_NOT_FOUND = BigtableCheckAndMutateRowResponse()
-_FOUND = BigtableCheckAndMutateRowResponse(predicate_matched=True)
 
 TRANSFER_MUST = 6.0
 TRANSFER_CALLS_MUST = 6
@@ -92,31 +84,6 @@ class CountingStore(BigtableStore):
     ) -> Coroutine[Any, Any, list[StoredRow]]:
         self.calls += 1
         return super().read(table_id, keys, selections, timeout_seconds)
-
-
-class HollowNetwork:
-    """Answers at once, without a call: nothing is found, and every change is made. What is left is
-    the client's own cost."""
-
-    def unary(self, address: str, method: UnaryMethod[Any, Any]) -> UnaryCall[Any, Any]:
-        async def call(
-            request: BigtableCheckAndMutateRowRequest, timeout: float
-        ) -> BigtableCheckAndMutateRowResponse:
-            await asyncio.sleep(0)
-            return _FOUND if request.true_mutations else _NOT_FOUND
-
-        return call
-
-    def stream(self, address: str, method: StreamMethod[Any, Any]) -> StreamCall[Any, Any]:
-        async def call(request: Message, timeout: float) -> AsyncGenerator[Any, None]:
-            await asyncio.sleep(0)
-            for nothing in list[Any]():
-                yield nothing
-
-        return call
-
-    async def close(self) -> None:
-        """Has nothing to close."""
 
 
 async def reads(db: aio.Database, count: int, chance: random.Random) -> None:

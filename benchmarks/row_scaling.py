@@ -1,10 +1,10 @@
 """How clients of a row store scale: a part of `make bench-bigtable`.
 
-Each client has a store in its own process, so that they share nothing but the oracle. What counts
-is the CPU that they use: with two cores, four clients and an oracle take turns, so throughput alone
-would say how many cores there are. Nor is a second of CPU always the same: it does less while a
-neighbour works on the same core. So each client does a fixed piece of work between its transfers,
-and the CPU of one is divided by that of the other.
+Each client has a store in its own process, which answers at once, so that they share nothing but
+the oracle. With two cores, four clients and an oracle take turns, so throughput alone would say how
+many cores there are. CPU alone would say how much of the cores' caches is left to a client: each
+loses its part whenever another one has its turn. So between these transfers, each client makes
+others with an oracle of its own, and the CPU of the former is divided by that of the latter.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from collections import defaultdict
 from statistics import mean, median
 from typing import NamedTuple
 
+from benchmarks.hollow_store import HollowNetwork
 from benchmarks.report import Report
-from benchmarks.row_traffic import BANK, SECONDS, connected, transfers
-from percolator import tune_garbage_collector
+from benchmarks.row_traffic import BANK, connected, transfers
+from percolator import aio, tune_garbage_collector
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
-from percolator.testing.bigtable_in_memory import BigtableInMemory
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import MachineClock, Network
 from services.local.cluster import LocalCluster
 
 SCALING_MUST = 0.9
@@ -33,37 +35,38 @@ SCALING_MUST = 0.9
 _CLIENTS = (1, 2, 4)
 _TRANSFERS = 900
 _SLICE = 100
-_OBJECTS = 100_000
 _ROUNDS = 3
 
 
 async def client(master: str, epoch: int) -> None:
     """One of several clients, with a store of its own: prints what a `Pace` has."""
     tune_garbage_collector()
-    place = Place("instant:1", "bench-project", "bench-instance")
-    network = InProcessNetwork({place.address: BigtableInMemory()})
-    db = await connected(master, BigtableStore(network, place), epoch)
-    info = await db.internal.engine.table(BANK, db.internal.engine.now() + SECONDS)
-    await create_table(network, place, info.table_id, SECONDS)
+    sharing = await _connected(GrpcNetwork(), master, epoch)
+    alone = await _connected(
+        InProcessNetwork({ADDRESS: ClusterInMemory(MachineClock())}), ADDRESS, epoch
+    )
+    await alone.create_table(BANK)
     chance = random.Random()
-    await transfers(db, 100, chance)
+    for db in (sharing, alone):
+        await transfers(db, _SLICE, chance)
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    began, spent, spun = time.perf_counter(), 0.0, 0.0
+    began, spent, spent_alone = time.perf_counter(), 0.0, 0.0
     for _ in range(0, _TRANSFERS, _SLICE):
         cpu = time.process_time()
-        await transfers(db, _SLICE, chance)
+        await transfers(sharing, _SLICE, chance)
         done = time.process_time()
-        _fixed_work()
-        spent, spun = spent + done - cpu, spun + time.process_time() - done
-    print(_TRANSFERS / (time.perf_counter() - began), _TRANSFERS / spent, spent / spun)
-    await db.close()
-    await network.close()
+        await transfers(alone, _SLICE, chance)
+        spent, spent_alone = spent + done - cpu, spent_alone + time.process_time() - done
+    rate = 2 * _TRANSFERS / (time.perf_counter() - began)
+    print(rate, _TRANSFERS / spent, spent / spent_alone)
+    await sharing.close()
+    await alone.close()
 
 
-def _fixed_work() -> dict[int, tuple[int, str]]:
-    """Creates objects, as clients do: more than a cache holds."""
-    return {number: (number, str(number)) for number in range(_OBJECTS)}
+async def _connected(network: Network, master: str, epoch: int) -> aio.Database:
+    store = BigtableStore(HollowNetwork(), Place("instant:1", "bench-project", "bench-instance"))
+    return await connected(master, store, epoch, network)
 
 
 class Pace(NamedTuple):
@@ -72,7 +75,7 @@ class Pace(NamedTuple):
     per_second: float
     per_cpu_second: float
     cost: float
-    """The CPU of its transfers, by that of a fixed piece of work in between. A core is slower when
+    """The CPU of its transfers, by that of transfers with an oracle of its own. A core is slower when
     its neighbours work, or when more processes than cores take turns: both feel that alike."""
 
 

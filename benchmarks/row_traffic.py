@@ -13,7 +13,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.retries import RetryPolicy
 from percolator.rowstore.times import Times
 from percolator.wire.channels import GrpcNetwork
-from percolator.world import MachineClock, World, machine_random
+from percolator.world import MachineClock, Network, World, machine_random
 
 ACCOUNTS = 4_000
 IN_FLIGHT = 64
@@ -26,9 +26,14 @@ BALANCE = BANK.column("balance", codecs.integer)
 ALL = range(ACCOUNTS)
 
 
-async def connected(master: str, store: BigtableStore, epoch_milliseconds: int) -> aio.Database:
+async def connected(
+    master: str,
+    store: BigtableStore,
+    epoch_milliseconds: int,
+    network: Network | None = None,
+) -> aio.Database:
     """A client of the cluster whose cells are in that store."""
-    world = World(MachineClock(), GrpcNetwork(), machine_random())
+    world = World(MachineClock(), network or GrpcNetwork(), machine_random())
     rows = Rows(store, Times(epoch_milliseconds))
     return await connect_to(world, [master], Limits(), RetryPolicy(), rows=rows)
 
