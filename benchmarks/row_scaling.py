@@ -75,8 +75,8 @@ class Pace(NamedTuple):
     per_second: float
     per_cpu_second: float
     cost: float
-    """The CPU of its transfers, by that of transfers with an oracle of its own. A core is slower when
-    its neighbours work, or when more processes than cores take turns: both feel that alike."""
+    """The CPU of its transfers, by that of transfers with an oracle of its own. A core is slower
+    when its neighbours work, or when more processes than cores take turns: both feel that alike."""
 
 
 def paces(cluster: LocalCluster, epoch: int, number: int) -> list[Pace]:
