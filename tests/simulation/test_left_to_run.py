@@ -1,4 +1,4 @@
-"""When `wait_for_observers` has overlooked something: a notification is left for which nobody ran."""
+"""When `wait_for_observers` has overlooked something: a notification is left that nobody ran."""
 
 from __future__ import annotations
 
