@@ -308,6 +308,18 @@ async def test_after_a_leader_resigned_the_next_one_has_its_values(back_end: Ope
         assert await second.get("map") == b"one"
 
 
+async def test_a_process_that_leads_term_after_term_keeps_only_the_last(back_end: Opened) -> None:
+    async with back_end() as store:
+        coordinator: Any = store.process().coordinator
+        for _ in range(5):
+            led = await soon(coordinator.campaign("master", "a:1"))
+            await led.resign()
+        led = await soon(coordinator.campaign("master", "a:1"))
+        assert coordinator._led == [led]
+        await coordinator.close()
+        assert not await led.stands(), "the last one is resigned with its process"
+
+
 async def test_a_killed_leader_is_replaced(
     back_end: Opened,
 ) -> None:

@@ -57,6 +57,7 @@ class DirectoryCoordinator:
         )
         self._open: list[BeatingSession] = []
         self._led: list[DirectoryLeadership] = []
+        """Those that may still stand, or have not noticed yet that they do not."""
         self._paths: dict[tuple[str, ...], Path] = {}
         """Kept, because a process that waits for a leader checks the same few again and again."""
         self._made: set[str] = set()
@@ -87,6 +88,7 @@ class DirectoryCoordinator:
                 except BaseException:
                     leadership.abandon()
                     raise
+                self._led = [former for former in self._led if not former.is_over]
                 self._led.append(leadership)
                 _log.info("leading", role=role, epoch=leadership.epoch)
                 return leadership

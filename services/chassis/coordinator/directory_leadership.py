@@ -80,6 +80,12 @@ class DirectoryLeadership:
     def epoch(self) -> int:
         return self._epoch
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and nothing of it is left to do."""
+        beats = self._beating is not None and not self._beating.done()
+        return self._deposed and not beats and self._lock is None
+
     async def stands(self) -> bool:
         if not self._deposed and not await self._directory.stands() and not self._deposed:
             self._deposed = True

@@ -47,6 +47,7 @@ class RowCoordinator:
         self._silent = SilentSessions(world.clock, times.grace_seconds)
         self._open: list[BeatingSession] = []
         self._led: list[RowLeadership] = []
+        """Those that may still stand, or have not noticed yet that they do not."""
 
     async def campaign(
         self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
@@ -61,6 +62,7 @@ class RowCoordinator:
                 leadership = RowLeadership(
                     row, self._world.clock, stamp, beat_seconds=self._times.beat_seconds
                 )
+                self._led = [former for former in self._led if not former.is_over]
                 self._led.append(leadership)
                 _log.info("leading", role=role, epoch=leadership.epoch)
                 return leadership

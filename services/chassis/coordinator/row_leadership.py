@@ -99,6 +99,11 @@ class RowLeadership:
     def epoch(self) -> int:
         return self._first.epoch
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and nothing of it is left to do."""
+        return self._deposed and self._beating.done()
+
     async def stands(self) -> bool:
         if self._deposed:
             return False
