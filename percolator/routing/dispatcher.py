@@ -94,6 +94,7 @@ class Dispatcher:
         self._rows = 0
         self._bytes = 0
         self._turns: deque[asyncio.Future[None]] = deque()
+        self._last_answer = self._loop.time()
         self.calls_sent = 0
         self.rows_sent = 0
 
@@ -146,6 +147,10 @@ class Dispatcher:
         if entry.pending.is_read:
             return self._reads
         return self._commits if isinstance(entry, PendingCommit) else self._mutations
+
+    def unused_since(self) -> float | None:
+        """Since when there is nothing here; None while rows are queued or in flight, or wait."""
+        return None if self._rows or self._turns else self._last_answer
 
     def _release(self, rows: int, size_bytes: int) -> None:
         """Frees the space of rows that have left, whatever their result."""
@@ -245,6 +250,7 @@ class Dispatcher:
         lane.calls -= 1
         lane.rows_in_flight -= len(entries)
         self._calls -= 1
+        self._last_answer = self._loop.time()
         self._release(len(entries), call.size_bytes)
         for failed, problem in problems:
             self._failed(failed, problem)

@@ -53,6 +53,7 @@ from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
 from percolator.wire.backoff import Backoff, pause_seconds
+from percolator.wire.by_address import ByAddress
 from percolator.world import World
 
 _SWEEP_SECONDS = 0.05
@@ -71,7 +72,9 @@ class Router:
         self._world = world
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._dispatchers: dict[str, Dispatcher] = {}
+        self._dispatchers = ByAddress(self._new_dispatcher, self._left)
+        self._calls_sent = self._rows_sent = 0
+        """Through dispatchers that are no longer kept."""
         self._open: list[PendingRequest | PendingCell | PendingCommit] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._silent: set[str] = set()
@@ -209,7 +212,7 @@ class Router:
         location = self.tablets.locate(entry.table_id, entry.row)
         if location is None:
             return False
-        dispatcher = self._dispatcher(location.address)
+        dispatcher = self._dispatchers.get(location.address)
         if not dispatcher.has_room(entry.size_bytes):
             return False
         entry.location = location
@@ -235,7 +238,7 @@ class Router:
         while not pending.future.done():
             location = self.tablets.locate(entry.table_id, entry.row)
             if location is not None:
-                dispatcher = self._dispatcher(location.address)
+                dispatcher = self._dispatchers.get(location.address)
                 if not (
                     dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)
                 ):
@@ -273,18 +276,19 @@ class Router:
                 dispatcher.wake()
         return may_enter
 
-    def _dispatcher(self, address: str) -> Dispatcher:
-        dispatcher = self._dispatchers.get(address)
-        if dispatcher is None:
-            dispatcher = self._dispatchers[address] = Dispatcher(
-                address,
-                self._world.network,
-                self._world.random,
-                self._limits,
-                self.schema_versions,
-                self._problem,
-            )
-        return dispatcher
+    def _new_dispatcher(self, address: str) -> Dispatcher:
+        return Dispatcher(
+            address,
+            self._world.network,
+            self._world.random,
+            self._limits,
+            self.schema_versions,
+            self._problem,
+        )
+
+    def _left(self, dispatcher: Dispatcher) -> None:
+        self._calls_sent += dispatcher.calls_sent
+        self._rows_sent += dispatcher.rows_sent
 
     # ------------------------------------------------------------------ problems
 
@@ -334,7 +338,7 @@ class Router:
     # ------------------------------------------------------------------ silence
 
     def _look_for_silence(self) -> None:
-        for dispatcher in self._dispatchers.values():
+        for dispatcher in self._dispatchers:
             if (
                 dispatcher.silent_seconds() >= self._limits.silence_seconds
                 and dispatcher.address not in self._silent
@@ -371,7 +375,7 @@ class Router:
     async def close(self) -> None:
         """Closes the router; callers that still wait get an error."""
         self._closed = True
-        for dispatcher in self._dispatchers.values():
+        for dispatcher in self._dispatchers:
             await dispatcher.close()
         await self._tasks.cancel()
         for pending in self._open:
@@ -382,11 +386,11 @@ class Router:
 
     @property
     def calls_sent(self) -> int:
-        return sum(dispatcher.calls_sent for dispatcher in self._dispatchers.values())
+        return self._calls_sent + sum(one.calls_sent for one in self._dispatchers)
 
     @property
     def rows_sent(self) -> int:
-        return sum(dispatcher.rows_sent for dispatcher in self._dispatchers.values())
+        return self._rows_sent + sum(one.rows_sent for one in self._dispatchers)
 
 
 def _database_closed() -> UsageError:

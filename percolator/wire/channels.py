@@ -4,7 +4,8 @@ The calls made most often travel in frames, where a server offers that (percolat
 
 When a call finds no server, or is refused as unauthenticated, the credential files are checked: if
 they have changed, later calls use new channels with the new credentials. Calls in progress may
-finish on the former channels: they were accepted when they were made.
+finish on the former channels: they were accepted when they were made. A channel that is no longer
+used is closed (by_address.py).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import grpc
 
 from percolator import errors
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
+from percolator.wire.by_address import ByAddress
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.frames.lanes import FrameLanes
+from percolator.wire.line import Line
 from percolator.wire.methods import OFFER_FRAMES
 from percolator.wire.status import from_rpc_error
 from percolator.wire.tls import CLUSTER_NAME
@@ -70,14 +73,14 @@ _FORMER_SECONDS = 60.0
 """How long calls over channels of former credentials may last; a stream is then begun again."""
 
 Metadata = tuple[tuple[str, str], ...] | None
-_Bind = Callable[[], tuple[Any, Metadata]]
+_Bind = Callable[[grpc.aio.Channel], tuple[Any, Metadata]]
 
 
 class GrpcNetwork:
     """A `percolator.world.Network` of gRPC channels. Belongs to one event loop."""
 
     def __init__(self, credentials: Credentials = PLAIN_TEXT) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._lines = ByAddress(self._opened, lambda line: self._close_later(line.channel))
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
         self._use(credentials)
@@ -96,12 +99,15 @@ class GrpcNetwork:
         found = self._renewal.current()
         if found == self.credentials:
             return
-        channels, self._channels = self._channels, {}
         self._use(found)
-        for channel in channels.values():
-            closing = asyncio.create_task(channel.close(_FORMER_SECONDS))
-            self._former[closing] = channel
-            closing.add_done_callback(self._former.pop)
+        for line in self._lines.take_all():
+            self._close_later(line.channel)
+
+    def _close_later(self, channel: grpc.aio.Channel) -> None:
+        """Closes a channel as soon as no call over it is in progress."""
+        closing = asyncio.create_task(channel.close(_FORMER_SECONDS))
+        self._former[closing] = channel
+        closing.add_done_callback(self._former.pop)
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT], *, server: str = ""
@@ -109,23 +115,24 @@ class GrpcNetwork:
         """If `server` is given, `address` is that of a gateway, which forwards the call to it."""
         where = _where(method.path, address, server)
 
-        def bind() -> tuple[Any, Metadata]:
-            multicallable = self.channel(address).unary_unary(
+        def bind(channel: grpc.aio.Channel) -> tuple[Any, Metadata]:
+            multicallable = channel.unary_unary(
                 method.path,
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.response.FromString,
             )
             return multicallable, self._metadata_for(server)
 
-        bound = _Bound(self, bind)
+        bound = _Bound(self, address, bind)
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
             used = self.credentials
-            multicallable, metadata = bound.now()
+            line, multicallable, metadata = bound.now()
             try:
-                response: ResponseT | None = await multicallable(
-                    request, timeout=timeout, metadata=metadata
-                )
+                with line:
+                    response: ResponseT | None = await multicallable(
+                        request, timeout=timeout, metadata=metadata
+                    )
             except grpc.aio.AioRpcError as error:
                 meaning = self._meaning(error, where)
                 if isinstance(meaning, errors.Unauthenticated) and self.credentials is not used:
@@ -150,23 +157,24 @@ class GrpcNetwork:
     ) -> StreamCall[RequestT, ResponseT]:
         where = _where(method.path, address, server)
 
-        def bind() -> tuple[Any, Metadata]:
-            multicallable = self.channel(address).unary_stream(
+        def bind(channel: grpc.aio.Channel) -> tuple[Any, Metadata]:
+            multicallable = channel.unary_stream(
                 method.path,
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.response.FromString,
             )
             return multicallable, self._metadata_for(server)
 
-        bound = _Bound(self, bind)
+        bound = _Bound(self, address, bind)
 
         async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
             used = self.credentials
-            multicallable, metadata = bound.now()
+            line, multicallable, metadata = bound.now()
             try:
-                responses = multicallable(request, timeout=timeout, metadata=metadata)
-                async for response in responses:
-                    yield _understood(response, where)
+                with line:
+                    responses = multicallable(request, timeout=timeout, metadata=metadata)
+                    async for response in responses:
+                        yield _understood(response, where)
             except grpc.aio.AioRpcError as error:
                 meaning = self._meaning(error, where)
                 if not isinstance(meaning, errors.Unauthenticated) or self.credentials is used:
@@ -187,27 +195,24 @@ class GrpcNetwork:
 
     async def close(self) -> None:
         self._renewal = None
-        channels = [*self._channels.values(), *self._former.values()]
+        # The lines stay: a call that begins later finds a closed channel, and opens no other.
+        channels = [*(line.channel for line in self._lines), *self._former.values()]
         for closing in self._former:
             closing.cancel()
-        self._channels = {}
         await asyncio.gather(self._frames.close(), *(channel.close() for channel in channels))
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The channel to an address, for callers that forward bytes without decoding them."""
+    def line(self, address: str) -> Line:
+        """The line to an address, for callers that forward bytes without decoding them. Ask for it
+        with each call."""
         if not address:
             raise errors.InvalidArgument("address", "is empty; expected host:port")
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._open(address)
-            self._channels[address] = channel
-        return channel
+        return self._lines.get(address)
 
-    def _open(self, address: str) -> grpc.aio.Channel:
+    def _opened(self, address: str) -> Line:
         if self._tls is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+            return Line(grpc.aio.insecure_channel(address, options=_OPTIONS))
         named = [*_OPTIONS, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
-        return grpc.aio.secure_channel(address, self._tls, options=named)
+        return Line(grpc.aio.secure_channel(address, self._tls, options=named))
 
     def _metadata_for(self, server: str) -> Metadata:
         metadata = self.credentials.metadata
@@ -225,21 +230,23 @@ class GrpcNetwork:
 
 
 class _Bound:
-    """A procedure at an address, over the channel of the current credentials."""
+    """A procedure at an address, over the line of the moment: another one after the credentials
+    have changed, or after the line was long unused."""
 
-    __slots__ = ("_bind", "_bound", "_credentials", "_network")
+    __slots__ = ("_address", "_bind", "_bound", "_line", "_network")
 
-    def __init__(self, network: GrpcNetwork, bind: _Bind) -> None:
+    def __init__(self, network: GrpcNetwork, address: str, bind: _Bind) -> None:
         self._network = network
+        self._address = address
         self._bind = bind
-        self._credentials = network.credentials
-        self._bound = bind()
+        self._line = network.line(address)
+        self._bound = bind(self._line.channel)
 
-    def now(self) -> tuple[Any, Metadata]:
-        if self._credentials is not self._network.credentials:
-            self._credentials = self._network.credentials
-            self._bound = self._bind()
-        return self._bound
+    def now(self) -> tuple[Line, Any, Metadata]:
+        line = self._network.line(self._address)
+        if line is not self._line:
+            self._line, self._bound = line, self._bind(line.channel)
+        return line, *self._bound
 
 
 def _where(path: str, address: str, server: str) -> str:

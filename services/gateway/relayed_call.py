@@ -23,6 +23,7 @@ from percolator.wire.channels import (
     cancelled_by_caller,
     closed_meanwhile,
 )
+from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
@@ -63,7 +64,7 @@ class Routes(Protocol):
 
     def answered(self, server: Server, problem: PercolatorError | None) -> None: ...
 
-    def channel(self, server: Server) -> grpc.aio.Channel: ...
+    def line(self, server: Server) -> Line: ...
 
     def failed(self, error: grpc.aio.AioRpcError) -> None: ...
 
@@ -113,11 +114,13 @@ class RelayedCall:
     ) -> tuple[bytes, grpc.aio.Metadata]:
         while True:
             server = targets.pop(0)
-            call = self._routes.channel(server).unary_unary(self._path)(
+            line = self._routes.line(server)
+            call = line.channel.unary_unary(self._path)(
                 raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
             )
             try:
-                answer: bytes = await call
+                with line:
+                    answer: bytes = await call
             except grpc.aio.AioRpcError as error:
                 meaning = from_rpc_error(error, self._path)
                 self._routes.answered(server, meaning)
@@ -135,9 +138,9 @@ class RelayedCall:
     async def stream(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         self._routes.calls.request_bytes += len(raw)
 
-        def begin(server: Server) -> grpc.aio.Call:
+        def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
             self._gate.require_size(raw)
-            return self._routes.channel(server).unary_stream(self._path)(
+            return channel.unary_stream(self._path)(
                 raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
             )
 
@@ -149,8 +152,8 @@ class RelayedCall:
     ) -> AsyncIterator[bytes]:
         """Streams in both directions; also unknown methods, since one message is a stream too."""
 
-        def begin(server: Server) -> grpc.aio.Call:
-            return self._routes.channel(server).stream_stream(self._path)(
+        def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
+            return channel.stream_stream(self._path)(
                 requests, timeout=context.time_remaining(), metadata=_metadata(context, server)
             )
 
@@ -158,22 +161,24 @@ class RelayedCall:
             yield message
 
     async def _answers(
-        self, begin: Callable[[Server], grpc.aio.Call], context: Context
+        self, begin: Callable[[grpc.aio.Channel, Server], grpc.aio.Call], context: Context
     ) -> AsyncIterator[bytes]:
         routes = self._routes
         with self._counted():
             try:
                 server = (await self._enter(context))[0]
-                call = begin(server)
+                line = routes.line(server)
+                call = begin(line.channel, server)
             except PercolatorError as problem:
                 await self._fail(problem, context)
             is_endless = routes.is_endless(self._path)
             if is_endless:
                 routes.endless[call] = None
             try:
-                async for message in call:
-                    routes.calls.answer_bytes += len(message)
-                    yield message
+                with line:
+                    async for message in call:
+                        routes.calls.answer_bytes += len(message)
+                        yield message
                 trailers = await call.trailing_metadata()
                 if trailers:
                     context.set_trailing_metadata(tuple(trailers))

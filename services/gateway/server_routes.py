@@ -22,6 +22,7 @@ from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, Server
 from percolator.v1.master_pb2 import DESCRIPTOR as MASTER_PROTO
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
+from percolator.wire.line import Line
 from percolator.world import StreamMethod, UnaryMethod
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
@@ -122,8 +123,8 @@ class ServerRoutes:
         elif server.server_id == self._last_master:
             self._last_master = ""
 
-    def channel(self, server: Server) -> grpc.aio.Channel:
-        return self._network.channel(server.address)
+    def line(self, server: Server) -> Line:
+        return self._network.line(server.address)
 
     def failed(self, error: grpc.aio.AioRpcError) -> None:
         """Lets the network read this gateway's certificate again, in case it was renewed."""

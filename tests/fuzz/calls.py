@@ -233,7 +233,7 @@ class Calls:
         metadata: list[tuple[str, str | bytes]],
         seconds: float,
     ) -> list[bytes]:
-        channel = network.channel(address)
+        channel = network.line(address).channel
         given: dict[str, Any] = {"timeout": seconds, "metadata": metadata or None}
         if method.client_streaming:
             stream = channel.stream_stream(one.method)(_only(one.data), **given)

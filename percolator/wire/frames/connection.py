@@ -123,6 +123,11 @@ class FrameConnection(asyncio.Protocol):
             and not self._transport.is_closing()
         )
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are in progress."""
+        return bool(self._waiting)
+
     async def call(self, path: str, request: bytes, timeout: float) -> bytes:
         """The bytes of the response. Call it only if `takes`. Raises only `PercolatorError`."""
         number = next(self._numbers) % _CALL_NUMBERS

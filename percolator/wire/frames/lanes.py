@@ -22,6 +22,7 @@ from percolator.errors import ExecutionUnknown, PercolatorError, Unauthenticated
 from percolator.tasks import Tasks
 from percolator.v1.frames_pb2 import FramesHello, OfferFramesResponse
 from percolator.wire.addresses import HostPort, parse_host_port
+from percolator.wire.by_address import ByAddress
 from percolator.wire.credentials import SCHEME, Credentials
 from percolator.wire.frames import local_socket
 from percolator.wire.frames.connection import FrameConnection
@@ -59,10 +60,9 @@ class FrameLanes:
     """The connections for frames of one network. Belongs to its event loop."""
 
     def __init__(self, offer: Offer, credentials: Callable[[], Credentials]) -> None:
-        self._offer = offer
         self._credentials = credentials
-        self._lanes: dict[str, _Lane] = {}
         self._tasks = Tasks()
+        self._lanes = ByAddress(lambda address: _Lane(address, offer, self._tasks), _Lane.leave)
         self._closed = False
 
     def faster(
@@ -107,14 +107,14 @@ class FrameLanes:
         address: str,
         method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
     ) -> _Way[RequestT, ResponseT]:
-        lane = self._lanes.get(address)
-        if lane is None:
-            lane = self._lanes[address] = _Lane(address, self._offer, self._tasks)
-        return _Way(self, lane, method.path, f"{method.path} at {address}", method.response)
+        where = f"{method.path} at {address}"
+        return _Way(self, address, method.path, where, method.response)
 
-    def current(self, lane: _Lane) -> FrameConnection | None:
+    def current(self, address: str) -> FrameConnection | None:
         """The connection for a call that begins now. If there is none, perhaps begins to connect,
         for later ones."""
+        lane = self._lanes.get(address)
+        lane.used()
         credentials = self._credentials()
         if lane.connection is not None and lane.credentials is credentials:
             return lane.connection
@@ -126,7 +126,7 @@ class FrameLanes:
         """Ends all connections, and calls in progress with them."""
         self._closed = True
         await self._tasks.cancel()
-        ending = [one.connection for one in self._lanes.values() if one.connection is not None]
+        ending = [one.connection for one in self._lanes if one.connection is not None]
         for connection in ending:
             connection.close()
         await asyncio.gather(*(connection.ended for connection in ending))
@@ -135,20 +135,20 @@ class FrameLanes:
 class _Way(Generic[RequestT, ResponseT]):
     """The way of one method to one server in frames."""
 
-    __slots__ = ("_decode", "_lane", "_lanes", "_path", "_where")
+    __slots__ = ("_address", "_decode", "_lanes", "_path", "_where")
 
     def __init__(
-        self, lanes: FrameLanes, lane: _Lane, path: str, where: str, response: type[ResponseT]
+        self, lanes: FrameLanes, address: str, path: str, where: str, response: type[ResponseT]
     ) -> None:
         self._lanes = lanes
-        self._lane = lane
+        self._address = address
         self._path = path
         self._where = where
         self._decode = response.FromString
 
     async def response(self, request: RequestT, timeout: float) -> ResponseT | None:
         """None if the call has to go over gRPC: it was not executed."""
-        connection = self._lanes.current(self._lane)
+        connection = self._lanes.current(self._address)
         if connection is None:
             return None
         encoded = request.SerializeToString()
@@ -217,6 +217,7 @@ class _Lane:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._calls = 0
+        self._last_used = self._loop.time()
         self._connecting = False
         self._not_before = 0.0
         self._pause = PAUSE_SECONDS_MIN
@@ -224,6 +225,19 @@ class _Lane:
         self.connection: FrameConnection | None = None
         self.credentials: Credentials | None = None
         """Those with which the connection was made."""
+
+    def used(self) -> None:
+        self._last_used = self._loop.time()
+
+    def unused_since(self) -> float | None:
+        if self._connecting or (self.connection is not None and self.connection.is_busy):
+            return None
+        return self._last_used
+
+    def leave(self) -> None:
+        """Ends the connection of a lane that is no longer used."""
+        if self.connection is not None:
+            self.connection.retire()
 
     def called(self, credentials: Credentials) -> None:
         """Counts a call that has to go over gRPC; perhaps begins to connect."""

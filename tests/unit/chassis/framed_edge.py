@@ -74,7 +74,7 @@ class Framed:
         async with asyncio.timeout(SECONDS):
             for _ in range(CALLS_BEFORE):
                 await self.timestamps()
-            while self.network._frames._lanes[self.address].connection is None:
+            while self.network._frames._lanes.get(self.address).connection is None:
                 await self.timestamps()
 
     async def connected(self, server_id: str = SERVER_ID) -> FrameConnection:

@@ -48,7 +48,7 @@ class Held:
 async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None:
     async with framed(echo) as edge:
         await edge.until_connected()
-        connection = edge.network._frames._lanes[edge.address].connection
+        connection = edge.network._frames._lanes.get(edge.address).connection
         assert connection is not None
         sent = []
         call = connection.call
@@ -234,7 +234,7 @@ async def test_grpc_goes_on_where_frames_are_not_offered_or_another_server_answe
             assert (await edge.timestamps(2)).count == 2
             await asyncio.sleep(0.01)
         assert edge.frames.connections() == 0
-        assert edge.network._frames._lanes[edge.address].connection is None
+        assert edge.network._frames._lanes.get(edge.address).connection is None
 
 
 async def test_grpc_goes_on_where_the_port_cannot_be_reached() -> None:

@@ -22,7 +22,7 @@ NEAR = HostPort("127.0.0.1", 7001)
 
 def family(edge: Framed) -> int:
     """How the network is connected to the edge."""
-    connection = edge.network._frames._lanes[edge.address].connection
+    connection = edge.network._frames._lanes.get(edge.address).connection
     assert connection is not None
     assert connection._transport is not None
     return int(connection._transport.get_extra_info("socket").family)
@@ -107,7 +107,7 @@ async def test_callers_that_come_all_at_once_wait_in_line() -> None:
 async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
     async with framed(echo, near=True) as edge:
         await edge.until_connected()
-        connection = edge.network._frames._lanes[edge.address].connection
+        connection = edge.network._frames._lanes.get(edge.address).connection
         assert connection is not None
         await edge.frames.stop(0)
         async with asyncio.timeout(SECONDS):

@@ -114,7 +114,7 @@ async def site() -> AsyncIterator[Site]:
     edge = RpcEdge(gate, RpcMetrics(), clock)
     edge.expose([Exposed(CLUSTER, master)], routes)
     address = await listen(edge)
-    channel = outside.channel(address)
+    channel = outside.line(address).channel
     through = ThroughNetwork(outside, [address])
     try:
         yield Site(behind, server, master, routes, gate, address, channel, through, listen)

@@ -13,7 +13,7 @@ from percolator import errors
 from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
-from percolator.wire import methods
+from percolator.wire import by_address, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork
@@ -283,12 +283,38 @@ async def test_a_call_whose_channel_is_closed_ends_for_its_caller(streaming: boo
             here.behind.unary = wait
             reading = asyncio.ensure_future(here.read())
         await asyncio.wait_for(entered.wait(), SECONDS)
-        await here.routes.channel(here.server).close()
+        await here.routes.line(here.server).channel.close()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(reading, SECONDS)
         error = from_rpc_error(caught.value, "")
         assert "channel was closed" in error.message
         assert error.retry is errors.Retry.UNKNOWN, "the server may have executed it"
+
+
+async def test_a_stream_in_progress_keeps_its_connection_however_many_servers_are_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(by_address, "UNUSED_SECONDS", 0.0)
+    async with site() as here:
+        going_on = asyncio.Event()
+
+        async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b"first"
+            await going_on.wait()
+            yield b"last"
+
+        here.behind.stream = produce
+        scan = here.scan()
+        assert await scan.read() == b"first"
+        line = here.routes.line(here.server)
+        for port in range(1, 5):
+            here.routes.line(Server(address=f"127.0.0.1:{port}"))
+        assert here.routes.line(here.server) is line
+        going_on.set()
+        assert await scan.read() == b"last"
+        assert await scan.read() is grpc.aio.EOF
+        here.routes.line(Server(address="127.0.0.1:5"))
+        assert here.routes.line(here.server) is not line
 
 
 async def test_at_shutdown_watches_are_told_to_come_back_and_scans_finish() -> None:

@@ -219,7 +219,7 @@ async def test_closing_leaves_no_caller_waiting() -> None:
 async def _about_to_call(cluster: Cluster) -> tuple[Dispatcher, asyncio.Future[list[Answer]]]:
     """A call that has been assembled, in the moment before it begins."""
     await cluster.router.mutate([step(b"first")], cluster.deadline())
-    (dispatcher,) = cluster.router._dispatchers.values()
+    (dispatcher,) = cluster.router._dispatchers
     pending = asyncio.ensure_future(
         cluster.router.mutate([step(b"a"), step(b"b"), step(b"c")], cluster.deadline())
     )
@@ -253,7 +253,7 @@ async def test_closing_before_a_call_begins_leaves_no_caller_waiting() -> None:
 async def test_the_turn_of_a_caller_cancelled_at_that_moment_passes_to_the_next() -> None:
     cluster = _cluster(Server(), Limits(server_rows_max=1, batch_rows_max=1))
     first = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
-    dispatcher = cluster.router._dispatcher("a:1")
+    dispatcher = cluster.router._dispatchers.get("a:1")
     second, third = (asyncio.create_task(dispatcher.room(1)) for _ in range(2))
     # Between being woken and continuing.
     first.add_done_callback(lambda _: second.cancel())
