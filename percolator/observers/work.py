@@ -352,11 +352,14 @@ class WorkQueue:
             self._stopped(work)
         self._forget(work)
 
-    def drop_inactive(self) -> None:
-        """Forgets the work of observers that no longer run. Their notifications stay stored."""
-        for work in list(self._known.values()):
-            if not work.watched.is_active and not work.is_running:
-                self._forget(work)
+    def drop_inactive(self) -> Sequence[Work]:
+        """Forgets the work of observers that no longer run, and returns it. Their notifications
+        stay stored."""
+        idle = [work for work in self._known.values() if not work.is_running]
+        dropped = [work for work in idle if not work.watched.is_active]
+        for work in dropped:
+            self._forget(work)
+        return dropped
 
     def close(self) -> None:
         for timer in self._delayed.values():

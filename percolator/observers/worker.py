@@ -200,7 +200,8 @@ class Worker:
         while True:
             await changed.wait()
             changed.clear()
-            parts.queue.drop_inactive()
+            for dropped in parts.queue.drop_inactive():
+                parts.locks.release(dropped)
             parts.scanner.wake()
             parts.pool.dispatch()
 

@@ -125,6 +125,7 @@ class RunPool:
                 counters.committed(await run.commit())
                 self._turns.committed(work, run.transaction.internal.writes.cells)
         except asyncio.CancelledError:
+            self._results.on_left(work)
             self._results.queue.drop(work)
             raise
         except ConflictError as error:

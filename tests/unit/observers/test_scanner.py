@@ -23,6 +23,7 @@ from percolator.observers.registry.registration import register
 from percolator.observers.watched import Watched
 from percolator.observers.work import WorkQueue
 from percolator.observers.worker import Worker, WorkerLimits
+from percolator.v1.master_pb2 import ChangeObserversRequest
 
 from .observed_cluster import Observed, copy, observed, source, total
 
@@ -133,6 +134,41 @@ async def test_locks_are_released_when_the_work_is_done() -> None:
         await world.db.internal.engine.env.background.drain(1.0)
         assert locks.asked
         assert holders == {}
+
+
+@observes(source, name="copying")
+async def never_copying(tx: Any, row: str) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_a_worker_that_stops_releases_the_locks_of_runs_that_it_gives_up() -> None:
+    """Otherwise, other workers would leave the rows alone until the locks expire."""
+    holders: dict[bytes, object] = {}
+    async with observed() as world:
+        await backlog(world)
+        worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying])
+        async with worker:
+            await asyncio.sleep(5.0)
+            assert len(holders) == len(ROWS)
+            assert not await worker.stop(drain_seconds=0.5)
+        await world.db.internal.engine.env.background.drain(1.0)
+        assert holders == {}
+
+
+async def test_a_worker_releases_the_locks_of_an_observer_that_is_paused() -> None:
+    holders: dict[bytes, object] = {}
+    async with observed() as world:
+        await backlog(world)
+        limits = WorkerLimits(concurrency_max=1)
+        worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying], limits)
+        async with worker:
+            await asyncio.sleep(5.0)
+            assert len(holders) == len(ROWS)
+            pause = ChangeObserversRequest(table="docs", pause=["copying"])
+            await world.context.catalog.change_observers(pause, world.context.deadline())
+            await asyncio.sleep(5.0)
+            assert len(holders) == 1, "the one whose run is in progress"
+            await worker.stop(drain_seconds=0.0)
 
 
 async def test_work_that_a_dead_worker_had_locked_is_found_once_its_locks_are_gone() -> None:
