@@ -17,6 +17,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 
@@ -62,6 +63,8 @@ class _Round:
         self.missed: list[CellAddress] = []
         self.locked: defaultdict[int, list[CellAddress]] = defaultdict(list)
         """Those that are locked now, by the start timestamp of the part."""
+        self.left: list[CellAddress] = []
+        """Those that chosen parts have locked."""
         self.met: list[MetLock] = []
         self.problem: PercolatorError | None = None
         """Why there was no answer."""
@@ -122,7 +125,7 @@ class Attempt:
         self.tables: set[int] = set()
         """Those in which cells were locked."""
         self.cells = 0
-        """How many cells were locked."""
+        """How many cells were locked. Those that are left to chosen parts do not count."""
         self.kept = 0
         """How many of them are not written again."""
 
@@ -177,6 +180,9 @@ class Attempt:
                 answers = await env.cells.mutate(steps_, deadline)
                 if answers.count(APPLIED) != len(cells):
                     self._sort_out(part, writes, cells, answers, result)
+                    for cell in result.left:
+                        del writes[cell]
+                    result.left.clear()
                 else:
                     result.locked[part.start] += cells
             if self._announcement is not None:
@@ -267,7 +273,7 @@ class Attempt:
             elif answer.condition == steps.PREWRITE_LOCKED:
                 met = MetLock.of(cell.table_id, offending_cell(answer))
                 if met.lock.start_timestamp in self._chosen:
-                    self.cells -= 1
+                    result.left.append(cell)
                     continue
                 if self._is_ours(met, writes[cell]):
                     result.locked[met.lock.start_timestamp].append(cell)
@@ -309,24 +315,22 @@ class Attempt:
     async def _resolve(self, met: Sequence[MetLock], waited: float, deadline: float) -> float:
         """Removes what it may. Returns until when finished attempts are spared, or 0."""
         spared_until = 0.0
-        siblings: dict[CellAddress, MetLock] = {}
+        siblings: dict[PartName, MetLock] = {}
         for one in met:
-            if self._job.part_of(one.lock.primary) is not None:
-                siblings.setdefault(one.lock.primary, one)
-        for one in siblings.values():
-            spared_until = max(spared_until, await self._replace_attempt(one, deadline))
+            name = self._job.part_of(one.lock.primary)
+            if name is not None:
+                siblings.setdefault(name, one)
+        for name, one in siblings.items():
+            spared_until = max(spared_until, await self._replace_attempt(name, one, deadline))
         await self._cleanup.resolve(
             met, deadline=deadline, known_now=self.start, waited_seconds=waited
         )
         return spared_until
 
-    async def _replace_attempt(self, met: MetLock, deadline: float) -> float:
+    async def _replace_attempt(self, other: PartName, met: MetLock, deadline: float) -> float:
         """Rolls back another attempt's part if this attempt replaces it, or raises. Returns until
         when the other one is spared, or 0."""
         lock = met.lock
-        other = self._job.part_of(lock.primary)
-        if other is None:
-            return 0.0
         is_finished = await self._is_finished(lock, deadline)
         verdict = self._env.verdicts.get(lock.start_timestamp)
         if verdict == ROLLED_BACK or is_finished is None:
@@ -393,11 +397,12 @@ class Attempt:
             await roll_back_part(self._env, part.primary, part.start, deadline)
 
     async def beat(self) -> None:
-        """Keeps the parts alive."""
+        """Keeps the parts alive: all at once, since one may be lost, or its tablet silent."""
         deadline = self._env.now() + self._job.beat_seconds
-        for part in self._parts:
-            if not part.is_lost:
-                await part.beat(deadline)
+        beats = [part.beat(deadline) for part in self._parts if not part.is_lost]
+        for outcome in await asyncio.gather(*beats, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     def _require_going_on(self) -> None:
         if self._has_failed:

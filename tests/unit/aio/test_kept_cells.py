@@ -250,6 +250,23 @@ async def test_long_values_are_compared_too() -> None:
         assert await _commits(db) == {"ann": before["ann"], "bob": commit}
 
 
+async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_alone() -> None:
+    async with connected() as (db, _):
+        for row in ("ann", "bob"):
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            chosen = await _receipt(db, whole.ticket, ann=1)
+            starts = frozenset(part.start for part in chosen.parts)
+            share = db.internal.share(whole.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
+            async with share:
+                await share.set("ann", balance, 1)
+                await share.set("bob", balance, 1)
+                rest = await share.finish()
+            assert (chosen.cells, rest.cells, share.kept) == (1, 1, 1)
+            await whole.commit([chosen, rest])
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
 async def test_a_repeated_message_finds_its_own_kept_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected() as (db, cluster):
         await set_value(db, "ann", 1)

@@ -18,6 +18,7 @@ from percolator.protocol.part_states import FINISHED
 from percolator.protocol.pushing import push_step
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.names import Job
+from percolator.protocol.shared.rolling_back import roll_back_part
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.timestamps import NEWEST
@@ -223,6 +224,26 @@ async def test_a_beat_does_not_bring_back_a_part_that_was_rolled_back() -> None:
             await share._attempt.beat()
         assert await _locks(db, whole.ticket.job) == []
         assert await values_of(db) == {"ann": 7}
+
+
+async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_on() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        await set_value(db, "bob", 5)
+        await share.set("bob", balance, 1)  # under a further part: it was committed meanwhile
+        await share._flush()
+        first, second = share._attempt.parts
+        env = db.internal.engine.env
+        await roll_back_part(env, first.primary, first.start, env.now() + 1.0)
+        dies(share)
+        dies(whole)
+        await asyncio.sleep(TTL_SECONDS / 2)
+        (before,) = await _locks(db, whole.ticket.job)
+        assert before.start_timestamp == second.start
+        with pytest.raises(PercolatorError, match="was rolled back"):
+            await share._attempt.beat()
+        (after,) = await _locks(db, whole.ticket.job)
+        assert after.ttl_milliseconds >= before.ttl_milliseconds + 1000 * TTL_SECONDS / 2
 
 
 async def _locks(db: Database, job: Job) -> Sequence[LockRecord]:
