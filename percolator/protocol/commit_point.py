@@ -60,6 +60,7 @@ class CommitPoint:
         "_weak_notifications",
         "_write",
         "announcement",
+        "is_awaited",
         "is_locked",
         "is_lost",
         "min_commit",
@@ -93,6 +94,8 @@ class CommitPoint:
         self.ttl = 0
         """The time to live in the stored lock, in milliseconds; heartbeats raise it."""
         self.is_locked = False
+        self.is_awaited = False
+        """A prewrite of the primary was sent, with others, and they are not all answered."""
         self.is_lost = False
         """A heartbeat found the lock gone."""
         self.sent = False
@@ -202,6 +205,11 @@ class CommitPoint:
         if not self.is_locked:
             self.ttl = self._ttl_from(self._env.clock.monotonic_seconds())
 
+    def answered(self, *, is_locked: bool) -> None:
+        """The prewrites that were sent with that of the primary have been answered."""
+        self.is_awaited = False
+        self.is_locked = self.is_locked or is_locked
+
     def _ttl_from(self, now: float) -> int:
         """A time to live counts from the start timestamp, so the time already elapsed is added."""
         elapsed = now - self._started_seconds
@@ -222,11 +230,14 @@ class CommitPoint:
         return cell is not None and cell.value.startswith(timestamp_bytes(self._write.start))
 
     def wants_heartbeat(self, now: float) -> bool:
-        """True if the primary is locked and a good part of its time to live has passed."""
+        """True if the primary is locked, or may be, and a good part of its time to live has passed.
+
+        It may be while another tablet, which has failed perhaps, has not answered for its cells.
+        """
         limits = self._env.limits
         set_at = self._started_seconds + self.ttl / 1000 - limits.lock_ttl_seconds
         is_due = now >= set_at + limits.heartbeat_seconds / 2
-        return is_due and self.is_locked and not self.is_lost
+        return is_due and (self.is_locked or self.is_awaited) and not self.is_lost
 
     def heartbeat(self) -> Heartbeat:
         """The step that raises the primary's time to live."""
@@ -242,13 +253,16 @@ class CommitPoint:
         if answer is APPLIED:
             self.min_commit = max(self.min_commit, beat.min_commit)
             self.ttl = max(self.ttl, beat.ttl)
+            self.is_locked = True
             self._raises.lead.applied()
         elif isinstance(answer, Refused):
             if self._is_own_lock(answer):
                 self._raises.lead.refused(took_seconds)
                 self.learn_lock(answer)
+                self.is_locked = True
                 return True
-            self.is_lost = True
+            # Unless it was locked before, its prewrite may only be late.
+            self.is_lost = self.is_locked
         return False
 
 

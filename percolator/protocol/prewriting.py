@@ -37,6 +37,9 @@ class _Unlocked:
     def cells(self) -> list[CellAddress]:
         return self.unanswered + self.blocked
 
+    def has(self, cell: CellAddress) -> bool:
+        return cell in self.unanswered or cell in self.blocked
+
 
 class Prewrite:
     """The locks of one transaction."""
@@ -71,6 +74,7 @@ class Prewrite:
             unlocked: _Unlocked | None = None  # rarely needed, so created only then
             for first in portions(pending):
                 cells = portion(pending, first)
+                point.is_awaited = not point.is_locked and self._write.primary in cells
                 answers = await self._send(cells, deadline)
                 if answers.count(APPLIED) == len(cells):
                     self._note_touched(cells)
@@ -79,10 +83,12 @@ class Prewrite:
                     committed = self._sort_out(cells, answers, unlocked)
                     if committed:
                         return committed
+                if point.is_awaited:
+                    # Before the other portions, which may take longer than its time to live.
+                    point.answered(is_locked=not unlocked or not unlocked.has(self._write.primary))
                 if point.announcement is not None:
                     point.announcement.require()
             pending = unlocked.cells() if unlocked is not None else ()
-            point.is_locked = not pending or self._write.primary not in pending
             if unlocked is None or not pending:
                 return 0
             waiting = waiting or LockWaiting(self._env, self._write.start, self._statistics)

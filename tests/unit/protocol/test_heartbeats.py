@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
+from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord
 from percolator.limits import Limits
+from percolator.protocol.aftermath import STEPS_AT_ONCE_MAX
 from percolator.protocol.pushing import push_step
 from percolator.protocol.raising import LEAD_SECONDS_MAX
 from percolator.routing.cells import CellMutation
 from percolator.timestamps import SEQUENCE_BITS
 
-from .cells_and_steps import PATIENT, A, B, locked, put, puts
+from .cells_and_steps import PATIENT, A, B, address, locked, put, puts
 from .naive_cells import WRITE
 from .protocol_world import NO_FAULTS, World
 
@@ -58,6 +60,54 @@ async def test_readers_that_push_do_not_let_a_live_transaction_expire(slow: str)
     commit = await writing
     assert commit in [at for at, _ in here.store.commits(A)]
     await meeting
+
+
+MANY = [CellAddress(1, b"%06d" % number, b"x") for number in range(2 * STEPS_AT_ONCE_MAX)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "slow"),
+    [([A, B], B), (MANY, MANY[-1])],
+    ids=["another cell of the first message", "a cell of a later message"],
+)
+async def test_a_primary_is_kept_alive_while_other_cells_are_still_being_locked(
+    cells: list[CellAddress], slow: CellAddress
+) -> None:
+    here = World(1, NO_FAULTS)
+    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
+    writer.network.session_id = None
+
+    async def travel(step: CellMutation) -> None:
+        await asyncio.sleep(LONG_SECONDS if address(step) == slow else TRIP_SECONDS)
+
+    writer.network.before_send = travel
+    writing = asyncio.ensure_future(writer.write({cell: put(b"1") for cell in cells}))
+    await asyncio.sleep(0.2)
+    meeting = asyncio.ensure_future(rival.write_stubbornly({cells[0]: put(b"2")}))
+    await writing
+    await meeting
+    assert here.buried_alive == 0
+
+
+async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_the_later_ones() -> (
+    None
+):
+    """That a heartbeat finds no lock proves nothing while the prewrite is on its way."""
+    here = World(1, NO_FAULTS)
+    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
+    writer.network.session_id = None
+    seconds = {A: LONG_SECONDS / 2, B: LONG_SECONDS}
+
+    async def travel(step: CellMutation) -> None:
+        await asyncio.sleep(seconds.pop(address(step), TRIP_SECONDS))
+
+    writer.network.before_send = travel
+    writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
+    await asyncio.sleep(LONG_SECONDS * 3 / 4)
+    meeting = asyncio.ensure_future(rival.write_stubbornly({A: put(b"3")}))
+    await writing
+    await meeting
+    assert here.buried_alive == 0
 
 
 async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> None:
