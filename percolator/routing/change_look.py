@@ -12,7 +12,6 @@ from percolator.errors import (
     PercolatorError,
     TabletLocation,
     TabletMoved,
-    Unavailable,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import ChangesRequest, ChangesSeen
@@ -75,14 +74,8 @@ class ChangeLook:
     async def _located(self, start: bytes, end: bytes) -> list[TabletLocation]:
         """The tablets that hold these rows."""
         found: list[TabletLocation] = []
-        table_id = self._wanted.table_id
         while True:
-            location = self._tablets.locate(table_id, start)
-            if location is None:
-                await self._tablets.refresh(table_id, start)
-                location = self._tablets.locate(table_id, start)
-            if location is None:
-                raise Unavailable(f"no tablet is known to hold row {start!r} of table {table_id}")
+            location = await self._tablets.located(self._wanted.table_id, start)
             found.append(location)
             if not location.end or (end and location.end >= end):
                 return found

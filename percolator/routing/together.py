@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.errors import (
+    ExecutionUnknown,
     NotReady,
     PercolatorError,
     Retry,
@@ -77,13 +78,11 @@ class MutationGroups:
                 await self._tablets.try_refresh(table_id, row)
 
     async def _located(self, table_id: int, row: bytes) -> TabletLocation:
-        location = self._tablets.locate(table_id, row)
-        if location is None:
-            await self._tablets.try_refresh(table_id, row)
-            location = self._tablets.locate(table_id, row)
-        if location is None:
-            raise NotReady(f"no tablet is known to hold row {row!r} of table {table_id}")
-        return location
+        try:
+            return await self._tablets.located(table_id, row)
+        except ExecutionUnknown as error:
+            # The search got no answer, and nothing of the group was sent.
+            raise NotReady(error.message, where=error.where) from error
 
     async def _send(
         self,
