@@ -168,9 +168,6 @@ class MemoryCursor:
     def seek(self, key: bytes) -> None:
         self._at = bisect_left(self._keys, key)
 
-    def seek_to_last(self) -> None:
-        self._at = max(len(self._keys) - 1, 0)
-
     def valid(self) -> bool:
         return self._at < len(self._keys)
 

@@ -52,10 +52,8 @@ async def test_what_is_appended_is_read(files: Files, tmp_path: Path) -> None:
         await file.append(b"one")
         await file.fsync()
         await file.append(b"two")
-    async with await files.open_to_append(path) as file:
-        await file.append(b"three")
-    assert await read(files, path) == b"onetwothree"
-    assert (await files.stat(path)).size_bytes == 11
+    assert await read(files, path) == b"onetwo"
+    assert (await files.stat(path)).size_bytes == 6
 
 
 async def test_each_wait_for_the_disk_is_counted(files: Files, tmp_path: Path) -> None:
@@ -157,10 +155,11 @@ async def test_renaming_refuses_what_would_lose_something(files: Files, tmp_path
 
 
 async def test_a_linked_file_has_one_content_under_two_names(files: Files, tmp_path: Path) -> None:
-    await write(files, tmp_path / "a", b"1")
-    await files.link(tmp_path / "a", tmp_path / "b")
-    async with await files.open_to_append(tmp_path / "b") as file:
+    async with await files.create(tmp_path / "a") as file:
+        await file.append(b"1")
+        await files.link(tmp_path / "a", tmp_path / "b")
         await file.append(b"2")
+    assert await read(files, tmp_path / "b") == b"12"
     await files.unlink(tmp_path / "b")
     assert await read(files, tmp_path / "a") == b"12"
 
@@ -191,7 +190,6 @@ async def test_files_and_directories_are_not_mistaken(files: Files, tmp_path: Pa
     assert await failure(files.read(tmp_path / "d", bytes_max=1)) == errno.EISDIR
     assert await failure(files.list(tmp_path / "f")) == errno.ENOTDIR
     assert await failure(files.stat(tmp_path / "f" / "x")) == errno.ENOTDIR
-    assert await failure(files.open_to_append(tmp_path / "d")) == errno.EISDIR
     assert await failure(files.fsync_directory(tmp_path / "f")) == errno.ENOTDIR
 
 
@@ -200,7 +198,6 @@ async def test_what_is_not_there_is_not_found(files: Files, tmp_path: Path) -> N
     assert await failure(files.unlink(none)) == errno.ENOENT
     assert await failure(files.stat(none)) == errno.ENOENT
     assert await failure(files.read(none, bytes_max=1)) == errno.ENOENT
-    assert await failure(files.open_to_append(none)) == errno.ENOENT
     assert await failure(files.fsync_directory(none)) == errno.ENOENT
     assert await failure(files.create(none / "x")) == errno.ENOENT
     assert await failure(files.lock(none / "LOCK")) == errno.ENOENT

@@ -177,10 +177,6 @@ class MemoryFiles:
         await self.step("create", path)
         return MemoryOpenFile(self, path, self._created(path, exclusive=exclusive))
 
-    async def open_to_append(self, path: Path) -> OpenFile:
-        await self.step("open_to_append", path)
-        return MemoryOpenFile(self, path, self.disk.find_file(path))
-
     async def fsync_directory(self, path: Path) -> None:
         await self.step("fsync_directory", path)
         self.disk.find_directory(path).fsync()

@@ -110,10 +110,6 @@ class Files(Protocol):
         """Creates an empty file. Unless `exclusive`, an existing one is emptied."""
         ...
 
-    async def open_to_append(self, path: Path) -> OpenFile:
-        """Opens an existing file."""
-        ...
-
     async def fsync_directory(self, path: Path) -> None:
         """Makes its names durable, and the absence of those that were removed."""
         ...

@@ -81,10 +81,6 @@ class RealFiles:
         flags |= os.O_EXCL if exclusive else os.O_TRUNC
         return _RealOpenFile(self, await self._descriptor(partial(os.open, path, flags, 0o644)))
 
-    async def open_to_append(self, path: Path) -> OpenFile:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        return _RealOpenFile(self, await self._descriptor(partial(os.open, path, flags)))
-
     async def fsync_directory(self, path: Path) -> None:
         self.fsyncs += 1
         await self.waiting(_fsync_directory, path)

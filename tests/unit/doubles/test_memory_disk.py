@@ -88,8 +88,10 @@ async def test_an_append_is_torn_anywhere_but_keeps_what_was_durable() -> None:
     for seed in range(300):
         disk = new_disk()
         files = MemoryFiles(disk)
-        await write_durably(files, "log", b"sure")
-        async with await files.open_to_append(STORE / "log") as file:
+        async with await files.create(STORE / "log") as file:
+            await file.append(b"sure")
+            await file.fsync()
+            await files.fsync_directory(STORE)
             await file.append(b"new")
         seen.add((await after_power_cut(disk, random.Random(seed)))["log"])
     assert {b"sure", b"suren", b"surene", b"surenew"} <= seen
