@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from percolator.bigtable.http2.call import Call
 from percolator.bigtable.http2.connection import Connection
 from percolator.bigtable.http2.dialling import NoConnection, dial
 from percolator.bigtable.http2.frames import STREAM_MAX
@@ -64,9 +65,7 @@ class HttpLane:
             connection = self._connection
             if connection is None or not connection.takes_calls:
                 connection = await self._connected(deadline)
-                timeout = self._seconds_to(deadline)
-            head = self._heads.head(path, metadata, timeout)
-            call = connection.begin(head, body, timeout, wants_all=True)
+            call = self._begun(connection, path, body, deadline, metadata, wants_all=True)
             try:
                 return await call.message()
             except CallFailed as failure:
@@ -74,7 +73,7 @@ class HttpLane:
                     raise
             finally:
                 connection.leave(call)
-            again, timeout = False, self._seconds_to(deadline)
+            again = False
 
     async def stream(
         self, path: str, request: bytes, timeout: float, metadata: Metadata
@@ -86,9 +85,7 @@ class HttpLane:
             connection = self._connection
             if connection is None or not connection.takes_calls:
                 connection = await self._connected(deadline)
-                timeout = self._seconds_to(deadline)
-            head = self._heads.head(path, metadata, timeout)
-            call = connection.begin(head, body, timeout, wants_all=False)
+            call = self._begun(connection, path, body, deadline, metadata, wants_all=False)
             try:
                 while (message := await call.next()) is not None:
                     yield message
@@ -100,7 +97,7 @@ class HttpLane:
                 return
             finally:
                 connection.leave(call)
-            again, timeout = False, self._seconds_to(deadline)
+            again = False
 
     async def close(self) -> None:
         """Ends the connections, and calls in progress with them."""
@@ -115,8 +112,20 @@ class HttpLane:
     def _may_be_repeated(self, failure: CallFailed, *, again: bool) -> bool:
         return again and failure.not_executed and not self._is_closed
 
-    def _seconds_to(self, deadline: float) -> float:
-        return max(deadline - self._loop.time(), 0.0)
+    def _begun(
+        self,
+        connection: Connection,
+        path: str,
+        body: bytes,
+        deadline: float,
+        metadata: Metadata,
+        *,
+        wants_all: bool,
+    ) -> Call:
+        """The call on this connection, with the time that it has left."""
+        seconds = max(deadline - self._loop.time(), 0.0)
+        head = self._heads.head(path, metadata, seconds)
+        return connection.begin(head, body, seconds, wants_all=wants_all)
 
     async def _connected(self, deadline: float) -> Connection:
         """A new connection, or one that another call has waited for. Raises `CallFailed`."""
