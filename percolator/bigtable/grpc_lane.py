@@ -13,6 +13,7 @@ from percolator.bigtable.http2.headers import Metadata
 from percolator.bigtable.http2.messages import MESSAGE_BYTES_MAX
 from percolator.bigtable.http2.status import CallFailed, Code
 from percolator.bigtable.lanes import LANES_MAX, STREAMS_MAX
+from percolator.wire.channels import cancelled_by_caller
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -25,6 +26,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
 ]
 _DETAILS = "grpc-status-details-bin"
+_CLOSED = "the connection was closed"
 
 
 class GrpcLane:
@@ -51,7 +53,9 @@ class GrpcLane:
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
         except asyncio.CancelledError:
-            raise _cut_off() from None
+            if cancelled_by_caller():
+                raise
+            raise CallFailed(Code.UNAVAILABLE, _CLOSED) from None
         if answer is None:
             raise CallFailed(Code.INTERNAL, "an answer without a message")
         return answer
@@ -69,7 +73,9 @@ class GrpcLane:
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
         except asyncio.CancelledError:
-            raise _cut_off() from None
+            if cancelled_by_caller():
+                raise
+            raise CallFailed(Code.UNAVAILABLE, _CLOSED) from None
         finally:
             streaming.cancel()
 
@@ -84,12 +90,3 @@ def _failed(error: grpc.aio.AioRpcError) -> CallFailed:
             details = value
             break
     return CallFailed(error.code(), error.details() or "", details)
-
-
-def _cut_off() -> BaseException:
-    """gRPC cancels the calls of a channel that is closed, as their callers' tasks would. A task
-    that was never cancelled must not end silently."""
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        return asyncio.CancelledError()
-    return CallFailed(Code.UNAVAILABLE, "the connection was closed")
