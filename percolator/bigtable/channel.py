@@ -25,7 +25,7 @@ from percolator.bigtable.http2.dialling import secure
 from percolator.bigtable.http2.headers import Metadata
 from percolator.bigtable.http2.lane import HttpLane
 from percolator.bigtable.http2.status import CallFailed, Code
-from percolator.bigtable.lanes import Lane, Lanes
+from percolator.bigtable.lanes import Lane, Lanes, network_closed
 from percolator.bigtable.meanings import meaning
 from percolator.bigtable.tokens import Tokens
 from percolator.world import (
@@ -63,6 +63,7 @@ class BigtableNetwork:
         self._by_grpc = by_grpc
         self._tls: ssl.SSLContext | None = None
         self._lanes: dict[str, Lanes] = {}
+        self._is_closed = False
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
@@ -128,8 +129,8 @@ class BigtableNetwork:
         return call
 
     async def close(self) -> None:
-        lanes, self._lanes = self._lanes, {}
-        for each in lanes.values():
+        self._is_closed = True
+        for each in self._lanes.values():
             await each.close()
         if self._tokens is not None:
             await self._tokens.close()
@@ -144,6 +145,8 @@ class BigtableNetwork:
     def _lanes_to(self, address: str) -> Lanes:
         lanes = self._lanes.get(address)
         if lanes is None:
+            if self._is_closed:
+                raise network_closed()  # nobody would close what is opened now
             lanes = self._lanes[address] = Lanes(self._opening(address))
         return lanes
 

@@ -51,7 +51,7 @@ class Lanes:
     def lane(self) -> Lane:
         """The first connection that is not full; if all are, the one with the fewest calls."""
         if self._is_closed:
-            raise UsageError("the network of this client is closed")
+            raise network_closed()
         for lane in self._lanes:
             if lane.in_flight < STREAMS_MAX and lane.in_flight < lane.calls_max:
                 return lane
@@ -64,3 +64,8 @@ class Lanes:
         self._is_closed = True
         lanes, self._lanes = self._lanes, []
         await asyncio.gather(*(lane.close() for lane in lanes))
+
+
+def network_closed() -> UsageError:
+    """The error of a call that is made after its network was closed."""
+    return UsageError("the network of this client is closed")

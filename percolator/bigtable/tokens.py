@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from percolator.bigtable.http2.headers import Metadata
-from percolator.errors import NotReady, PercolatorError, UsageError
+from percolator.bigtable.lanes import network_closed
+from percolator.errors import NotReady, PercolatorError
 
 _log = logging.getLogger("percolator.bigtable")
 
@@ -50,6 +51,7 @@ class Tokens:
         self._replaced_from = self._until = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "bigtable-token")
+        self._is_closed = False
 
     def current(self) -> Metadata | None:
         """The metadata of a call with the present token; None if `metadata` has to be awaited."""
@@ -58,7 +60,7 @@ class Tokens:
             return self._metadata
         if now >= self._until:
             return None
-        if self._fetching is None:
+        if self._fetching is None and not self._is_closed:
             self._replaced_from = now + _PAUSE_SECONDS
             self._start()
         return self._metadata
@@ -69,12 +71,14 @@ class Tokens:
         found = self.current()
         if found is not None:
             return found
+        if self._is_closed:
+            raise network_closed()
         fetching = self._fetching or self._start()
         done, _ = await asyncio.wait([fetching], timeout=timeout_seconds)
         if not done:
             raise NotReady(f"no access token within {timeout_seconds:g} s")
         if fetching.cancelled():
-            raise UsageError("the network of this client is closed")
+            raise network_closed()
         error = fetching.exception()
         if error is not None:
             # Each waiter has its own: a raised error keeps the trace of whoever raised it.
@@ -91,6 +95,7 @@ class Tokens:
             self._replaced_from = self._until = float("-inf")
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait([self._fetching])

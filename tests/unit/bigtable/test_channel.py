@@ -13,7 +13,7 @@ from percolator.bigtable.grpc_lane import GrpcLane
 from percolator.bigtable.http2.lane import HttpLane
 from percolator.bigtable.http2.status import CallFailed
 from percolator.bigtable.lanes import STREAMS_MAX
-from percolator.bigtable.methods import READ_ROWS
+from percolator.bigtable.methods import GET_TABLE, READ_ROWS
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tokens import Tokens
 from percolator.errors import (
@@ -26,7 +26,7 @@ from percolator.errors import (
 )
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import Selection
-from percolator.v1.bigtable_pb2 import BigtableReadRowsRequest
+from percolator.v1.bigtable_pb2 import BigtableGetTableRequest, BigtableReadRowsRequest
 from tests.doubles.bigtable_service import Refusal
 from tests.unit.bigtable.connected import SECONDS, TABLE, connected
 
@@ -126,6 +126,17 @@ async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation(by_g
                 await task
         with pytest.raises(UsageError, match="closed"):
             await over.put(b"row")
+
+
+@CLIENTS
+async def test_nothing_is_dialled_after_the_close(by_grpc: bool) -> None:
+    async with connected(by_grpc=by_grpc) as over:
+        await over.network.close()
+        for address in (over.place.address, "127.0.0.1:1"):
+            with pytest.raises(UsageError, match="the network of this client is closed"):
+                await over.network.unary(address, GET_TABLE)(
+                    BigtableGetTableRequest(name=over.place.table(TABLE)), SECONDS
+                )
 
 
 @CLIENTS

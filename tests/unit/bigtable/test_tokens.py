@@ -187,3 +187,17 @@ async def test_closing_does_not_wait_for_a_fetch(source: Source, clock: Clock) -
             await tokens.close()
         with pytest.raises(UsageError, match="closed"):
             await waiting
+
+
+async def test_after_the_close_a_token_is_used_while_it_lasts_and_no_other_is_fetched(
+    source: Source, clock: Clock
+) -> None:
+    async with tokens_of(source, clock) as tokens:
+        first = await tokens.metadata(10)
+        await tokens.close()
+        clock.now = HOUR - 200.0  # it would be replaced by now
+        assert await tokens.metadata(10) is first
+        clock.now = HOUR
+        with pytest.raises(UsageError, match="the network of this client is closed"):
+            await tokens.metadata(10)
+        assert source.count == 1
