@@ -24,6 +24,7 @@ from percolator.errors import StoreFault
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 Random = random.Random
 """A source of randomness: seeded in a simulation, the operating system's in production."""
@@ -70,7 +71,19 @@ class StreamMethod(Generic[RequestT, ResponseT]):
 UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]
 """Takes the request and a time-out in seconds. Raises only `PercolatorError`."""
 
-StreamCall = Callable[[RequestT, float], AsyncIterator[ResponseT]]
+
+class Responses(Protocol[AnswerT_co]):
+    """What a stream answers, one after the other. Whoever does not want all of it closes it
+    (`contextlib.aclosing`): the call goes on until then."""
+
+    def __aiter__(self) -> AsyncIterator[AnswerT_co]: ...
+
+    async def __anext__(self) -> AnswerT_co: ...
+
+    async def aclose(self) -> None: ...
+
+
+StreamCall = Callable[[RequestT, float], Responses[ResponseT]]
 """Takes the request and a time-out for the whole stream. Raises only `PercolatorError`."""
 
 

@@ -158,28 +158,30 @@ class BigtableStore:
 
     async def _written(self, request: BigtableMutateRowsRequest, timeout_seconds: float) -> None:
         left = set(range(len(request.entries)))
-        async for response in self._mutate_rows(request, timeout_seconds):
-            for entry in response.entries:
-                if entry.status.code:
-                    raise ExecutionUnknown(
-                        f"a row was not written: {entry.status.message or entry.status.code}",
-                        where=request.table_name,
-                    )
-                left.discard(entry.index)
+        async with aclosing(self._mutate_rows(request, timeout_seconds)) as responses:
+            async for response in responses:
+                for entry in response.entries:
+                    if entry.status.code:
+                        raise ExecutionUnknown(
+                            f"a row was not written: {entry.status.message or entry.status.code}",
+                            where=request.table_name,
+                        )
+                    left.discard(entry.index)
         if left:
             raise ExecutionUnknown(f"{len(left)} rows have no answer", where=request.table_name)
 
     async def _all_rows(
         self, request: BigtableReadRowsRequest, timeout_seconds: float
     ) -> list[StoredRow]:
-        return [row async for row in self._stream(request, timeout_seconds)]
+        async with aclosing(self._stream(request, timeout_seconds)) as rows:
+            return [row async for row in rows]
 
     async def sample(self, table_id: int, timeout_seconds: float) -> list[Sample]:
         request = BigtableSampleRowKeysRequest(
             table_name=self._place.table(table_id), app_profile_id=self._place.app_profile
         )
-        answers = self._sample_row_keys(request, timeout_seconds)
-        return [Sample(one.row_key, one.offset_bytes) async for one in answers]
+        async with aclosing(self._sample_row_keys(request, timeout_seconds)) as answers:
+            return [Sample(one.row_key, one.offset_bytes) async for one in answers]
 
     def _reading(self, table_id: int, selections: Sequence[Selection]) -> BigtableReadRowsRequest:
         request = BigtableReadRowsRequest(
@@ -192,9 +194,10 @@ class BigtableStore:
         self, request: BigtableReadRowsRequest, timeout_seconds: float
     ) -> AsyncGenerator[StoredRow, None]:
         rows = Rows(reverse=request.reversed)
-        async for response in self._read_rows(request, timeout_seconds):
-            for row in rows.take(response.chunks):
-                yield row
+        async with aclosing(self._read_rows(request, timeout_seconds)) as responses:
+            async for response in responses:
+                for row in rows.take(response.chunks):
+                    yield row
         rows.end()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from percolator.errors import Unavailable
 from percolator.wire.methods import method_name
@@ -35,9 +36,10 @@ class InProcessNetwork:
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
-            async for response in self._find(address, method.path)(request):
-                yield response
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
+            async with aclosing(self._find(address, method.path)(request)) as responses:
+                async for response in responses:
+                    yield response
 
         return call
 

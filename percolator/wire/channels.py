@@ -11,7 +11,7 @@ used is closed (by_address.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
@@ -167,7 +167,7 @@ class GrpcNetwork:
 
         bound = _Bound(self, address, bind)
 
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             used = self.credentials
             line, multicallable, metadata = bound.now()
             try:

@@ -6,7 +6,8 @@ cluster itself knows the server. The gateway forwards the bytes without decoding
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from percolator.errors import DeadlineExceeded, Unavailable, UsageError
@@ -92,11 +93,12 @@ class ThroughNetwork:
     def _streams_in_turn(
         self, calls: Sequence[StreamCall[RequestT, ResponseT]]
     ) -> StreamCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             turn = self._turn
             try:
-                async for response in calls[turn % len(calls)](request, timeout):
-                    yield response
+                async with aclosing(calls[turn % len(calls)](request, timeout)) as responses:
+                    async for response in responses:
+                        yield response
             except (Unavailable, DeadlineExceeded):
                 self._go_elsewhere(turn)
                 raise

@@ -8,9 +8,9 @@ else is refused.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from percolator.bigtable import methods
 from percolator.bigtable.place import Place
@@ -134,8 +134,7 @@ async def _answers(
     call: StreamCall[RequestT, ResponseT], request: RequestT
 ) -> AsyncIterator[ResponseT]:
     with _own_account():
-        streaming = cast("AsyncGenerator[ResponseT, None]", call(request, _seconds()))
-        async with aclosing(streaming) as answers:
+        async with aclosing(call(request, _seconds())) as answers:
             async for answer in answers:
                 yield answer
 

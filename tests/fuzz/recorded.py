@@ -7,7 +7,7 @@ and timestamps that fit each other.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 from google.protobuf.message import Message
@@ -76,7 +76,7 @@ class RecordingNetwork(GrpcNetwork):
     ) -> StreamCall[RequestT, ResponseT]:
         call = super().stream(address, method, server=server)
 
-        async def noted(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def noted(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             self.recorded.note(method.path, request)
             async for answer in call(request, timeout):
                 yield answer

@@ -11,7 +11,7 @@ cancelled when its caller gives up, as with gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from percolator.errors import InvalidArgument, Unavailable
@@ -68,7 +68,7 @@ class SimulatedNetwork:
         caller = CallingProcess(self._wire, self._life, self._address)
         decode = method.response.FromString
 
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             if self._closed or not caller.life.alive:
                 await self._refuse(address)
             in_flight = StreamInFlight(

@@ -29,6 +29,7 @@ from percolator.wire.frames.connection import FrameConnection
 from percolator.wire.frames.layout import FRAMED, NotFrames
 from percolator.world import (
     RequestT,
+    Responses,
     ResponseT,
     StreamCall,
     StreamMethod,
@@ -95,7 +96,7 @@ class FrameLanes:
             return slower
         way = self._way(address, method)
 
-        def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        def call(request: RequestT, timeout: float) -> Responses[ResponseT]:
             if not is_short(request):
                 return slower(request, timeout)
             return _ShortStream(way, slower, request, timeout)
@@ -191,7 +192,7 @@ class _ShortStream(Generic[RequestT, ResponseT]):
         self._request = request
         self._timeout = timeout
         self._begun = False
-        self._responses: AsyncIterator[ResponseT] | None = None
+        self._responses: Responses[ResponseT] | None = None
 
     def __aiter__(self) -> AsyncIterator[ResponseT]:
         return self
@@ -206,6 +207,11 @@ class _ShortStream(Generic[RequestT, ResponseT]):
         if self._responses is None:
             raise StopAsyncIteration
         return await anext(self._responses)
+
+    async def aclose(self) -> None:
+        self._begun = True
+        if self._responses is not None:
+            await self._responses.aclose()
 
 
 class _Lane:

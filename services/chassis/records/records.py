@@ -8,6 +8,7 @@ as it was seen; of several processes that change a row, one does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from percolator.errors import PercolatorError, Retry, SchemaError, StoreFault, StoreUnusable
@@ -82,7 +83,7 @@ class Records:
                 await patience.outlast(error, is_read=True)
 
     async def _scanned(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
-        found = self._store.scan(
+        scan = self._store.scan(
             TABLE_ID,
             prefix,
             after_prefix(prefix),
@@ -91,7 +92,8 @@ class Records:
             reverse=False,
             timeout_seconds=_CALL_SECONDS,
         )
-        return {row.key[len(prefix) :]: _cells(row)[column] async for row in found}
+        async with aclosing(scan) as found:
+            return {row.key[len(prefix) :]: _cells(row)[column] async for row in found}
 
     async def change(self, key: bytes, seen: Seen, changes: Mapping[bytes, bytes | None]) -> bool:
         """Sets or, for None, deletes cells of a row if one of its cells is still as it was seen.

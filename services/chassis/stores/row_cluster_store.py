@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 
 from percolator.bigtable.place import Place
@@ -89,7 +90,7 @@ class RowClusterStore:
     async def require_empty(self, table_id: int) -> None:
         """Raises `SchemaError` unless a table that is about to be used has nothing in it."""
         try:
-            found = self.store.scan(
+            scan = self.store.scan(
                 table_id,
                 b"",
                 b"",
@@ -98,7 +99,8 @@ class RowClusterStore:
                 reverse=False,
                 timeout_seconds=_TABLE_SECONDS,
             )
-            rows = [row async for row in found]
+            async with aclosing(scan) as found:
+                rows = [row async for row in found]
         except PercolatorError as error:
             raise self._named(error) from error
         if rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ class ModelNetwork:
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             await asyncio.sleep(self.pauses())
             if address not in self.handlers or address in self.silent:
                 raise Unavailable(f"nothing listens at {address}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -101,7 +101,7 @@ class TimedNetwork(InProcessNetwork):
     ) -> StreamCall[RequestT, ResponseT]:
         untimed = super().stream(address, method)
 
-        async def call(request: RequestT, timeout: float) -> AsyncIterator[ResponseT]:
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             try:
                 async with asyncio.timeout(timeout):
                     async for response in untimed(request, timeout):

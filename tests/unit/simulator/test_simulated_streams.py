@@ -50,7 +50,7 @@ def test_a_reader_that_stops_early_closes_the_handler() -> None:
 
         async def program(incarnation: Incarnation) -> None:
             scan = incarnation.world.network.stream(SERVER, SCAN)
-            async with aclosing(scan(ScanRequest(row_limit=50), 100.0)) as found:  # type: ignore[type-var]
+            async with aclosing(scan(ScanRequest(row_limit=50), 100.0)) as found:
                 async for _ in found:
                     break
 
