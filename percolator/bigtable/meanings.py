@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from percolator import errors
 from percolator.bigtable.http2.status import CallFailed
+from percolator.bigtable.missing_family import missing_family
 
 _THROTTLED_SECONDS = 0.1
 """The pause after a refusal that names none."""
@@ -36,6 +37,9 @@ ONE_CLUSTER = (
 def meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
     """What it means. `where` is the path of the method, and what it was called for."""
     code, said = failed.code, (failed.message or failed.code.name).rstrip(".")
+    lacking = missing_family(said, where)
+    if lacking is not None:
+        return lacking
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return errors.Unavailable(said, where=where)

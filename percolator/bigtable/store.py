@@ -16,12 +16,14 @@ from percolator.bigtable.methods import (
     READ_ROWS,
     SAMPLE_ROW_KEYS,
 )
+from percolator.bigtable.missing_family import FamilyMissing, missing_family, named
 from percolator.bigtable.place import Place
 from percolator.errors import ExecutionUnknown, InvalidArgument, PercolatorError
 from percolator.rowstore.port import Change, Check, RowChange, Sample, Selection, SetCell, StoredRow
 from percolator.v1.bigtable_pb2 import (
     BigtableCheckAndMutateRowRequest,
     BigtableMutateRowsRequest,
+    BigtableMutateRowsResponse,
     BigtableReadRowsRequest,
     BigtableRowRange,
     BigtableSampleRowKeysRequest,
@@ -54,6 +56,7 @@ class BigtableStore:
 
     def __init__(self, network: Network, place: Place) -> None:
         self._place = place
+        self._network = network
         self._admission = Admission()
         self._check_and_mutate = network.unary(place.address, CHECK_AND_MUTATE_ROW)
         self._mutate_rows = network.stream(place.address, MUTATE_ROWS)
@@ -130,8 +133,11 @@ class BigtableStore:
             rows.end_key_open = end
         request.rows.row_ranges.append(rows)
         async with aclosing(self._stream(request, timeout_seconds)) as found:
-            async for row in found:
-                yield row
+            try:
+                async for row in found:
+                    yield row
+            except FamilyMissing as error:
+                raise await named(self._network, self._place, error) from error
 
     async def _in_turn(
         self,
@@ -149,6 +155,9 @@ class BigtableStore:
         try:
             answer = await call(request, timeout_seconds)
             problem = None
+        except FamilyMissing as error:
+            problem = error
+            raise await named(self._network, self._place, error) from error
         except PercolatorError as error:
             problem = error
             raise
@@ -162,10 +171,7 @@ class BigtableStore:
             async for response in responses:
                 for entry in response.entries:
                     if entry.status.code:
-                        raise ExecutionUnknown(
-                            f"a row was not written: {entry.status.message or entry.status.code}",
-                            where=request.table_name,
-                        )
+                        raise _not_written(entry.status, request.table_name)
                     left.discard(entry.index)
         if left:
             raise ExecutionUnknown(f"{len(left)} rows have no answer", where=request.table_name)
@@ -199,6 +205,12 @@ class BigtableStore:
                 for row in rows.take(response.chunks):
                     yield row
         rows.end()
+
+
+def _not_written(status: BigtableMutateRowsResponse.Status, table: str) -> PercolatorError:
+    why = status.message or str(status.code)
+    lacking = missing_family(why, table)
+    return lacking or ExecutionUnknown(f"a row was not written: {why}", where=table)
 
 
 def _require_key(key: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from percolator.bigtable.methods import CREATE_TABLE, DELETE_TABLE, GET_TABLE
+from percolator.bigtable.missing_family import WITH_FAMILIES
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.rowstore.layout import FAMILIES
@@ -15,8 +16,6 @@ from percolator.v1.bigtable_pb2 import (
     BigtableTable,
 )
 from percolator.world import Network
-
-_WITH_FAMILIES = 2
 
 
 async def create_table(
@@ -33,7 +32,7 @@ async def create_table(
 async def has_table(network: Network, place: Place, table_id: int, timeout_seconds: float) -> bool:
     """Whether there is such a table. Raises `SchemaError` for one that was made by somebody else,
     or changed by hand."""
-    request = BigtableGetTableRequest(name=place.table(table_id), view=_WITH_FAMILIES)
+    request = BigtableGetTableRequest(name=place.table(table_id), view=WITH_FAMILIES)
     try:
         found = await network.unary(place.tables_address, GET_TABLE)(request, timeout_seconds)
     except SchemaError:

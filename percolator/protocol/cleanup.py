@@ -29,6 +29,7 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 from percolator.errors import InvariantViolation, SnapshotTooOld
@@ -168,6 +169,8 @@ class Cleanup:
                 undecided.append(_Undecided(met, None))
             elif self._primaries.is_gone(answer):
                 self._env.verdicts.put(start, ROLLED_BACK)
+            elif isinstance(answer, InvariantViolation):
+                raise copy(answer)  # nobody can decide it, however long the caller waits
             elif not isinstance(answer, Refused):
                 continue  # no answer: nothing is known, and the caller will ask again
             elif answer.condition == steps.OWN_COMMIT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from percolator.errors import NotReady, PercolatorError
+from percolator.errors import InvariantViolation, PercolatorError
 from percolator.routing.cells import Answer, CellMutation
 
 
@@ -13,7 +13,9 @@ class DroppedTables:
     """`percolator.routing.cells.Mutations` of tables that the store does not have.
 
     Answers `SchemaError` when the table was dropped for good, which only the catalogue can say: the
-    store's table goes once no lock is left whose transaction has committed a cell of it.
+    store's table goes once no lock is left whose transaction has committed a cell of it. A table
+    that somebody has deleted in the store itself decides nothing, as long as the catalogue has it:
+    it may be restored there, and then have commits.
     """
 
     def __init__(self, look_up: Callable[[int, float], Awaitable[object]]) -> None:
@@ -31,4 +33,7 @@ class DroppedTables:
             await self._look_up(table_id, deadline)
         except PercolatorError as error:
             return error
-        return NotReady(f"table {table_id} is not in the store, though nobody has dropped it")
+        return InvariantViolation(
+            f"table {table_id} decides about a lock, and somebody has deleted it in the store "
+            "itself: restore it there, or `percolator tables delete` it here, too"
+        )

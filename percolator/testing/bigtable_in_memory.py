@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
+from percolator.bigtable.missing_family import FamilyMissing
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import bigtable_pb2 as wire
 
@@ -46,8 +47,9 @@ Row = dict[tuple[str, bytes, int], bytes]
 class ModelTable:
     """One table."""
 
-    def __init__(self, families: Iterable[str]) -> None:
-        self.families = frozenset(families)
+    def __init__(self, name: str, families: Iterable[str]) -> None:
+        self.name = name
+        self.families = set(families)
         self.rows: SortedDict[bytes, Row] = SortedDict()
 
     def put(self, key: bytes, row: Row) -> None:
@@ -73,7 +75,7 @@ class BigtableInMemory:
         name = f"{request.parent}/tables/{request.table_id}"
         if name in self.tables:
             raise SchemaError(f"{name} exists", table=name)
-        self.tables[name] = ModelTable(request.table.column_families)
+        self.tables[name] = ModelTable(name, request.table.column_families)
         return wire.BigtableTable(name=name)
 
     async def get_table(self, request: wire.BigtableGetTableRequest) -> wire.BigtableTable:
@@ -238,8 +240,15 @@ def _check_change(table: ModelTable, change: wire.BigtableMutation) -> None:
         family, column = version.family_name, version.column_qualifier
     else:
         raise InvalidArgument("mutations", "one says nothing")
-    if family not in table.families or len(column) > _COLUMN_BYTES_MAX:
-        raise InvalidArgument("mutations", f"family {family!r}, column of {len(column)} bytes")
+    if family not in table.families:
+        raise no_family(table.name)
+    if len(column) > _COLUMN_BYTES_MAX:
+        raise InvalidArgument("mutations", f"a column of {len(column)} bytes")
+
+
+def no_family(table: str) -> FamilyMissing:
+    """As the service says it: without the name of the family."""
+    return FamilyMissing(table, "", where=table)
 
 
 def _check_times(*times: int) -> None:
@@ -279,7 +288,7 @@ def _check_filter(table: ModelTable, one: wire.BigtableRowFilter) -> None:
         case "column_range_filter":
             columns = one.column_range_filter
             if columns.family_name not in table.families:
-                raise InvalidArgument("filter", f"there is no family {columns.family_name!r}")
+                raise no_family(table.name)
             _check_range(columns.start_qualifier_closed, columns.end_qualifier_open)
         case "timestamp_range_filter":
             times = one.timestamp_range_filter

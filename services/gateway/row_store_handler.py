@@ -8,11 +8,12 @@ else is refused.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple, Protocol
 
 from percolator.bigtable import methods
+from percolator.bigtable.missing_family import FamilyMissing, named
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
 from percolator.rowstore.identity import CLUSTER
@@ -44,6 +45,7 @@ class StoreConnection(Protocol):
 class _Store(NamedTuple):
     """The store's methods, ready to be called."""
 
+    network: Network
     place: Place
     check_and_mutate: UnaryCall[
         wire.BigtableCheckAndMutateRowRequest, wire.BigtableCheckAndMutateRowResponse
@@ -56,6 +58,7 @@ class _Store(NamedTuple):
     def over(cls, connection: StoreConnection) -> _Store:
         network, address = connection.network, connection.place.address
         return cls(
+            network,
             connection.place,
             network.unary(address, methods.CHECK_AND_MUTATE_ROW),
             network.stream(address, methods.MUTATE_ROWS),
@@ -81,7 +84,7 @@ class RowStoreHandler:
         store = self._store()
         own = rules.own(store.place, request)
         rules.require_step(own)
-        with _own_account():
+        async with _own_account(store):
             return await store.check_and_mutate(own, _seconds())
 
     async def mutate_rows(
@@ -90,7 +93,7 @@ class RowStoreHandler:
         store = self._store()
         own = rules.own(store.place, request)
         rules.require_may_write(store.place, own, caller_role())
-        async for answer in _answers(store.mutate_rows, own):
+        async for answer in _answers(store, store.mutate_rows, own):
             yield answer
 
     async def read_rows(
@@ -99,14 +102,14 @@ class RowStoreHandler:
         store, rows = self._store(), request.rows
         is_identity = list(rows.row_keys) == [CLUSTER] and not rows.row_ranges
         own = rules.own(store.place, request, reads_identity=is_identity)
-        async for answer in _answers(store.read_rows, own):
+        async for answer in _answers(store, store.read_rows, own):
             yield answer
 
     async def sample_row_keys(
         self, request: wire.BigtableSampleRowKeysRequest
     ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
         store = self._store()
-        async for answer in _answers(store.sample, rules.own(store.place, request)):
+        async for answer in _answers(store, store.sample, rules.own(store.place, request)):
             yield answer
 
     async def close(self) -> None:
@@ -131,12 +134,11 @@ class RowStoreHandler:
 
 
 async def _answers(
-    call: StreamCall[RequestT, ResponseT], request: RequestT
+    store: _Store, call: StreamCall[RequestT, ResponseT], request: RequestT
 ) -> AsyncIterator[ResponseT]:
-    with _own_account():
-        async with aclosing(call(request, _seconds())) as answers:
-            async for answer in answers:
-                yield answer
+    async with _own_account(store), aclosing(call(request, _seconds())) as answers:
+        async for answer in answers:
+            yield answer
 
 
 def _seconds() -> float:
@@ -144,12 +146,15 @@ def _seconds() -> float:
     return _USUAL_SECONDS if remaining is None else min(max(remaining, 0.0), CALL_SECONDS_MAX)
 
 
-@contextmanager
-def _own_account() -> Iterator[None]:
+@asynccontextmanager
+async def _own_account(store: _Store) -> AsyncIterator[None]:
     """What the store refuses to this gateway's account says nothing of the caller's token: it would
-    be replaced in vain, or taken for one without the role."""
+    be replaced in vain, or taken for one without the role. And only this account can ask which
+    family a table lacks."""
     try:
         yield
+    except FamilyMissing as error:
+        raise await named(store.network, store.place, error) from error
     except (Unauthenticated, PermissionDenied) as error:
         raise NotReady(
             f"the account of this gateway cannot use the store: {error.message}",

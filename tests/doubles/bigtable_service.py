@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from percolator.bigtable import methods
+from percolator.bigtable.missing_family import FamilyMissing
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.world import StreamMethod, UnaryMethod
@@ -25,6 +26,7 @@ _CODES = {
     InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     SchemaError: grpc.StatusCode.NOT_FOUND,
 }
+_NO_FAMILY = "Requested column family not found."
 
 
 class Refusal(NamedTuple):
@@ -125,6 +127,9 @@ class BigtableService:
             yield
         except (InvalidArgument, SchemaError) as error:
             await context.abort(_CODES[type(error)], error.message)
+        except FamilyMissing as error:
+            said = f"Error while mutating the row 'a' ({error.table}) : {_NO_FAMILY}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, said)
         finally:
             self.in_flight -= 1
             # Not awaited as it is: a call that is cancelled has no time left for that.

@@ -102,7 +102,9 @@ class _Cluster:
     async def begin(self) -> None:
         await self._rows.create_table(0)
         await self._rows.create_table(INTENTS_TABLE)
-        self.model.tables[_OTHERS[1]] = type(self.model.tables[_OTHERS[0]])((LOCKS, WRITES))
+        self.model.tables[_OTHERS[1]] = type(self.model.tables[_OTHERS[0]])(
+            _OTHERS[1], (LOCKS, WRITES)
+        )
         stored = await CatalogueStore.load(cast("Any", self.leadership))
         oracle = cast("Any", _OracleTime())
         tables = RowLoads(self._clock, stored, oracle, self._rows, retention_min_seconds=60.0)

@@ -12,6 +12,7 @@ from google.rpc.status_pb2 import Status
 from percolator import errors
 from percolator.bigtable.http2.status import CallFailed
 from percolator.bigtable.meanings import meaning
+from percolator.bigtable.missing_family import FamilyMissing
 from percolator.errors import Overloaded, Retry
 
 DATA = "/google.bigtable.v2.Bigtable/CheckAndMutateRow of projects/p/instances/i/tables/t"
@@ -84,6 +85,21 @@ SAID = [
         DATA,
         errors.SchemaError,
         "Table not found",
+    ),
+    (
+        grpc.StatusCode.NOT_FOUND,
+        "Error while mutating the row 'profile 1' (projects/p/instances/i/tables/t) : Requested "
+        "column family not found.",
+        DATA,
+        FamilyMissing,
+        "the table t lacks a family that it needs: somebody has removed it in the store itself",
+    ),
+    (
+        grpc.StatusCode.UNKNOWN,
+        'unknown family "w"',
+        DATA,
+        FamilyMissing,
+        "the table t lacks the family w: somebody has removed it in the store itself",
     ),
     (
         grpc.StatusCode.FAILED_PRECONDITION,

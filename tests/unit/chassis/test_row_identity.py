@@ -71,7 +71,7 @@ async def test_the_store_of_another_cluster_is_refused_and_both_are_named() -> N
 
 async def test_a_table_of_that_name_with_other_families_is_refused_by_its_name() -> None:
     instance = Instance()
-    instance.model.tables[MODEL.table(TABLE_ID)] = ModelTable(["cf1"])
+    instance.model.tables[MODEL.table(TABLE_ID)] = ModelTable(MODEL.table(TABLE_ID), ["cf1"])
     with pytest.raises(SchemaError, match="percolator-0 was made by another program, or changed"):
         await instance.opened().establish_identity()
 

@@ -14,6 +14,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import require_table
 from percolator.errors import (
     InvalidArgument,
+    InvariantViolation,
     NotReady,
     Overloaded,
     PercolatorError,
@@ -335,3 +336,14 @@ def test_no_gateway_creates_or_deletes_tables() -> None:
 def test_what_is_passed_on_needs_the_role_of_a_client() -> None:
     assert {REQUIRED[path] for path in RELAYED.values()} == {Role.CLIENT}
     assert REQUIRED[methods.CREATE_TABLE.path] is Role.ADMIN
+
+
+async def test_the_gateway_asks_which_family_a_table_lacks_since_its_callers_cannot() -> None:
+    model = BigtableInMemory()
+    store = await through(model)
+    model.tables[PLACE.table(1)].families.remove(DATA)
+    says = "the table percolator-1 lacks the family d: somebody has removed it in the store"
+    with pytest.raises(InvariantViolation, match=says):
+        await store.check_and_mutate(1, b"k", _NOTHING, _put(b"v"), SECONDS)
+    with pytest.raises(InvariantViolation, match=says):
+        await store.read(1, [b"k"], [Selection(DATA)], SECONDS)

@@ -50,7 +50,7 @@ async def test_a_table_that_the_service_would_collect_is_refused() -> None:
 
 async def test_a_table_in_which_another_program_has_written_is_refused() -> None:
     model = BigtableInMemory()
-    table = model.tables[MODEL.table(7)] = ModelTable(FAMILIES)
+    table = model.tables[MODEL.table(7)] = ModelTable(MODEL.table(7), FAMILIES)
     table.put(b"row", {("d", b"c", TIME): b"value"})
     world = World(MachineClock(), InProcessNetwork(), machine_random())
     store = RowClusterStore(InProcessNetwork({MODEL.address: model}), MODEL, world)
@@ -122,16 +122,3 @@ async def test_whoever_collects_names_it_too() -> None:
     bounds = Bounds(model_store.at(5), model_store.at(5))
     with pytest.raises(InvariantViolation, match="row b'row' has a cell that no transaction"):
         await collector.collect(model_store.TABLE, bounds, Collected())
-
-
-def test_a_table_that_somebody_has_deleted_in_the_store_is_named_with_what_to_do() -> None:
-    model = BigtableInMemory()
-    with connect_over_model(model=model) as db:
-        db.create_table(TABLE)
-        _write(db, b"row")
-        del model.tables[MODEL.table(1)]
-        says = "percolator-1: it was dropped; but if `percolator tables list` shows it, somebody"
-        with pytest.raises(SchemaError, match=says):
-            db.get(b"row", COLUMN)
-        with pytest.raises(SchemaError, match=says), db.transaction(timeout=0.5) as tx:
-            tx.set(b"row", COLUMN, b"later")
