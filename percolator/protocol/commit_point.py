@@ -246,7 +246,7 @@ class CommitPoint:
         oracle = later(self._write.start, now - self._started_seconds)
         least = self._raises.least(self.min_commit, self._commit, oracle)
         step = self._write.heartbeat(self.min_commit, self.ttl, least, ttl)
-        return Heartbeat(step, least, ttl)
+        return Heartbeat(step, least, ttl, self.is_locked)
 
     def after_heartbeat(self, beat: Heartbeat, answer: Answer, took_seconds: float) -> bool:
         """Returns True if the lock had changed, so that another heartbeat should follow at once."""
@@ -261,8 +261,8 @@ class CommitPoint:
                 self.learn_lock(answer)
                 self.is_locked = True
                 return True
-            # Unless it was locked before, its prewrite may only be late.
-            self.is_lost = self.is_locked
+            # Otherwise it may have overtaken the prewrite, which may have been answered since.
+            self.is_lost = self.is_lost or beat.is_for_lock
         return False
 
 

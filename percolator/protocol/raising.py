@@ -84,6 +84,8 @@ class Heartbeat(NamedTuple):
     step: CellMutation
     min_commit: int
     ttl: int
+    is_for_lock: bool
+    """The lock was known to be there when this was sent."""
 
 
 class Raises:

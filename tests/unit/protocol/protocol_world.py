@@ -161,6 +161,7 @@ class Network:
         self.dead = False
         self.steps: list[CellMutation] = []
         self.before_send: Callable[[CellMutation], Awaitable[None]] | None = None
+        self.before_answer: Callable[[CellMutation, Answer], Awaitable[None]] | None = None
         self.commits: list[WholeCommit] = []
         self.before_commit: Callable[[], Awaitable[None]] | None = None
         self.loses_answer_of_commit = False
@@ -196,6 +197,8 @@ class Network:
         if chance() < faults.duplicated:
             world.later(lambda: world.store.apply(step), self._random.expovariate(1 / 0.03))
         await self._travel()
+        if self.before_answer is not None:
+            await self.before_answer(step, answer)
         if self.loses_answer(step) or chance() < faults.answer_lost:
             return Unavailable("answer lost")
         if answer is APPLIED and _prewrites(step) and chance() < faults.prewrite_answer_lost:

@@ -12,7 +12,7 @@ from percolator.limits import Limits
 from percolator.protocol.aftermath import STEPS_AT_ONCE_MAX
 from percolator.protocol.pushing import push_step
 from percolator.protocol.raising import LEAD_SECONDS_MAX
-from percolator.routing.cells import CellMutation
+from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS
 
 from .cells_and_steps import PATIENT, A, B, address, locked, put, puts
@@ -105,6 +105,34 @@ async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_t
     writing = asyncio.ensure_future(writer.write({A: put(b"1"), B: put(b"2")}))
     await asyncio.sleep(LONG_SECONDS * 3 / 4)
     meeting = asyncio.ensure_future(rival.write_stubbornly({A: put(b"3")}))
+    await writing
+    await meeting
+    assert here.buried_alive == 0
+
+
+async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_ones() -> None:
+    """It finds no lock, and that is heard of only when the prewrite has been answered."""
+    here = World(1, NO_FAULTS)
+    writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
+    writer.network.session_id = None
+    primary, last = MANY[0], MANY[-1]
+    seconds = {primary: LONG_SECONDS / 2, last: LONG_SECONDS}
+    overtaking = 0
+
+    async def travel(step: CellMutation) -> None:
+        await asyncio.sleep(seconds.pop(address(step), TRIP_SECONDS))
+
+    async def back(step: CellMutation, answer: Answer) -> None:
+        nonlocal overtaking
+        if address(step) == primary and isinstance(answer, Refused):
+            overtaking += 1
+            await asyncio.sleep(LONG_SECONDS / 2)
+
+    writer.network.before_send, writer.network.before_answer = travel, back
+    writing = asyncio.ensure_future(writer.write({cell: put(b"1") for cell in MANY}))
+    await asyncio.sleep(LONG_SECONDS)
+    assert overtaking
+    meeting = asyncio.ensure_future(rival.write_stubbornly({primary: put(b"3")}))
     await writing
     await meeting
     assert here.buried_alive == 0
