@@ -16,10 +16,10 @@ from pathlib import Path
 from percolator.errors import CellAddress, InvariantViolation
 from percolator.formats.records import KIND_PUT
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
 from percolator.routing.mutation_lane import fill_list
+from percolator.routing.table_info import TableSchema
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork

@@ -24,13 +24,14 @@ from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.newest import NewestReads
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.catalog import Catalog, TableInfo, with_remedy
+from percolator.routing.catalog import Catalog, with_remedy
 from percolator.routing.cells import CellPage, Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
 from percolator.routing.pending_cell import CellAnswer
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
+from percolator.routing.table_info import TableInfo
 from percolator.routing.tablet_map import TabletMap
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.contents import RowContents

@@ -11,7 +11,7 @@ from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, Retry, UsageError
 from percolator.protocol.environment import Statistics
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.timestamps import Timestamp
 
 

@@ -9,7 +9,7 @@ from percolator import codecs
 from percolator.aio.moment import Moment
 from percolator.arguments import require_table
 from percolator.errors import CellAddress, InvalidArgument, SchemaError, UsageError
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.schema import Column, Family, Readable, Table, encoded_key, encoded_prefix
 
 K = TypeVar("K")

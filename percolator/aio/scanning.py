@@ -11,8 +11,8 @@ from percolator.arguments import listed_columns, require_bool, require_table, re
 from percolator.errors import InvalidArgument
 from percolator.protocol.scan import FoundRow, scan_pages
 from percolator.protocol.write_set import WriteSet
-from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
+from percolator.routing.table_info import TableInfo
 from percolator.schema import Row, Table, decoded_key
 
 K = TypeVar("K")

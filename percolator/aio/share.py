@@ -22,7 +22,7 @@ from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import check_task
 from percolator.protocol.write_steps import Write
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.schema import Column, encoded_key, encoded_value
 
 K = TypeVar("K")

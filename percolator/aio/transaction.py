@@ -27,8 +27,8 @@ from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
-from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell
+from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 from percolator.schema import Column, Readable, Table
 from percolator.timestamps import Timestamp
 

@@ -9,7 +9,7 @@ from percolator.aio.database import Database
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.v1.cells_pb2 import Cell, Space
 
 SPACES = {

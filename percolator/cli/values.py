@@ -12,7 +12,7 @@ from percolator import aio, codecs, named_codecs
 from percolator.codec_names import CodecNames
 from percolator.codecs import Codec
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.row_text import row_bytes
 from percolator.schema import Column, Table
 

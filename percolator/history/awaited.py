@@ -26,7 +26,7 @@ from itertools import chain
 
 from percolator.history.fates import Fates
 from percolator.protocol.environment import Environment
-from percolator.routing.catalog import TableSchema
+from percolator.routing.table_info import TableSchema
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, key_from
 
 Registered = Mapping[int, TableSchema]

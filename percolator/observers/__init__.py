@@ -6,8 +6,8 @@ Open `definition.py` first, then `worker.py`, which wires the rooms together:
     running/   one run for a change, and what follows from its end
     registry/  registering observers, backfilling for them, removing them
 
-`work.py` is a worker's queue; `context.py` is what it needs of a database; `waiting.py` waits until
-nothing is left to do; `run_time.py` says how long a function may take.
+`work_queue.py` is a worker's queue of `work.py`; `context.py` is what it needs of a database;
+`waiting.py` waits until nothing is left to do; `run_time.py` says how long a function may take.
 
 Nothing may be concluded from a notification: it only says where to look. Only the commit of a run
 answers a change.

@@ -30,7 +30,7 @@ from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run_pool import Results, RunPool
 from percolator.observers.running.threads import Threads
 from percolator.observers.watched import Watched
-from percolator.observers.work import WorkQueue
+from percolator.observers.work_queue import WorkQueue
 from percolator.tasks import Tasks
 
 _log = logging.getLogger(__name__)

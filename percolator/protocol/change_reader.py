@@ -30,8 +30,8 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read import PASSING_MAX, LockResolver
-from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangeFeeds, ChangesRequest, ChangesSeen, StoredChange
+from percolator.routing.table_info import TableInfo
 from percolator.timestamps import Timestamp
 
 IDLE_SECONDS = 0.1

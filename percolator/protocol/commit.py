@@ -48,7 +48,7 @@ from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""

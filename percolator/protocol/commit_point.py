@@ -42,8 +42,8 @@ from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import APPLIED, Answer, Refused
+from percolator.routing.table_info import TableInfo
 from percolator.wire.backoff import Backoff
 
 

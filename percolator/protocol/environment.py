@@ -16,8 +16,8 @@ from percolator.protocol.hot_cells import HotCells, Loss
 from percolator.protocol.rivals import Rivals
 from percolator.protocol.tally import Tally
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import Cells, Mutations, RollsForward
+from percolator.routing.table_info import TableSchema
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness

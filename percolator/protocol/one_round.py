@@ -44,8 +44,8 @@ from percolator.protocol.read_locks import is_read_lock
 from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableInfo, TableSchema
 from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.wire.backoff import asked_pause_seconds
 
 _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)

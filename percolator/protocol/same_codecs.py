@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from percolator.formats.records import KIND_PUT
 from percolator.protocol.environment import Schemas
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 
 
 def require_same_codecs(

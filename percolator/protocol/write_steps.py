@@ -19,9 +19,9 @@ from percolator.formats.records import (
 )
 from percolator.protocol import steps
 from percolator.protocol.read_locks import is_read_lock, mark
-from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
+from percolator.routing.table_info import TableSchema
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
 
 Write = tuple[int, bytes]

@@ -7,41 +7,35 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from percolator.codec_names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
-    ExecutionUnknown,
-    NotReady,
-    PercolatorError,
     Retry,
     SchemaError,
     TabletLocation,
     UsageError,
 )
 from percolator.routing.lanes import SchemaVersions
+from percolator.routing.masters import Masters
 from percolator.routing.table_codecs import TableCodecs
+from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.routing.tablet_map import TabletMap
 from percolator.schema import Readable
-from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
-from percolator.wire.backoff import Backoff
 from percolator.wire.status import location_from_wire
-from percolator.world import RequestT, ResponseT, UnaryMethod, World
+from percolator.world import World
 
 _TABLETS_PER_PAGE = 1_000
 _SEARCH_SECONDS = 5.0
 """The time for one search for tablets; its callers search again until their own deadlines."""
-_RETRY_SECONDS_MIN = 0.02
-_RETRY_SECONDS_MAX = 0.5
-_ATTEMPT_SECONDS_MAX = 2.0
 
 
 def with_remedy(error: SchemaError, table: str) -> SchemaError:
@@ -52,104 +46,6 @@ def with_remedy(error: SchemaError, table: str) -> SchemaError:
         table=table,
         where=error.where,
     )
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """Which columns of a table notify which observers, and what encodes them."""
-
-    version: int = 0
-    observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
-    """By column: the observers notified when a put or delete commits."""
-    weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
-    """By column: the observers notified by `notify` only."""
-    codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
-    """The same object until one of them is changed on purpose."""
-    expiring: frozenset[bytes] = frozenset()
-    """The columns whose values expire. Tablets judge that; to know it here only saves asking them
-    in vain."""
-
-    @classmethod
-    def of(
-        cls,
-        version: int,
-        observers: Sequence[wire.Observer],
-        codecs: TableCodecs | None = None,
-        ttls: Iterable[ColumnTtl] = (),
-    ) -> TableSchema:
-        strong: dict[bytes, tuple[bytes, ...]] = {}
-        weak: dict[bytes, tuple[bytes, ...]] = {}
-        for observer in observers:
-            by_column = weak if observer.weak else strong
-            for column in observer.columns:
-                by_column[column] = (*by_column.get(column, ()), observer.name.encode())
-        expiring = frozenset(one.column for one in ttls)
-        return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring)
-
-
-NO_OBSERVERS = TableSchema()
-
-
-@dataclass(frozen=True)
-class TableInfo:
-    """A table that exists."""
-
-    table_id: int
-    name: str
-    schema: TableSchema
-    created_at: int = 0
-    """The table is younger than snapshots below this. 0 if it is older than any."""
-
-    @property
-    def codecs(self) -> TableCodecs:
-        """What encodes its columns, as of when it was looked up."""
-        return self.schema.codecs
-
-    def require_older_than(self, snapshot: int) -> None:
-        """Raises `SchemaError` if the table was created after a snapshot at this timestamp."""
-        if self.created_at > snapshot:
-            raise SchemaError(
-                f"table {self.name!r} is younger than the snapshot: it was created at "
-                f"{Timestamp(self.created_at).describe()}, and the snapshot is at "
-                f"{Timestamp(snapshot).describe()}; begin a new transaction or snapshot to use it",
-                table=self.name,
-                table_id=self.table_id,
-            )
-
-
-class Masters:
-    """Calls any master that answers: one that does not lead says so, and the next is tried."""
-
-    def __init__(self, world: World, addresses: Sequence[str]) -> None:
-        self._world = world
-        self._addresses = addresses
-        self._turn = 0
-
-    async def call(
-        self,
-        method: UnaryMethod[RequestT, ResponseT],
-        request: RequestT,
-        deadline: float,
-        *,
-        attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
-    ) -> ResponseT:
-        """Calls until one answers or the deadline passes. Repeating these calls does no harm."""
-        clock = self._world.clock
-        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
-        while True:
-            left = deadline - clock.monotonic_seconds()
-            address = self._addresses[self._turn % len(self._addresses)]
-            try:
-                call = self._world.network.unary(address, method)
-                return await call(request, min(max(left, 0.001), attempt_seconds_max))
-            except (ExecutionUnknown, NotReady) as error:
-                problem: PercolatorError = error
-            self._turn += 1
-            if self._turn % len(self._addresses) == 0 and not await backoff.pause(deadline):
-                raise DeadlineExceeded(
-                    f"no master answered in time; last error: {problem.message}",
-                    where=problem.where,
-                )
 
 
 class Catalog:

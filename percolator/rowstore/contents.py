@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from percolator.errors import InvariantViolation
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 from percolator.rowstore.layout import (
     DATA,
     LOCK_ONLY,

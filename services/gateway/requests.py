@@ -11,8 +11,8 @@ from percolator.errors import CellAddress, InvalidArgument, TransactionTooLarge
 from percolator.limits import Limits
 from percolator.protocol.read_locks import locked_cell, read_lock_of
 from percolator.protocol.write_set import WriteSet
-from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
+from percolator.routing.table_info import TableInfo
 from percolator.v1 import gateway_pb2 as wire
 
 _LENGTH_BYTES = 8

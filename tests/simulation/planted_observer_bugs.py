@@ -13,14 +13,15 @@ from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.run_pool import RunPool
 from percolator.observers.running.watched_cell import WatchedCell
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work, WorkQueue
+from percolator.observers.work import Work
+from percolator.observers.work_queue import WorkQueue
 from percolator.protocol import steps
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.rolling import Rolling
-from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import FoundCell
+from percolator.routing.table_info import TableSchema
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import CommitWork
 from percolator.timestamps import SEQUENCE_BITS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from percolator.aio.moment import Moment
-from percolator.routing.catalog import TableInfo
+from percolator.routing.table_info import TableInfo
 
 Patch = pytest.MonkeyPatch
 

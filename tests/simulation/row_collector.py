@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from percolator.aio import Database
 from percolator.errors import NotReady, PercolatorError
 from percolator.history.rows import Decided, RowHistory
-from percolator.routing.catalog import TableSchema
+from percolator.routing.table_info import TableSchema
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import World

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from percolator.observers.finding.row_locks import RowLocks, lock_name
 from percolator.observers.port import Claim, Waiting
 from percolator.observers.watched import Watched
-from percolator.observers.work import WorkQueue
+from percolator.observers.work_queue import WorkQueue
 
 
 class QueueAdmission:

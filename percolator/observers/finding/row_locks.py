@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from percolator.observers.context import WorkerContext
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work, WorkQueue
+from percolator.observers.work import Work
+from percolator.observers.work_queue import WorkQueue
 from percolator.protocol.environment import Environment
 from percolator.wire.advisory_locks import row_name
 

@@ -14,7 +14,7 @@ from percolator.observers.context import WorkerContext
 from percolator.observers.finding.admission import QueueAdmission
 from percolator.observers.finding.row_locks import RowLocks
 from percolator.observers.watched import Watched
-from percolator.observers.work import WorkQueue
+from percolator.observers.work_queue import WorkQueue
 from percolator.wire.backoff import Backoff
 
 _log = logging.getLogger(__name__)

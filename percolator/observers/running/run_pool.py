@@ -37,7 +37,8 @@ from percolator.observers.running.threads import Threads
 from percolator.observers.running.time_limits import TimeLimit, TimeLimits, TookTooLong
 from percolator.observers.running.tracebacks import message_of, traceback_of
 from percolator.observers.running.turns import Turns
-from percolator.observers.work import Work, WorkQueue
+from percolator.observers.work import Work
+from percolator.observers.work_queue import WorkQueue
 from percolator.protocol.nested_calls import Inside
 from percolator.tasks import Tasks
 from percolator.wire.backoff import pause_seconds

@@ -17,7 +17,8 @@ from collections.abc import Container
 
 from percolator.errors import CellAddress, ConflictError
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work, WorkQueue
+from percolator.observers.work import Work
+from percolator.observers.work_queue import WorkQueue
 from percolator.protocol.environment import Environment
 from percolator.protocol.hot_cells import Contender, Loss
 

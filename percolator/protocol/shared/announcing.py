@@ -21,7 +21,7 @@ from percolator.errors import CellAddress
 from percolator.protocol.announced_stores import Announcing
 from percolator.protocol.environment import Environment
 from percolator.protocol.weak_notifying import learn_schemas
-from percolator.routing.catalog import TableSchema
+from percolator.routing.table_info import TableSchema
 
 Observed = frozenset[tuple[bytes, bytes]]
 """Columns of a table, each with an observer that its changes notify."""

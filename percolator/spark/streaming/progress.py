@@ -15,8 +15,8 @@ from percolator import codecs
 from percolator.aio import Database
 from percolator.errors import DeadlineExceeded, InvalidArgument, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
-from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangesSeen, StoredChange
+from percolator.routing.table_info import TableInfo
 from percolator.schema import Table
 from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
 from percolator.spark.streaming.held_history import HeldHistory

@@ -11,8 +11,8 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners, Timestamps
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.catalog import TableSchema
 from percolator.routing.router import Router
+from percolator.routing.table_info import TableSchema
 from percolator.routing.tablet_map import TabletMap
 from percolator.world import World
 from services.master.history.lock_scan import scan_locks

@@ -7,7 +7,7 @@ from percolator.history.rows import RowHistory
 from percolator.limits import Limits
 from percolator.protocol.environment import Environment, Timestamps
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.catalog import TableSchema
+from percolator.routing.table_info import TableSchema
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.dropped import DroppedTables
 from percolator.rowstore.intents import Intents

@@ -21,7 +21,7 @@ from percolator.observers.finding.scanner import Scanner
 from percolator.observers.finding.tablet_pass import TabletPass
 from percolator.observers.registry.registration import register
 from percolator.observers.watched import Watched
-from percolator.observers.work import WorkQueue
+from percolator.observers.work_queue import WorkQueue
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.v1.master_pb2 import ChangeObserversRequest
 

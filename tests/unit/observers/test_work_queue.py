@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from percolator import Table, codecs, observes
-from percolator.observers import work as work_queue
+from percolator.observers import work_queue
 from percolator.observers.watched import Watched
-from percolator.observers.work import TIMESTAMPS_MAX, Work, WorkQueue
+from percolator.observers.work import TIMESTAMPS_MAX, Work
+from percolator.observers.work_queue import WorkQueue
 from percolator.protocol.hot_cells import HotCells
 
 docs = Table("docs")

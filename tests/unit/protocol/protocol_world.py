@@ -28,7 +28,6 @@ from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
 from percolator.protocol.verdicts import Verdicts
 from percolator.protocol.write_steps import Write, WriteSteps
-from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import (
     APPLIED,
     Answer,
@@ -40,6 +39,7 @@ from percolator.routing.cells import (
     RowResult,
     WholeCommit,
 )
+from percolator.routing.table_info import TableSchema
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead

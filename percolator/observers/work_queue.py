@@ -1,0 +1,344 @@
+"""The queue of one worker: each cell once per observer, the oldest change first.
+
+Invariants:
+- A cell is queued or being run at most once per observer, however often it is found.
+- The queue is bounded in number and bytes. Work that finds no room stays where it is stored, and is
+  found again.
+- An observer that is busy, failing or paused holds up only itself: however much waits for it, there
+  is room for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from percolator.observers.watched import Watched
+from percolator.observers.work import TIMESTAMPS_MAX, Key, Work
+from percolator.protocol.hot_cells import HotCells
+
+_FINISHED_MAX = 16_384
+"""Cells remembered after their run, since a scan that was in progress may still report them."""
+TIMESTAMPS_OF_ALL_MAX = 262_144
+"""While this many are kept for all work together, one item gets no more than the next number."""
+_TIMESTAMPS_WHEN_FULL = 128
+_PARTS_OF_FREE_MAX = 4
+"""One observer's work may take at most this many times the room that is still free: one observer
+alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find room."""
+_PARTS_OF_FREE_ROOMY = 2
+"""An observer that was refused room is notified when its work takes less than this many times the
+free room. By then there is enough room to make another scan worthwhile."""
+IN_LINE_MAX = 16
+"""While this much of an observer's work stands in line at a hot cell, the rest stays in the queue.
+It is enough to keep the line from running empty, and little if the next runs write other cells."""
+_OLDEST_OF_ALL = 0
+"""The place in the queue of work that has its turn: others wait until it has ended."""
+
+_ReadyWork = tuple[int, int, Work]
+"""The oldest change, a number that is unique, so that a comparison never reaches the work, and the
+work."""
+
+
+class _Lane:
+    """The work of one observer."""
+
+    __slots__ = ("backlog", "in_line", "ready", "running", "size_bytes", "watched")
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.backlog = 0
+        """How many known cells it has not finished."""
+        self.size_bytes = 0
+        self.ready: list[_ReadyWork] = []
+        """A heap. It may contain some that was dropped."""
+        self.running = 0
+        self.in_line: dict[Work, None] = {}
+        """What waits for its turn."""
+
+    @property
+    def may_run(self) -> bool:
+        watched = self.watched
+        running = self.running + watched.counters.hung
+        return watched.is_active and running < watched.observer.concurrency
+
+
+class _Finished(NamedTuple):
+    """The last run for a cell."""
+
+    seen: int
+    """The timestamp of its snapshot."""
+    pauses_until: float
+    """When the observer's pause ends, by the worker's monotonic clock."""
+
+
+_NEVER = _Finished(-1, 0.0)
+
+
+class WorkQueue:
+    """The work of all observers of one worker. Belongs to its event loop."""
+
+    def __init__(
+        self,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        now: Callable[[], float],
+        hot_cells: HotCells,
+        on_ready: Callable[[], None],
+        on_finished_before: Callable[[Work, Sequence[int]], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        """`on_ready` is called when there is work to take; `on_finished_before` when work was found
+        that a run has already done; `on_room` when there is room again for an observer whose work
+        was refused."""
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._now = now
+        self._hot_cells = hot_cells
+        self._on_ready = on_ready
+        self._on_finished_before = on_finished_before
+        self._on_room = on_room
+        self._known: dict[Key, Work] = {}
+        self._bytes = 0
+        self._timestamps = 0
+        """How many timestamps all work has together."""
+        self._lanes: dict[Watched, _Lane] = {}
+        self._refused: set[Watched] = set()
+        """Observers whose work was refused for lack of room."""
+        self._delayed: dict[Key, asyncio.TimerHandle] = {}
+        self._finished: OrderedDict[Key, _Finished] = OrderedDict()
+        self._numbers = itertools.count()
+
+    # ------------------------------------------------------------------ state
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._known
+
+    def _lane(self, watched: Watched) -> _Lane:
+        lane = self._lanes.get(watched)
+        if lane is None:
+            lane = self._lanes[watched] = _Lane(watched)
+        return lane
+
+    def has_room(self, watched: Watched) -> bool:
+        """Whether this observer may queue more work. If not, `on_room` is called later."""
+        if self._takes_at_most(self._lane(watched), _PARTS_OF_FREE_MAX, more=1):
+            return True
+        self._refused.add(watched)
+        return False
+
+    def _takes_at_most(self, lane: _Lane, parts: int, *, more: int = 0) -> bool:
+        free_rows, free_bytes = self._rows_max - len(self._known), self._bytes_max - self._bytes
+        return (
+            free_rows > 0
+            and free_bytes > 0
+            and lane.backlog + more <= parts * free_rows
+            and lane.size_bytes <= parts * free_bytes
+        )
+
+    def all(self) -> Iterable[Work]:
+        return self._known.values()
+
+    def backlog(self, watched: Watched) -> int:
+        """How many known cells this observer has not finished. May be called in any thread."""
+        lane = self._lanes.get(watched)
+        return 0 if lane is None else lane.backlog
+
+    # ------------------------------------------------------------------ coming in
+
+    def offer(
+        self, watched: Watched, row: bytes, column: bytes, timestamps: Iterable[int]
+    ) -> Work | None:
+        """Adds work that was found. Returns None if there is no room, or nothing to do."""
+        if not watched.is_active or not watched.watches(column):
+            return None
+        key = watched, row, column
+        work = self._known.get(key)
+        if work is not None:
+            self._add(work, timestamps)
+            return work
+        if not self.has_room(watched):
+            return None
+        work = Work(watched, row, column, self._now())
+        work.note(timestamps, self._most_timestamps())
+        if max(work.timestamps) <= self._finished.get(key, _NEVER).seen:
+            self._on_finished_before(work, sorted(work.timestamps))
+            return None
+        self._known[key] = work
+        work.is_known = True
+        self._timestamps += len(work.timestamps)
+        self._bytes += work.size_bytes
+        lane = self._lane(watched)
+        lane.backlog += 1
+        lane.size_bytes += work.size_bytes
+        self._make_ready_after_pause(work)
+        return work
+
+    def _add(self, work: Work, timestamps: Iterable[int]) -> None:
+        before = len(work.timestamps)
+        work.note(timestamps, self._most_timestamps())
+        self._timestamps += len(work.timestamps) - before
+
+    def _most_timestamps(self) -> int:
+        is_full = self._timestamps >= TIMESTAMPS_OF_ALL_MAX
+        return _TIMESTAMPS_WHEN_FULL if is_full else TIMESTAMPS_MAX
+
+    def in_line(self, watched: Watched) -> Sequence[Work]:
+        """This observer's work that waits for its turn at cells where it would lose."""
+        return list(self._lane(watched).in_line)
+
+    def _make_ready_after_pause(self, work: Work) -> None:
+        """If the last run for the cell was not long ago, waits for more changes to it."""
+        seconds = 0.0
+        if work.watched.observer.pause_seconds:
+            seconds = self._finished.get(work.key, _NEVER).pauses_until - self._now()
+        if seconds > 0.0:
+            self._delay(work, seconds)
+        else:
+            self._make_ready(work)
+
+    def _make_ready(self, work: Work) -> None:
+        oldest = min(work.timestamps) if work.contender is None else _OLDEST_OF_ALL
+        heappush(self._lane(work.watched).ready, (oldest, next(self._numbers), work))
+        self._on_ready()
+
+    # ------------------------------------------------------------------ going out
+
+    def take(self) -> Work | None:
+        """The work with the oldest change among the observers that may run now."""
+        best: _Lane | None = None
+        lowest = 0
+        for lane in self._lanes.values():
+            ready = lane.ready
+            while ready and not ready[0][2].is_known:
+                heappop(ready)  # dropped meanwhile
+            if not ready:
+                continue
+            oldest, _, work = ready[0]
+            if (
+                (best is None or oldest < lowest)
+                and lane.may_run
+                and (work.contender is not None or self._may_begin(lane))
+            ):
+                best, lowest = lane, oldest
+        if best is None:
+            return None
+        work = heappop(best.ready)[2]
+        work.is_running = True
+        best.running += 1
+        return work
+
+    def _may_begin(self, lane: _Lane) -> bool:
+        """Whether work that has not lost yet may be taken, even if it would only stand in line."""
+        cell = lane.watched.hot_cell
+        if cell is None or cell not in self._hot_cells:
+            return True
+        return len(lane.in_line) < IN_LINE_MAX
+
+    def finished(self, work: Work, seen: int) -> None:
+        """A run has handled everything up to `seen`. Later notifications are queued again."""
+        self._stopped(work)
+        work.leave()
+        self._remember(work, seen)
+        before = len(work.timestamps)
+        work.timestamps = {timestamp for timestamp in work.timestamps if timestamp > seen}
+        self._timestamps += len(work.timestamps) - before
+        work.attempts = work.retries = 0
+        work.has_lost = False
+        if work.timestamps:
+            self._make_ready_after_pause(work)
+        else:
+            self._forget(work)
+
+    def again(self, work: Work, seconds: float) -> None:
+        """Queues the work again after a pause, and when it has its turn if it is a contender."""
+        self._stopped(work)
+        if seconds:
+            self._delay(work, seconds)
+        else:
+            self._due(work)
+
+    def drop(self, work: Work) -> None:
+        """Forgets the work: it is left to other workers, or found again."""
+        if work.is_running:
+            self._stopped(work)
+        self._forget(work)
+
+    def drop_inactive(self) -> Sequence[Work]:
+        """Forgets the work of observers that no longer run, and returns it. Their notifications
+        stay stored."""
+        idle = [work for work in self._known.values() if not work.is_running]
+        dropped = [work for work in idle if not work.watched.is_active]
+        for work in dropped:
+            self._forget(work)
+        return dropped
+
+    def close(self) -> None:
+        for timer in self._delayed.values():
+            timer.cancel()
+        self._delayed.clear()
+        for work in self._known.values():
+            work.leave()
+
+    def _delay(self, work: Work, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._delayed[work.key] = loop.call_later(seconds, self._due, work)
+
+    def _due(self, work: Work) -> None:
+        self._delayed.pop(work.key, None)
+        if work.contender is None:
+            self._make_ready(work)
+        else:
+            self._lane(work.watched).in_line[work] = None
+            work.contender.stand_in_line().add_done_callback(partial(self._out_of_line, work))
+
+    def _out_of_line(self, work: Work, _: asyncio.Future[None]) -> None:
+        del self._lane(work.watched).in_line[work]
+        if work.is_known:
+            self._make_ready(work)
+
+    def _stopped(self, work: Work) -> None:
+        work.is_running = False
+        self._lane(work.watched).running -= 1
+
+    def _forget(self, work: Work) -> None:
+        work.leave()
+        if not work.is_known:
+            return
+        work.is_known = False
+        del self._known[work.key]
+        self._timestamps -= len(work.timestamps)
+        self._bytes -= work.size_bytes
+        lane = self._lane(work.watched)
+        lane.backlog -= 1
+        lane.size_bytes -= work.size_bytes
+        timer = self._delayed.pop(work.key, None)
+        if timer is not None:
+            timer.cancel()
+        if self._refused:
+            self._announce_room()
+
+    def _announce_room(self) -> None:
+        roomy = {
+            one
+            for one in self._refused
+            if self._takes_at_most(self._lane(one), _PARTS_OF_FREE_ROOMY)
+        }
+        if roomy:
+            self._refused -= roomy
+            self._on_room()
+
+    def _remember(self, work: Work, seen: int) -> None:
+        pause = work.watched.observer.pause_seconds
+        self._finished[work.key] = _Finished(seen, self._now() + pause if pause else 0.0)
+        self._finished.move_to_end(work.key)
+        if len(self._finished) > _FINISHED_MAX:
+            self._finished.popitem(last=False)

@@ -1,0 +1,48 @@
+"""Calls to the masters, of which one leads and the others stand by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from percolator.errors import DeadlineExceeded, ExecutionUnknown, NotReady, PercolatorError
+from percolator.wire.backoff import Backoff
+from percolator.world import RequestT, ResponseT, UnaryMethod, World
+
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 0.5
+_ATTEMPT_SECONDS_MAX = 2.0
+
+
+class Masters:
+    """Calls any master that answers: one that does not lead says so, and the next is tried."""
+
+    def __init__(self, world: World, addresses: Sequence[str]) -> None:
+        self._world = world
+        self._addresses = addresses
+        self._turn = 0
+
+    async def call(
+        self,
+        method: UnaryMethod[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float,
+        *,
+        attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
+    ) -> ResponseT:
+        """Calls until one answers or the deadline passes. Repeating these calls does no harm."""
+        clock = self._world.clock
+        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        while True:
+            left = deadline - clock.monotonic_seconds()
+            address = self._addresses[self._turn % len(self._addresses)]
+            try:
+                call = self._world.network.unary(address, method)
+                return await call(request, min(max(left, 0.001), attempt_seconds_max))
+            except (ExecutionUnknown, NotReady) as error:
+                problem: PercolatorError = error
+            self._turn += 1
+            if self._turn % len(self._addresses) == 0 and not await backoff.pause(deadline):
+                raise DeadlineExceeded(
+                    f"no master answered in time; last error: {problem.message}",
+                    where=problem.where,
+                )
