@@ -5,9 +5,9 @@ has a start timestamp, locks, and a primary, which alone decides. The one differ
 of all parts are cells of one row, so the driver can commit the parts it has chosen with a single
 write.
 
-A process locks its cells in attempt.py, and a part's primary is in part.py. whole.py is the
-driver's decision; until then, keeping.py keeps parts alive. After it, closing.py refuses new
-parts, and rolling_back.py removes those that are left.
+A process locks its cells in attempt.py, where it may meet other_attempts.py; a part's primary is in
+part.py. whole.py is the driver's decision; until then, keeping.py keeps parts alive. After it,
+closing.py refuses new parts, and rolling_back.py removes those that are left.
 
 Rules, each with the failure that it prevents:
 - Every attempt at a task has parts of its own, and the driver names those that it commits.

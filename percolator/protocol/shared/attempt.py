@@ -5,13 +5,8 @@ since the part began is locked under a further part, with a newer start timestam
 transaction says since when its cells may not have changed.
 
 Rules, each with the failure that it prevents:
-- A cell that has a lock of another part of the same transaction is written twice. If the attempt of
-  that part has been replaced (an earlier attempt at the same task, or one of an earlier
-  generation), it is rolled back first, the part before its cells; otherwise this is an error.
-  Taking the lock for our own would lose the write when the other attempt is not chosen.
-- An attempt that has finished may have been chosen already. It is replaced only after a while,
-  which gives the scheduler of the tasks time to end one of the two. That time is added to the
-  caller's deadline: otherwise a shorter deadline would end each try before it replaced anything.
+- A lock of another part of the same transaction is not taken for our own: the write would be lost
+  when the other attempt is not chosen (other_attempts.py).
 - After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
 """
 
@@ -42,13 +37,12 @@ from percolator.protocol.aftermath import offending_cell, portion, portions
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.part_states import FINISHED
 from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
 from percolator.protocol.shared.names import Job, PartKey, PartName
+from percolator.protocol.shared.other_attempts import OtherAttempts
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.rolling_back import roll_back_part
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import Prewrite, Write
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused
 
@@ -107,7 +101,7 @@ class Attempt:
         self._job = job
         self._task = task
         self._generation = generation
-        self._replace_after_seconds = replace_after_seconds
+        self._others = OtherAttempts(env, job, task, generation, replace_after_seconds)
         self._chosen = chosen
         self._only_changes = only_changes
         self._parts: list[Part] = []
@@ -115,8 +109,6 @@ class Attempt:
         """The part under which cells are locked now."""
         self._heads: dict[int, bytes] = {}
         """What the locks of the part begin with, by the kind of write: all but the value."""
-        self._spared_since: dict[int, float] = {}
-        """Since when finished attempts are in the way, by their first start timestamps."""
         self._announcement = (
             None if env.announcing is None else AttemptAnnouncement(env, env.announcing)
         )
@@ -314,70 +306,11 @@ class Attempt:
 
     async def _resolve(self, met: Sequence[MetLock], waited: float, deadline: float) -> float:
         """Removes what it may. Returns until when finished attempts are spared, or 0."""
-        spared_until = 0.0
-        siblings: dict[PartName, MetLock] = {}
-        for one in met:
-            name = self._job.part_of(one.lock.primary)
-            if name is not None:
-                siblings.setdefault(name, one)
-        for name, one in siblings.items():
-            spared_until = max(spared_until, await self._replace_attempt(name, one, deadline))
+        spared_until = await self._others.replace(met, self.start, deadline)
         await self._cleanup.resolve(
             met, deadline=deadline, known_now=self.start, waited_seconds=waited
         )
         return spared_until
-
-    async def _replace_attempt(self, other: PartName, met: MetLock, deadline: float) -> float:
-        """Rolls back another attempt's part if this attempt replaces it, or raises. Returns until
-        when the other one is spared, or 0."""
-        lock = met.lock
-        is_finished = await self._is_finished(lock, deadline)
-        verdict = self._env.verdicts.get(lock.start_timestamp)
-        if verdict == ROLLED_BACK or is_finished is None:
-            return 0.0
-        if verdict is not None:
-            raise UsageError("the shared transaction was committed while this task was writing")
-        same_task = other.task == self._task and other.generation == self._generation
-        if not same_task and other.generation == self._generation:
-            cell = self._env.described(met.address)
-            raise WrittenTwice(
-                f"tasks {other.task!r} and {self._task!r} both write {cell}",
-                cell=met.address,
-            )
-        if (other.generation, other.attempt) > (self._generation, self.start):
-            raise ConflictError(
-                f"a later attempt at task {self._task!r} has begun",
-                cell=met.address,
-                start_timestamp=self.start,
-                other_start_timestamp=lock.start_timestamp,
-            )
-        if is_finished:
-            now = self._env.now()
-            since = self._spared_since.setdefault(other.attempt, now)
-            spared_until = since + self._replace_after_seconds
-            if now < spared_until:
-                return spared_until
-        await roll_back_part(self._env, lock.primary, lock.start_timestamp, deadline)
-        return 0.0
-
-    async def _is_finished(self, lock: LockRecord, deadline: float) -> bool | None:
-        """Whether the attempt of another part has locked all of its cells; None if there is no
-        answer. If the part is decided, that is known afterwards."""
-        verdicts, start = self._env.verdicts, lock.start_timestamp
-        if verdicts.get(start) is not None:
-            return True
-        (answer,) = await self._env.cells.mutate((_status(lock),), deadline)
-        if answer is APPLIED:
-            return False
-        if not isinstance(answer, Refused):
-            return None
-        if answer.condition == steps.OWN_COMMIT:
-            verdicts.put(start, offending_cell(answer).timestamp)
-            return True
-        if answer.condition == steps.OWN_ROLLBACK:
-            verdicts.put(start, ROLLED_BACK)
-            return True
-        return LockRecord.decode(offending_cell(answer).value).value == FINISHED
 
     # ------------------------------------------------------------------ the end
 
@@ -409,11 +342,6 @@ class Attempt:
             raise UsageError("the attempt has failed: start a new attempt")
         if self._is_over:
             raise UsageError("the attempt is over")
-
-
-def _status(lock: LockRecord) -> CellMutation:
-    table_id, row, column = lock.primary
-    return CellMutation(table_id, steps.status(row, column, lock.start_timestamp))
 
 
 def _writes_the_same(lock: LockRecord, write: Write) -> bool:
