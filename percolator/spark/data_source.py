@@ -31,7 +31,7 @@ class PercolatorDataSource(DataSource):
         return "percolator"
 
     def __init__(self, options: dict[str, str]) -> None:
-        from percolator.spark.options import check_names
+        from percolator.spark.given_options import check_names
 
         super().__init__(options)
         check_names(options)

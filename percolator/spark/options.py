@@ -45,55 +45,28 @@ Unknown names and impossible values are refused before Spark starts any task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TypeVar
 
 from percolator.errors import InvalidArgument
 from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.choosing.chosen_rows import KEY_OPTIONS, chosen_rows, rows_between
-from percolator.spark.choosing.key_syntax import KeySyntax
+from percolator.spark.choosing.chosen_rows import chosen_rows
 from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
 from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
+from percolator.spark.given_options import (
+    COMMON,
+    NO_CREATE_TABLE,
+    READ,
+    READ_BY_STREAMS,
+    SPARK_CHECKPOINT,
+    SPARK_PATH,
+    STREAM,
+    WRITE,
+    Given,
+    instant_of,
+    timestamp_of,
+)
 from percolator.timestamps import Timestamp
-
-T = TypeVar("T")
-
-_COMMON = frozenset(("address", "catalog", "table", "timeout_seconds"))
-_READ = frozenset(
-    ("as_of", "columns", "partition_bytes", "pin_seconds", "snapshot_ts", *KEY_OPTIONS)
-)
-_STREAM = frozenset(("failondataloss", "rows_per_batch", "starting_from"))
-_READ_BY_STREAMS = frozenset(("columns", "partition_bytes", *KEY_OPTIONS))
-_WRITE = frozenset(
-    (
-        "atomic",
-        "columns",
-        "delete_field",
-        "if_unchanged_since",
-        "keep_seconds",
-        "load_from",
-        "load_name",
-        "load_to",
-        "matched",
-        "not_matched",
-        "notify",
-        "nulls",
-        "operation",
-        "retry_seconds",
-        "skip_equal",
-        "together",
-        "transaction_rows",
-        "transactions_in_flight",
-    )
-)
-_SPARK_PATH = "path"
-"""The argument of `load(...)` and `save(...)`."""
-_SPARK_CHECKPOINT = "checkpointlocation"
-"""Spark's own option of a query that writes a stream."""
-_SPARK_TABLE_OPTION = "option."
-"""Spark puts this before the names of the options of a CREATE TABLE."""
 
 _ONLY_WITH = {
     "columns": "delete",
@@ -113,17 +86,6 @@ _NOT_ATOMIC = {
 }
 """Options that an atomic job cannot have, and why."""
 
-_TIME_TRAVEL = {
-    "versionasof": "snapshot_ts, a timestamp",
-    "timestampasof": "as_of, a time in ISO 8601",
-}
-"""Delta Lake and Iceberg have these names for it."""
-
-_NO_CREATE_TABLE = (
-    "Spark does not pass the options of a table in its catalog, made by CREATE TABLE, saveAsTable "
-    "or create(), to a Python data source; use load(), save() or CREATE TEMPORARY VIEW"
-)
-
 BULK_LOAD = "bulk_load"
 MERGE = "merge"
 OPERATIONS = ("upsert", "delete", MERGE, BULK_LOAD)
@@ -132,26 +94,6 @@ ALL, CHANGED, NONE = "all", "changed", "none"
 """Of which cells an atomic job notifies observers."""
 TRANSACTION_ROWS_MAX = 100_000
 MEBIBYTE = 1 << 20
-
-
-def check_names(options: Mapping[str, str]) -> None:
-    """Refuses unknown options."""
-    known = _COMMON | _READ | _STREAM | _WRITE
-    for name in sorted(name.lower() for name in options):
-        if name == _SPARK_PATH + "s":
-            raise InvalidArgument("table", "load() takes one table, and was given several")
-        if name.startswith(_SPARK_TABLE_OPTION):
-            raise InvalidArgument("table", f"is missing: {_NO_CREATE_TABLE}")
-        if name not in known and name not in (_SPARK_PATH, _SPARK_CHECKPOINT):
-            raise InvalidArgument(name, f"is not an option of percolator; {_hint(name, known)}")
-
-
-def _hint(name: str, known: Set[str]) -> str:
-    """What was probably meant."""
-    if name in _TIME_TRAVEL:
-        return f"to read the past, give {_TIME_TRAVEL[name]}"
-    near = get_close_matches(name, sorted(known), n=1)
-    return f"is {near[0]!r} meant?" if near else f"there are {', '.join(sorted(known))}"
 
 
 @dataclass(frozen=True)
@@ -165,21 +107,21 @@ class Target:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Target:
         """The target of a read or of a write, whose other options are not looked at."""
-        return cls.of(_Given(options, _COMMON | _READ | _STREAM | _WRITE, "reading or writing"))
+        return cls.of(Given(options, COMMON | READ | STREAM | WRITE, "reading or writing"))
 
     @classmethod
-    def of(cls, given: _Given) -> Target:
+    def of(cls, given: Given) -> Target:
         from percolator.wire.cluster import default_addresses, parse_addresses
 
         # The environment of the driver decides: an executor may have another one, or none.
         address = given.get("address")
         addresses = default_addresses() if address is None else parse_addresses(address)
-        path, table = given.get(_SPARK_PATH), given.get("table")
+        path, table = given.get(SPARK_PATH), given.get("table")
         if path and table and path != table:
             raise InvalidArgument("table", f"is {table!r}, but load() was given {path!r}")
         name = table or path
         if not name:
-            raise InvalidArgument("table", f"is missing: name the table. {_NO_CREATE_TABLE}")
+            raise InvalidArgument("table", f"is missing: name the table. {NO_CREATE_TABLE}")
         seconds = given.number("timeout_seconds", float, 10.0, least=0.1, most=600.0)
         return cls(",".join(addresses), name, seconds)
 
@@ -200,7 +142,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
-        given = _Given(options, _COMMON | _READ, "reading")
+        given = Given(options, COMMON | READ, "reading")
         catalogue = given.catalog()
         snapshot, as_of = given.get("snapshot_ts"), given.get("as_of")
         if snapshot is not None and as_of is not None:
@@ -211,7 +153,7 @@ class ReadOptions:
             target=Target.of(given),
             catalog=catalogue,
             columns=given.names("columns"),
-            at=None if text is None else _timestamp(at_option, text),
+            at=None if text is None else timestamp_of(at_option, text),
             at_option=at_option,
             rows=chosen_rows(given.values, catalogue),
             partition_bytes=given.number(
@@ -231,7 +173,7 @@ def is_stream(options: Mapping[str, str]) -> bool:
 
 def is_sink(options: Mapping[str, str]) -> bool:
     """Whether the options are those of a sink: Spark does not say while it pickles a source."""
-    return any(name.lower() == _SPARK_CHECKPOINT for name in options)
+    return any(name.lower() == SPARK_CHECKPOINT for name in options)
 
 
 @dataclass(frozen=True)
@@ -248,7 +190,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        given = _Given(options, _COMMON | _READ_BY_STREAMS | _STREAM, "streams")
+        given = Given(options, COMMON | READ_BY_STREAMS | STREAM, "streams")
         text = given.get("starting_from")
         if text is None:
             raise InvalidArgument(
@@ -256,8 +198,8 @@ class StreamOptions:
             )
         word = text.strip().lower()
         return cls(
-            read=ReadOptions.parse({n: v for n, v in given.values.items() if n not in _STREAM}),
-            starting_from=word if word in (SNAPSHOT, NOW) else _instant("starting_from", text),
+            read=ReadOptions.parse({n: v for n, v in given.values.items() if n not in STREAM}),
+            starting_from=word if word in (SNAPSHOT, NOW) else instant_of("starting_from", text),
             rows_per_batch=given.number("rows_per_batch", int, 0, least=1, most=ROWS_PER_BATCH_MAX),
             fail_on_data_loss=given.one_of("failondataloss", ("true", "false")) == "true",
         )
@@ -311,7 +253,7 @@ class WriteOptions:
                 "checkpointLocation",
                 "is missing: give it as an option of the query, and not in the session's settings",
             )
-        given = {n.lower(): v for n, v in options.items() if n.lower() != _SPARK_CHECKPOINT}
+        given = {n.lower(): v for n, v in options.items() if n.lower() != SPARK_CHECKPOINT}
         if "together" in given:
             raise InvalidArgument("together", "a stream commits each batch by itself: leave it out")
         if given.get("atomic", "true").lower() != "true":
@@ -321,7 +263,7 @@ class WriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, overwrite: bool = False) -> WriteOptions:
         """`overwrite`: the mode of the write, which replaces the whole table at one moment."""
-        given = _Given(options, _COMMON | _WRITE, "writing")
+        given = Given(options, COMMON | WRITE, "writing")
         operation = given.one_of("operation", OPERATIONS)
         for name, only in _ONLY_WITH.items():
             if given.get(name) is not None and operation != only:
@@ -357,7 +299,7 @@ class WriteOptions:
             operation=operation,
             nulls=given.one_of("nulls", NULLS),
             skip_equal=given.boolean("skip_equal"),
-            if_unchanged_since=None if since is None else _timestamp("if_unchanged_since", since),
+            if_unchanged_since=None if since is None else timestamp_of("if_unchanged_since", since),
             update_existing=given.one_of("matched", ("update", "skip")) == "update",
             insert_missing=given.one_of("not_matched", ("insert", "skip")) == "insert",
             delete_field=given.get("delete_field"),
@@ -377,7 +319,7 @@ class WriteOptions:
         )
 
 
-def _check_overwrite(given: _Given, operation: str) -> None:
+def _check_overwrite(given: Given, operation: str) -> None:
     """Refuses what would not replace a table."""
     if operation != OPERATIONS[0]:
         raise InvalidArgument("mode", f'operation={operation} needs mode("append")')
@@ -385,7 +327,7 @@ def _check_overwrite(given: _Given, operation: str) -> None:
         raise InvalidArgument("atomic", 'mode("overwrite") is always atomic: leave it out')
 
 
-def _check_atomic(given: _Given, operation: str) -> None:
+def _check_atomic(given: Given, operation: str) -> None:
     """Refuses what an atomic job cannot do."""
     if operation == BULK_LOAD:
         raise InvalidArgument("atomic", "a bulk load appears at one moment anyway: leave it out")
@@ -398,7 +340,7 @@ def _check_atomic(given: _Given, operation: str) -> None:
             )
 
 
-def _notified(given: _Given) -> str:
+def _notified(given: Given) -> str:
     """Of which cells the atomic job notifies observers."""
     choice = given.one_of("notify", (ALL, CHANGED, NONE))
     if choice == NONE:
@@ -409,85 +351,3 @@ def _notified(given: _Given) -> str:
             "rows into a new table, or register the observers after the job, without a backfill",
         )
     return choice
-
-
-class _Given:
-    """The options that were given, by their names in lower case."""
-
-    def __init__(self, options: Mapping[str, str], allowed: frozenset[str], use: str) -> None:
-        self.values = {name.lower(): str(value) for name, value in options.items()}
-        check_names(self.values)
-        for name in sorted(self.values):
-            if name not in allowed and name != _SPARK_PATH:
-                raise InvalidArgument(name, f"is not an option of {use}")
-
-    def get(self, name: str) -> str | None:
-        return self.values.get(name)
-
-    def names(self, name: str) -> tuple[str, ...] | None:
-        """Names separated by commas."""
-        text = self.values.get(name)
-        if text is None:
-            return None
-        names = tuple(part.strip() for part in text.split(","))
-        if not all(names) or len(set(names)) < len(names):
-            raise InvalidArgument(
-                name, f"expected different names, separated by commas, found {text!r}"
-            )
-        return names
-
-    def one_of(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of the choices; the first is the default."""
-        text = self.values.get(name, choices[0]).lower()
-        if text not in choices:
-            raise InvalidArgument(name, f"expected one of {', '.join(choices)}, found {text!r}")
-        return text
-
-    def boolean(self, name: str) -> bool:
-        return self.one_of(name, ("false", "true")) == "true"
-
-    def number(
-        self, name: str, kind: Callable[[str], T], default: T, *, least: float, most: float
-    ) -> T:
-        text = self.values.get(name)
-        if text is None:
-            return default
-        what = "a whole number" if kind is int else "a number"
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if not isinstance(value, int | float) or not least <= value <= most:
-            raise InvalidArgument(
-                name, f"expected {what} from {least:.15g} to {most:.15g}, found {text!r}"
-            )
-        return value
-
-    def rows(self, first: str, last: str, catalogue: FrameCatalog | None) -> RowsBetween:
-        """The range between two options that are keys; all rows without them."""
-        syntax = KeySyntax(catalogue)
-        given = {name: self.values[name] for name in (first, last) if name in self.values}
-        values = {name: syntax.parsed(name, text) for name, text in given.items()}
-        return rows_between(syntax, first, last, values)
-
-    def catalog(self) -> FrameCatalog | None:
-        text = self.values.get("catalog")
-        return None if text is None else FrameCatalog.parse(text)
-
-
-def _timestamp(name: str, text: str) -> Timestamp:
-    is_number = text.strip().isdigit()
-    if is_number != (name != "as_of"):
-        expected = "a timestamp" if name != "as_of" else "a date and time with its time zone"
-        raise InvalidArgument(name, f"expected {expected}, found {text!r}")
-    return _instant(name, text)
-
-
-def _instant(name: str, text: str) -> Timestamp:
-    try:
-        timestamp = Timestamp.parse_to_read(text)
-    except InvalidArgument as error:
-        raise InvalidArgument(name, error.reason) from None
-    if not timestamp:
-        raise InvalidArgument(name, "0 is before every commit: there is nothing to read")
-    return timestamp
