@@ -30,7 +30,8 @@ from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
 from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.pulse import NoRecovery
-from tests.simulation.sessions import Body, RecordedTx, Session
+from tests.simulation.recorded_tx import Body, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
 

@@ -27,7 +27,7 @@ from percolator.testing.isolation.history import CellKey, History, RecordedTrans
 from percolator.testing.isolation.observer_runs import WatchedColumns
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
-from tests.simulation.sessions import table_names
+from tests.simulation.recorded_tx import table_names
 
 WORKER_LIMITS = WorkerLimits(
     concurrency_max=8, queue_rows_max=64, threads_max=1, scan_pause_seconds_max=1.0

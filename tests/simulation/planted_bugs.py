@@ -7,28 +7,8 @@ order is tried: `test_planted_takeover_bugs.py`.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from copy import copy
-from typing import Any
-
 import pytest
 
-from percolator.errors import PercolatorError
-from percolator.protocol import commit, steps
-from percolator.protocol.commit_point import CommitPoint
-from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
-from percolator.routing.router import Router
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.reading.point_reads import PointReads
-from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_storage import MemoryCursor
-from percolator.v1.tabletserver_pb2 import (
-    ReadBatch,
-    ReadBatchResult,
-)
-from services.chassis.store.epoch_directory import EpochDirectory
-from services.oracle.ledger import Ledger
 from tests.simulation import planted_baton_bugs as baton_bugs
 from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
@@ -50,6 +30,7 @@ from tests.simulation import planted_row_cluster_bugs as row_cluster_bugs
 from tests.simulation import planted_row_collection_bugs as row_collection_bugs
 from tests.simulation import planted_row_load_bugs as row_load_bugs
 from tests.simulation import planted_row_shared_bugs as row_shared_bugs
+from tests.simulation import planted_server_bugs as server_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_step_bugs as step_bugs
 from tests.simulation import planted_store_bugs as store_bugs
@@ -61,131 +42,22 @@ from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
 
-_BETWEEN_TWO_LOOKS_SECONDS = 0.002
-_LATE_SECONDS = 0.01
-
-
-def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
-    """The first attempt may have been applied; the other cells get the second's timestamp."""
-
-    async def wrong(self: CommitPoint, deadline: float) -> int:
-        while True:
-            await self._take_commit_timestamp(deadline)
-            schema = await self._env.schema(self._write.primary.table_id, deadline)
-            step = self._write.commit_primary(schema, self.min_commit, self._commit)
-            self.sent = True
-            (answer,) = await self._env.cells.mutate((step,), deadline)
-            if answer is APPLIED:
-                return self._commit
-            if isinstance(answer, Refused):
-                if answer.condition == steps.OWN_COMMIT:
-                    return self._commit
-                if not self._is_own_lock(answer):
-                    return await self._no_lock(answer, deadline)
-                self.learn_lock(answer)
-
-    patch.setattr(CommitPoint, "reach", wrong)
-
-
-def read_ignores_locks(patch: Patch) -> None:
-    """The owner of the lock may already hold a commit timestamp below the reader's."""
-    correct = Router.read
-
-    async def wrong(
-        self: Router, requests: Sequence[RowRequest], deadline: float
-    ) -> list[RowResult]:
-        answers = await correct(self, requests, deadline)
-        for answer in answers:
-            answer.locks.clear()
-        return answers
-
-    patch.setattr(Router, "read", wrong)
-
-
-def oracle_without_persistence(patch: Patch) -> None:
-    """After a restart it hands out the same timestamps again."""
-
-    async def forget(self: Ledger, milliseconds: int) -> None:
-        self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
-
-    patch.setattr(Ledger, "write", forget)
-
-
-def mirror_after_the_snapshot(patch: Patch) -> None:
-    """A reader takes its view of the writes first and checks locks second."""
-
-    async def wrong(self: Tablet, batch: ReadBatch) -> ReadBatchResult:
-        state = self._state
-        state.require_target(batch.target)
-        early = copy(state)
-        early.storage = _EarlyView(state.storage)  # type: ignore[assignment]
-        await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
-        result = await PointReads(early, batch.reads, self._columns).answer()
-        await state.require_ownership()
-        return result
-
-    patch.setattr(Tablet, "read", wrong)
-
-
-class _EarlyView:
-    """A storage whose cursors show what was there when this was created."""
-
-    def __init__(self, storage: Any) -> None:
-        self._storage = storage
-        self._made = storage.cursor()
-
-    def cursor(self) -> MemoryCursor:
-        return MemoryCursor(self._made._view)
-
-    def get(self, key: bytes) -> bytes | None:
-        found: bytes | None = self._storage.get(key)
-        return found
-
-
-def abort_not_primary_first(patch: Patch) -> None:
-    """Others go first: they are gone when another transaction finds the primary locked, and commits
-    it."""
-
-    async def wrong(self: commit.Commit, problem: PercolatorError, deadline: float) -> int:
-        for cell in reversed(self._write.cells):
-            # Each as late as a network may make it.
-            await asyncio.sleep(_LATE_SECONDS)
-            await self._env.cells.mutate((self._write.roll_back(cell),), deadline)
-        raise problem
-
-    patch.setattr(commit.Commit, "_give_up", wrong)
-
-
-def read_without_the_after_check(patch: Patch) -> None:
-    """A deposed owner answers from what it knew."""
-
-    async def wrong(self: TabletState) -> None:
-        """Does not look."""
-
-    patch.setattr(TabletState, "require_ownership", wrong)
-
-
-def write_without_the_after_check(patch: Patch) -> None:
-    """A deposed owner acknowledges a write that will never be read: the lost epoch check."""
-
-    async def wrong(self: EpochDirectory) -> bool:
-        return True
-
-    patch.setattr(EpochDirectory, "look", lambda self: True)
-    patch.setattr(EpochDirectory, "stands", wrong)
-
 
 BUGS = (
     Bug(protocol_bugs.no_rollback_marker, (Kind.PAUSE, Kind.SLOW_LINKS), seconds_max=3.0),
-    Bug(new_commit_timestamp_after_a_time_out),
-    Bug(read_ignores_locks, is_quickly_caught=True),
-    Bug(oracle_without_persistence, (Kind.CRASH_ORACLE, Kind.CLOCK_BACK), is_quickly_caught=True),
+    Bug(protocol_bugs.new_commit_timestamp_after_a_time_out),
+    Bug(protocol_bugs.read_ignores_locks, is_quickly_caught=True),
+    Bug(
+        server_bugs.oracle_without_persistence,
+        (Kind.CRASH_ORACLE, Kind.CLOCK_BACK),
+        is_quickly_caught=True,
+    ),
     *(
         Bug(plant, kinds, with_master=with_master, seconds_max=6.0, is_quickly_caught=quickly)
         for plant, kinds, with_master, quickly in clock_bugs.ALL
     ),
     Bug(protocol_bugs.secondaries_decided_without_the_primary),
-    Bug(mirror_after_the_snapshot),
+    Bug(server_bugs.mirror_after_the_snapshot),
     Bug(protocol_bugs.rollback_deletes_a_foreign_lock, is_quickly_caught=True),
     Bug(protocol_bugs.commit_ignores_min_commit_ts),
     Bug(
@@ -193,7 +65,12 @@ BUGS = (
         (Kind.PAUSE, Kind.SLOW_LINKS),
         is_quickly_caught=True,
     ),
-    Bug(abort_not_primary_first, workload="lock order", doubled_share=0.5, seeds_max=300),
+    Bug(
+        protocol_bugs.abort_not_primary_first,
+        workload="lock order",
+        doubled_share=0.5,
+        seeds_max=300,
+    ),
     # Mostly one of two committers is refused while a commit is being written, and gives up.
     Bug(
         durability_bugs.refusal_answered_before_its_batch_is_durable,
@@ -207,8 +84,8 @@ BUGS = (
         Bug(plant, kinds, seeds_max=500, is_quickly_caught=quickly)
         for plant, kinds, quickly in durability_bugs.ALL
     ),
-    Bug(read_without_the_after_check, (Kind.TAKEOVER,)),
-    Bug(write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
+    Bug(server_bugs.read_without_the_after_check, (Kind.TAKEOVER,)),
+    Bug(server_bugs.write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
     *(
         Bug(
             plant,

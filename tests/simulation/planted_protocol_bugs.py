@@ -1,23 +1,29 @@
-"""Bugs in the steps of the protocol and in who takes them, which any simulation has to find."""
+"""Bugs in the steps of the protocol, and in who takes them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from percolator.protocol import steps
+from percolator.errors import PercolatorError
+from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.prewriting import Prewrite
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import CellMutation
+from percolator.routing.cells import APPLIED, CellMutation, Refused, RowRequest, RowResult
 from percolator.routing.mutation_lane import MutationLane
+from percolator.routing.router import Router
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.v1.tabletserver_pb2 import Change, Mutation
 
 Patch = pytest.MonkeyPatch
+
+_LATE_SECONDS = 0.01
 
 
 def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
@@ -123,6 +129,57 @@ def primary_by_chance(patch: Patch) -> None:
 def without_lists(patch: Patch) -> None:
     """Sends steps as mutations, as to an older server: in lists, only their kind is sent."""
     patch.setattr(MutationLane, "_is_listed", lambda self, entry: False)
+
+
+def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
+    """The first attempt may have been applied; the other cells get the second's timestamp."""
+
+    async def wrong(self: CommitPoint, deadline: float) -> int:
+        while True:
+            await self._take_commit_timestamp(deadline)
+            schema = await self._env.schema(self._write.primary.table_id, deadline)
+            step = self._write.commit_primary(schema, self.min_commit, self._commit)
+            self.sent = True
+            (answer,) = await self._env.cells.mutate((step,), deadline)
+            if answer is APPLIED:
+                return self._commit
+            if isinstance(answer, Refused):
+                if answer.condition == steps.OWN_COMMIT:
+                    return self._commit
+                if not self._is_own_lock(answer):
+                    return await self._no_lock(answer, deadline)
+                self.learn_lock(answer)
+
+    patch.setattr(CommitPoint, "reach", wrong)
+
+
+def read_ignores_locks(patch: Patch) -> None:
+    """The owner of the lock may already hold a commit timestamp below the reader's."""
+    correct = Router.read
+
+    async def wrong(
+        self: Router, requests: Sequence[RowRequest], deadline: float
+    ) -> list[RowResult]:
+        answers = await correct(self, requests, deadline)
+        for answer in answers:
+            answer.locks.clear()
+        return answers
+
+    patch.setattr(Router, "read", wrong)
+
+
+def abort_not_primary_first(patch: Patch) -> None:
+    """Others go first: they are gone when another transaction finds the primary locked, and commits
+    it."""
+
+    async def wrong(self: commit.Commit, problem: PercolatorError, deadline: float) -> int:
+        for cell in reversed(self._write.cells):
+            # Each as late as a network may make it.
+            await asyncio.sleep(_LATE_SECONDS)
+            await self._env.cells.mutate((self._write.roll_back(cell),), deadline)
+        raise problem
+
+    patch.setattr(commit.Commit, "_give_up", wrong)
 
 
 def change_step(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:

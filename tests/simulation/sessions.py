@@ -8,12 +8,11 @@ middle, or asks afterwards for its outcome, and later checks that the library's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from percolator.aio import Database, Transaction
 from percolator.aio.transaction import Outcome
-from percolator.codecs import raw
 from percolator.errors import (
     ConflictError,
     OutcomeUnknown,
@@ -21,149 +20,21 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
-from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.retries import RetryPolicy
-from percolator.schema import Column, Family, Table
 from percolator.testing.isolation.history import (
-    CellKey,
-    Found,
     RecordedTransaction,
     Recorder,
-    Scan,
     TransactionRecord,
 )
 from percolator.world import Random
+from tests.simulation.recorded_tx import Body, RecordedTx
 
 _ABANDONED_SECONDS_MAX = 0.02
 _DELAYED_SHARE = 0.3
 _DELAY_SECONDS_MAX = 0.02
 LIMIT_SECONDS = 3.5
 _SHORT_SECONDS = (0.05, 0.3, 2.0)
-
-
-@dataclass(frozen=True)
-class Cells:
-    """A table with one column of bytes, which is what most workloads need."""
-
-    name: str
-    splits: tuple[bytes, ...] = ()
-
-    @property
-    def table(self) -> Table[bytes]:
-        return Table(self.name, key=raw)
-
-    def column(self, name: str = "v") -> Column[bytes]:
-        return self.table.column(name, raw)
-
-
-class RecordedTx:
-    """A transaction together with its record."""
-
-    def __init__(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
-        self._transaction = transaction
-        self._recorded = recorded
-
-    @property
-    def itself(self) -> Transaction:
-        """For cells that the workload judges itself, and the checker does not."""
-        return self._transaction
-
-    def note_writes(self) -> None:
-        """Records everything that `itself` has written and announced so far. Call it once, at the
-        end of the body."""
-        tables = table_names(self._transaction)
-        for address, (kind, value) in self._transaction.internal.writes.cells.items():
-            key = (tables[address.table_id], address.row, address.column)
-            if kind == KIND_PUT:
-                self._recorded.put(key, value)
-            elif kind == KIND_DELETE:
-                self._recorded.delete(key)
-        for address in sorted(self._transaction._weak or ()):
-            self._recorded.notify((tables[address.table_id], address.row, address.column))
-
-    async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
-        value = await self._transaction.get(row, column)
-        self.note_start()
-        self._recorded.read(_key(row, column), value)
-        return value
-
-    async def get_many(
-        self, rows: Sequence[bytes], column: Column[bytes]
-    ) -> dict[bytes, bytes | None]:
-        found = await self._transaction.get_many(column.table, rows, [column])
-        self.note_start()
-        values = {row: one.get(column) for row, one in zip(rows, found, strict=True)}
-        for row, value in values.items():
-            self._recorded.read(_key(row, column), value)
-        return values
-
-    async def get_family(
-        self, row: bytes, family: Family[bytes], columns: Sequence[Column[bytes]]
-    ) -> None:
-        """Reads a family of a row, whose columns are these."""
-        (found,) = await self._transaction.get_many(family.table, [row], [family])
-        self.note_start()
-        values = {family.column(name).name: value for name, value in found.family(family).items()}
-        for column in columns:
-            self._recorded.read(_key(row, column), values.pop(column.name, None))
-        if values:
-            raise RuntimeError(f"columns that are in no family: {sorted(values)}")
-
-    def note_start(self) -> None:
-        """Records the timestamp if the first read has fetched it, before what it has read."""
-        start = self._transaction.start_timestamp
-        if start is not None and not self._recorded.record.start_ts:
-            self._recorded.began(start)
-
-    async def set(self, row: bytes, column: Column[bytes], value: bytes) -> None:
-        await self._transaction.set(row, column, value)
-        self._recorded.put(_key(row, column), value)
-
-    async def delete(self, row: bytes, column: Column[bytes]) -> None:
-        await self._transaction.delete(row, column)
-        self._recorded.delete(_key(row, column))
-
-    async def lock(self, row: bytes, column: Column[bytes], *, shared: bool = False) -> None:
-        await self._transaction.lock(row, column, shared=shared)
-        note = self._recorded.read_lock if shared else self._recorded.lock
-        note(_key(row, column))
-
-    async def notify(self, row: bytes, column: Column[bytes]) -> None:
-        await self._transaction.notify(row, column)
-        self._recorded.notify(_key(row, column))
-
-    async def scan(
-        self,
-        table: Table[bytes],
-        start: bytes = b"",
-        stop: bytes = b"",
-        *,
-        reverse: bool = False,
-        limit: int = 0,
-    ) -> dict[bytes, dict[bytes, bytes]]:
-        """All columns of a range of rows, including the transaction's own writes."""
-        found: list[Found] = []
-        rows = self._transaction.scan(
-            table,
-            start=start or None,
-            end=stop or None,
-            reverse=reverse,
-            limit=limit or None,
-        )
-        async for row in rows:
-            found.extend(Found(row.key, *cell) for cell in sorted(row.raw().items()))
-        self.note_start()
-        self._recorded.scan(
-            Scan(table.name, start, stop, tuple(found), reverse=reverse, row_limit=limit)
-        )
-        by_row: dict[bytes, dict[bytes, bytes]] = {}
-        for one in found:
-            by_row.setdefault(one.row, {})[one.column] = one.value
-        return by_row
-
-
-Body = Callable[[RecordedTx], Awaitable[None]]
 
 
 @dataclass
@@ -444,12 +315,3 @@ class Session:
         if self.also_expected is None or not isinstance(error, self.also_expected):
             raise error
         return False
-
-
-def table_names(transaction: Transaction) -> dict[int, str]:
-    """The names of the tables that a transaction has used, by their ids."""
-    return {info.table_id: name for name, info in transaction._bound_tables.items()}
-
-
-def _key(row: bytes, column: Column[bytes]) -> CellKey:
-    return (column.table.name, row, column.name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from percolator.testing.isolation.history import Put
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 _ROWS = [b"list-%d" % number for number in range(4)]

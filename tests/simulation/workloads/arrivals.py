@@ -13,7 +13,8 @@ from percolator.aio.bulk_load import LoadPlan, LoadTimestamps
 from percolator.aio.row_load import RowLoad
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.schema import Column
-from tests.simulation.sessions import Body, Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Body, Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _TABLES = 12

@@ -15,7 +15,8 @@ from percolator import Column, observes
 from percolator.aio import Transaction
 from percolator.observers.definition import Observer
 from percolator.observers.running.dead_letter import DEAD_LETTERS
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 _ROWS = [b"row-%02d" % number for number in range(9)]

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from percolator.testing.isolation.history import Put
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 _ROWS = [b"hits", b"misses", b"seen"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from percolator.world import Random
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 SESSIONS_PER_CLIENT = 100

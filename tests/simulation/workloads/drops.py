@@ -13,7 +13,8 @@ import asyncio
 from percolator.aio import Database
 from percolator.errors import PercolatorError, SchemaError
 from percolator.schema import Column
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _GOING = 16

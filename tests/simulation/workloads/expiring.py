@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from percolator.errors import PercolatorError
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"row-%d" % number for number in range(6)]

@@ -15,7 +15,8 @@ from percolator.changes import Change, ChangeKind
 from percolator.errors import PercolatorError, SnapshotTooOld
 from percolator.testing.isolation.history import History
 from percolator.timestamps import Timestamp
-from tests.simulation.sessions import Cells, Session
+from tests.simulation.recorded_tx import Cells
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.loads import Loads
 from tests.simulation.workloads.predicates import Predicates
 from tests.simulation.workloads.registers import Registers

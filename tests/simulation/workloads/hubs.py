@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload, loading
 
 _NODES = [b"a", b"h", b"p", b"z"]

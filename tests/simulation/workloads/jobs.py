@@ -32,7 +32,8 @@ from percolator.protocol.shared.names import CLOSED
 from percolator.protocol.write_steps import Write
 from percolator.schema import SHARED_NAME
 from percolator.testing.isolation.history import RecordedTransaction
-from tests.simulation.sessions import Body, Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Body, Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"row-%02d" % number for number in range(24)]

@@ -12,7 +12,8 @@ import asyncio
 
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
-from tests.simulation.sessions import Body, Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Body, Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _BUCKETS = 24

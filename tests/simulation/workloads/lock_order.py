@@ -7,7 +7,8 @@ has read and does not write.
 
 from __future__ import annotations
 
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"a", b"h", b"p", b"z"]

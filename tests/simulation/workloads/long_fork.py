@@ -6,7 +6,8 @@ snapshot, but there is no order that explains both.
 
 from __future__ import annotations
 
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"a", b"f", b"m", b"t"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from percolator.aio import Database
-from tests.simulation.sessions import Cells, Session
+from tests.simulation.recorded_tx import Cells
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 

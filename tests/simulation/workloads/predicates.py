@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from percolator.world import Random
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"row-%02d" % number for number in range(24)]

@@ -32,7 +32,8 @@ from percolator.recipes import (
     ShardedCounter,
 )
 from percolator.testing.isolation.history import Put
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload
 
 _KEYS = [f"key {number}" for number in range(5)]

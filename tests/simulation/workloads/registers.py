@@ -7,7 +7,8 @@ Each write puts a unique value; some are too long to be stored in a record.
 from __future__ import annotations
 
 from percolator.codecs import raw
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"", b"\x00", b"\x00\xff", b"middle", b"n", b"\xff", b"\xff\xff"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from percolator.aio import Database
 from percolator.errors import PercolatorError
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"

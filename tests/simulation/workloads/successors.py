@@ -12,7 +12,8 @@ from percolator import Table
 from percolator.aio import Snapshot, Transaction
 from percolator.codecs import raw
 from percolator.errors import PercolatorError, SchemaError
-from tests.simulation.sessions import Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Cells, RecordedTx
+from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload
 
 _PASSING = Table("passing", key=raw)

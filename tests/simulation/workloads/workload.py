@@ -10,7 +10,8 @@ from types import MappingProxyType
 from percolator.aio import Database
 from percolator.observers.definition import Observer
 from percolator.testing.isolation.history import History, TransactionRecord
-from tests.simulation.sessions import Body, Cells, RecordedTx, Session
+from tests.simulation.recorded_tx import Body, Cells, RecordedTx
+from tests.simulation.sessions import Session
 
 Rows = dict[bytes, dict[bytes, bytes]]
 """Values by row and column."""

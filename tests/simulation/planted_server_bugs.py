@@ -1,0 +1,80 @@
+"""Bugs in what oracles and tablet servers promise, which a simulation has to find."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from typing import Any
+
+import pytest
+
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.tablet import Tablet
+from percolator.testing.memory_storage import MemoryCursor
+from percolator.v1.tabletserver_pb2 import ReadBatch, ReadBatchResult
+from services.chassis.store.epoch_directory import EpochDirectory
+from services.oracle.ledger import Ledger
+
+Patch = pytest.MonkeyPatch
+
+_BETWEEN_TWO_LOOKS_SECONDS = 0.002
+
+
+def oracle_without_persistence(patch: Patch) -> None:
+    """After a restart it hands out the same timestamps again."""
+
+    async def forget(self: Ledger, milliseconds: int) -> None:
+        self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
+
+    patch.setattr(Ledger, "write", forget)
+
+
+def mirror_after_the_snapshot(patch: Patch) -> None:
+    """A reader takes its view of the writes first and checks locks second."""
+
+    async def wrong(self: Tablet, batch: ReadBatch) -> ReadBatchResult:
+        state = self._state
+        state.require_target(batch.target)
+        early = copy(state)
+        early.storage = _EarlyView(state.storage)  # type: ignore[assignment]
+        await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
+        result = await PointReads(early, batch.reads, self._columns).answer()
+        await state.require_ownership()
+        return result
+
+    patch.setattr(Tablet, "read", wrong)
+
+
+class _EarlyView:
+    """A storage whose cursors show what was there when this was created."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        self._made = storage.cursor()
+
+    def cursor(self) -> MemoryCursor:
+        return MemoryCursor(self._made._view)
+
+    def get(self, key: bytes) -> bytes | None:
+        found: bytes | None = self._storage.get(key)
+        return found
+
+
+def read_without_the_after_check(patch: Patch) -> None:
+    """A deposed owner answers from what it knew."""
+
+    async def wrong(self: TabletState) -> None:
+        """Does not look."""
+
+    patch.setattr(TabletState, "require_ownership", wrong)
+
+
+def write_without_the_after_check(patch: Patch) -> None:
+    """A deposed owner acknowledges a write that will never be read: the lost epoch check."""
+
+    async def wrong(self: EpochDirectory) -> bool:
+        return True
+
+    patch.setattr(EpochDirectory, "look", lambda self: True)
+    patch.setattr(EpochDirectory, "stands", wrong)
