@@ -52,10 +52,10 @@ class GatewayMetrics(Collector):
             relayed.in_flight,
         )
         yield _counter(
-            "forwarded_request_bytes", "Bytes relayed to servers.", relayed.request_bytes
+            "forwarded_request_bytes", "Bytes forwarded to servers.", relayed.request_bytes
         )
         yield _counter(
-            "forwarded_answer_bytes", "Bytes relayed back to callers.", relayed.answer_bytes
+            "forwarded_answer_bytes", "Bytes forwarded back to callers.", relayed.answer_bytes
         )
 
 
