@@ -37,7 +37,7 @@ from percolator.world import (
 SERVER_METADATA = "percolator-server"
 """The metadata key that tells a gateway to which server it must forward the call."""
 
-RELAYED_METADATA = "percolator-relayed"
+FORWARDED_METADATA = "percolator-relayed"
 """The metadata key of a call that a gateway has forwarded: it is forwarded once. A gateway that is
 listed with an id that is not its own, as after a restart, would otherwise call itself endlessly."""
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from percolator.tasks import Tasks
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World
-from services.chassis.serving.rpc import Exposed, Relay
+from services.chassis.serving.rpc import Exposed, Forwarder
 from services.chassis.settings.service_settings import ServiceSettings
 from services.chassis.store.files import Files
 from services.chassis.store.store_watch import StoreWatch
@@ -58,7 +58,7 @@ class Host(Generic[SettingsT]):
     """How this process is announced to its cluster."""
     log: structlog.stdlib.BoundLogger
     metrics_registry: CollectorRegistry
-    relay: Relay | None = None
+    forwarder: Forwarder | None = None
     """Set by a service that forwards calls to others."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a background task has failed: the process is about to drain and exit."""

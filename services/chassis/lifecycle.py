@@ -174,7 +174,7 @@ class _Process(Generic[SettingsT]):
             host.background("follow the tokens", tokens.follow(world.clock))
         exposed = await stack.enter_async_context(self._build(host))
         collect_seldom()
-        server.expose(exposed, host.server_id, host.relay)
+        server.expose(exposed, host.server_id, host.forwarder)
         if settings.masters:
             registration = Registration(world, membership, announced, self._belonging(host, server))
             await registration.until_accepted()

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from services.gateway.commits import Commits
-from services.gateway.server_routes import RelayedCalls
+from services.gateway.server_routes import ForwardedCalls
 
 _PREFIX = "percolator_gateway_"
 
@@ -17,12 +17,12 @@ _PREFIX = "percolator_gateway_"
 class GatewayMetrics(Collector):
     """Collects `percolator_gateway_*`."""
 
-    def __init__(self, commits: Commits, relayed: RelayedCalls) -> None:
+    def __init__(self, commits: Commits, forwarded: ForwardedCalls) -> None:
         self._commits = commits
-        self._relayed = relayed
+        self._forwarded = forwarded
 
     def collect(self) -> Iterator[Metric]:
-        commits, relayed = self._commits, self._relayed
+        commits, forwarded = self._commits, self._forwarded
         outcomes = CounterMetricFamily(
             _PREFIX + "commits", "Finished commits, by outcome.", labels=["outcome"]
         )
@@ -43,19 +43,19 @@ class GatewayMetrics(Collector):
         finished = CounterMetricFamily(
             _PREFIX + "forwarded", "Forwarded calls, by status code.", labels=["method", "code"]
         )
-        for (method, code), count in tuple(relayed.finished.items()):
+        for (method, code), count in tuple(forwarded.finished.items()):
             finished.add_metric([method, code], count)
         yield finished
         yield _gauge(
             "forwarded_in_flight",
             "Forwarded calls in progress, streams included.",
-            relayed.in_flight,
+            forwarded.in_flight,
         )
         yield _counter(
-            "forwarded_request_bytes", "Bytes forwarded to servers.", relayed.request_bytes
+            "forwarded_request_bytes", "Bytes forwarded to servers.", forwarded.request_bytes
         )
         yield _counter(
-            "forwarded_answer_bytes", "Bytes forwarded back to callers.", relayed.answer_bytes
+            "forwarded_answer_bytes", "Bytes forwarded back to callers.", forwarded.answer_bytes
         )
 
 

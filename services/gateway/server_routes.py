@@ -1,4 +1,4 @@
-"""Which calls are relayed, and to which server, for clients that can reach only a gateway.
+"""Which calls are forwarded, and to which server, for clients that can reach only a gateway.
 
 A call whose metadata has `percolator-server` goes to the server with that id or advertised address.
 Only servers of this cluster are dialled: otherwise a gateway would be an open proxy into its
@@ -26,7 +26,7 @@ from percolator.wire.line import Line
 from percolator.world import StreamMethod, UnaryMethod
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
-from services.gateway.relayed_call import RelayedCall
+from services.gateway.forwarded_call import ForwardedCall
 from services.gateway.servers import Servers
 
 _MASTER_SERVICE = MASTER_PROTO.services_by_name["MasterService"].full_name
@@ -39,8 +39,8 @@ _STREAMS = {method.path for method in _KNOWN if isinstance(method, StreamMethod)
 _NO_MASTER_RETRY_SECONDS = 0.5
 
 
-class RelayedCalls:
-    """The figures of relayed calls."""
+class ForwardedCalls:
+    """The figures of forwarded calls."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -56,10 +56,10 @@ class RelayedCalls:
 
 
 class ServerRoutes:
-    """A `services.chassis.serving.rpc.Relay`, and the `Routes` of its calls."""
+    """A `services.chassis.serving.rpc.Forwarder`, and the `Routes` of its calls."""
 
     def __init__(self, network: GrpcNetwork, servers: Servers, own: Server) -> None:
-        self.calls = RelayedCalls()
+        self.calls = ForwardedCalls()
         self.draining = False
         self.endless: dict[grpc.aio.Call, None] = {}
         """Streams in progress that end only when their callers end them."""
@@ -85,12 +85,12 @@ class ServerRoutes:
         if names in self._own or (not names and not path.startswith(_MASTER_PATHS)):
             return None
         if path in _UNARY:
-            call = RelayedCall(self, path, path, names, gate, check)
+            call = ForwardedCall(self, path, path, names, gate, check)
             return grpc.unary_unary_rpc_method_handler(call.unary)
         if path in _STREAMS:
-            call = RelayedCall(self, path, path, names, gate, check)
+            call = ForwardedCall(self, path, path, names, gate, check)
             return grpc.unary_stream_rpc_method_handler(call.stream)
-        call = RelayedCall(self, path, "other", names, gate, check)
+        call = ForwardedCall(self, path, "other", names, gate, check)
         return grpc.stream_stream_rpc_method_handler(call.any_stream)
 
     async def targets(self, names: Sequence[object]) -> list[Server]:

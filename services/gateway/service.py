@@ -39,9 +39,9 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     servers = Servers(world, settings.masters, host.cluster_id)
     await servers.refresh()
     following = host.background("follow the cluster", servers.follow())
-    if isinstance(world.network, GrpcNetwork):  # a simulated network relays nothing
+    if isinstance(world.network, GrpcNetwork):  # a simulated network forwards nothing
         routes = ServerRoutes(world.network, servers, host.announced)
-        host.relay = routes
+        host.forwarder = routes
         host.on_drain(routes.end_watches)
         host.metrics_registry.register(GatewayMetrics(commits, routes.calls))
     handler = GatewayHandler(

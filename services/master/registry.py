@@ -148,7 +148,7 @@ def check(server: Server) -> None:
     if server.kind not in ServiceKind.values() or not server.kind:
         raise InvalidArgument("server.kind", f"{server.kind} is not a kind of service")
     if server.kind == ServiceKind.SERVICE_KIND_MASTER:
-        # Gateways would relay calls to an address where no master is.
+        # Gateways would forward calls to an address where no master is.
         raise InvalidArgument(
             "server.kind", "masters do not register: each lists itself in the cluster's store"
         )
@@ -159,7 +159,7 @@ def check(server: Server) -> None:
             )
     for field in ("server_id", "address"):
         # A gateway sends either as metadata of gRPC, which refuses anything else. The call that it
-        # relays would fail, and nothing would say why.
+        # forwarded calls would fail, and nothing would say why.
         text = getattr(server, field)
         if not _METADATA_TEXT.fullmatch(text):
             raise InvalidArgument(f"server.{field}", f"expected visible ASCII, found {text!r}")

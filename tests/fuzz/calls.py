@@ -51,7 +51,7 @@ WAIT_SECONDS = 0.7
 """For methods that may wait for something that never comes."""
 _DECIDE_THE_ROLE = (AUTHORIZATION, SERVER_METADATA)
 """With one of these, the certificate of the cluster proves nothing."""
-_RELAYED = "/percolator.v1.MasterService/"
+_FORWARDED = "/percolator.v1.MasterService/"
 _ABANDONED_SECONDS = (0.0005, 0.002, 0.01, 0.05)
 _MESSAGES_MAX = 50
 _LIMIT_BYTES = 16 << 20
@@ -187,7 +187,11 @@ class Calls:
         address = self._address(method, one, chance)
         known_by_certificate = {key for key, _ in metadata}.isdisjoint(_DECIDE_THE_ROLE)
         role = Role.SERVER if known_by_certificate else Role.CLIENT
-        if known_by_certificate and method.path.startswith(_RELAYED) and self._is_gateway(address):
+        if (
+            known_by_certificate
+            and method.path.startswith(_FORWARDED)
+            and self._is_gateway(address)
+        ):
             # A gateway passes these on, and not with the rights of its certificate.
             metadata.append((AUTHORIZATION, SCHEME + self._tokens.admin))
             role = Role.ADMIN

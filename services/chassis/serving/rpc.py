@@ -88,7 +88,7 @@ class Exposed:
                 )
 
 
-class Relay(Protocol):
+class Forwarder(Protocol):
     """Forwards calls that are meant for other servers, without decoding them."""
 
     @property
@@ -175,16 +175,16 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         self.unary: dict[str, Unary] = {}
         """The exposed methods by path, for calls that do not come by gRPC and have one response: of
         a stream, the first."""
-        self._relay: Relay | None = None
+        self._forwarder: Forwarder | None = None
         self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
             _refuse_starting
         )
 
-    def expose(self, services: list[Exposed], relay: Relay | None = None) -> None:
+    def expose(self, services: list[Exposed], forwarder: Forwarder | None = None) -> None:
         """From now on these services are answered; other methods do not exist, except those of the
-        relay. Call it once.
+        forwarder. Call it once.
         """
-        self._relay = relay
+        self._forwarder = forwarder
         for exposed in services:
             for method in exposed.descriptor.methods:
                 path = f"/{exposed.descriptor.full_name}/{method.name}"
@@ -198,9 +198,9 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Called by gRPC for every call."""
         path: str = details.method
-        if self._relay is not None:
+        if self._forwarder is not None:
             check = self._access.check_of(path) if self._access else None
-            passed_on = self._relay.handler(details, self._gate, check)
+            passed_on = self._forwarder.handler(details, self._gate, check)
             if passed_on is not None:
                 return passed_on
         handler = self._methods.get(path)

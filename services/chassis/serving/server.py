@@ -26,7 +26,7 @@ from services.chassis.serving.access import Access
 from services.chassis.serving.decoding import all_decoded, none_unless
 from services.chassis.serving.frame_server import FrameServer
 from services.chassis.serving.health import Health
-from services.chassis.serving.rpc import Exposed, Gate, Relay, RpcEdge
+from services.chassis.serving.rpc import Exposed, Forwarder, Gate, RpcEdge
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
 from services.chassis.settings.service_settings import ServiceSettings
@@ -125,16 +125,18 @@ class Server:
         """Where frames are taken, once started; None if they are not."""
         return self._frames.listen if self._frames is not None else None
 
-    def expose(self, services: list[Exposed], server_id: str, relay: Relay | None = None) -> None:
-        """The service is built: from now on its calls are answered, and the relay's forwarded."""
+    def expose(
+        self, services: list[Exposed], server_id: str, forwarder: Forwarder | None = None
+    ) -> None:
+        """The service is built: from now on its calls are answered, and others forwarded."""
         if self._frames is not None:
             services = [*services, self._frames.offer(server_id)]
         names = [exposed.descriptor.full_name for exposed in services]
         self.health.add(names)
-        passed_on = relay.services if relay is not None else ()
+        passed_on = forwarder.services if forwarder is not None else ()
         listed = [*names, *passed_on, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._edge.mount(_REFLECTION_PATH, reflection_handler(listed))
-        self._edge.expose(services, relay)
+        self._edge.expose(services, forwarder)
         if self._frames is not None:
             self._frames.answer(self._edge.unary)
 

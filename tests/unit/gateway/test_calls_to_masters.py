@@ -13,7 +13,7 @@ from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA
 from services.chassis.serving.trailers import failure
-from tests.unit.gateway.relay_site import SECONDS, Behind, site
+from tests.unit.gateway.forwarding_site import SECONDS, Behind, site
 
 pytestmark = pytest.mark.real_time
 
@@ -46,7 +46,7 @@ async def test_calls_to_masters_need_no_server_name_and_a_standby_is_skipped() -
         assert leader.seen[0][SERVER_METADATA] == "leader"
 
 
-async def test_who_leads_is_remembered_while_calls_to_other_servers_are_relayed() -> None:
+async def test_who_leads_is_remembered_while_calls_to_other_servers_are_forwarded() -> None:
     async with site() as here:
         asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The servers that a gateway relays calls to: as masters list them, and a little longer."""
+"""The servers that a gateway forwards calls to: as masters list them, and a little longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relayed calls arrive as they were sent, and their answers as the server gave them."""
+"""Forwarded calls arrive as they were sent, and their answers as the server gave them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork
 from services.chassis.serving.trailers import failure
-from tests.unit.gateway.relay_site import OWN, REQUEST_BYTES_MAX, SECONDS, Behind, site
+from tests.unit.gateway.forwarding_site import OWN, REQUEST_BYTES_MAX, SECONDS, Behind, site
 
 pytestmark = pytest.mark.real_time
 
@@ -141,7 +141,7 @@ async def test_a_call_to_the_gateway_itself_is_answered_there() -> None:
         assert here.routes.calls.finished == {}
 
 
-async def test_a_call_is_relayed_once_although_the_gateway_is_listed_with_another_id() -> None:
+async def test_a_call_is_forwarded_once_although_the_gateway_is_listed_with_another_id() -> None:
     """As for a moment after a restart. It would pass the call on to itself until the deadline."""
     async with site() as here:
         here.master.servers = [
@@ -196,7 +196,7 @@ async def test_a_slow_reader_slows_down_the_server() -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_when_the_caller_goes_away_its_relayed_call_is_cancelled(
+async def test_when_the_caller_goes_away_its_forwarded_call_is_cancelled(
     streaming: bool,
 ) -> None:
     async with site() as here:
@@ -242,7 +242,7 @@ async def test_a_stream_fails_as_it_failed_at_the_server() -> None:
             await anext(pages)
 
 
-async def test_methods_unknown_to_the_gateway_are_relayed_both_ways() -> None:
+async def test_methods_unknown_to_the_gateway_are_forwarded_both_ways() -> None:
     async with site() as here:
 
         async def echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -340,7 +340,7 @@ async def test_at_shutdown_watches_are_told_to_come_back_and_scans_finish() -> N
             await here.scan(path=methods.WATCH_NOTIFICATIONS.path).read()
 
 
-async def test_a_gateway_that_is_full_or_closing_relays_nothing() -> None:
+async def test_a_gateway_that_is_full_or_closing_forwards_nothing() -> None:
     async with site() as here:
         here.gate.close(errors.NotReady("closing"))
         with pytest.raises(grpc.aio.AioRpcError, match="closing"):

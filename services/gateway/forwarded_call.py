@@ -1,4 +1,4 @@
-"""One relayed call: its bytes pass unread between a client and a server.
+"""One forwarded call: its bytes pass unread between a client and a server.
 
 Metadata, deadline and bytes go to the server; the bytes of the answer come back, or the status with
 its trailers. A message is read only when the one before it has been taken. Otherwise the messages
@@ -18,7 +18,7 @@ import grpc
 from percolator.errors import NotReady, PercolatorError, UnknownServer
 from percolator.v1.cluster_pb2 import Server
 from percolator.wire.channels import (
-    RELAYED_METADATA,
+    FORWARDED_METADATA,
     SERVER_METADATA,
     cancelled_by_caller,
     closed_meanwhile,
@@ -30,7 +30,7 @@ from services.chassis.serving.rpc import Gate
 from services.chassis.serving.trailers import failure
 
 _OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
-"""Metadata that belongs to a connection, and is not relayed."""
+"""Metadata that belongs to a connection, and is not forwarded."""
 
 _DRAINING_RETRY_SECONDS = 0.5
 
@@ -39,7 +39,7 @@ Context = Any
 
 
 class Figures(Protocol):
-    """What is counted about relayed calls."""
+    """What is counted about forwarded calls."""
 
     in_flight: int
     request_bytes: int
@@ -72,7 +72,7 @@ class Routes(Protocol):
     def is_endless(path: str) -> bool: ...
 
 
-class RelayedCall:
+class ForwardedCall:
     """One call. grpc.aio calls its coroutines."""
 
     def __init__(
@@ -202,7 +202,7 @@ class RelayedCall:
             self._check(context)
         if self._routes.draining and self._routes.is_endless(self._path):
             raise _draining()
-        _require_not_relayed(context, self._names)
+        _require_not_forwarded(context, self._names)
         return await self._routes.targets(self._names)
 
     async def _fail(self, problem: PercolatorError, context: Context) -> NoReturn:
@@ -236,17 +236,17 @@ class RelayedCall:
 
 
 def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes], ...]:
-    """What the caller sent, and the name of the server, which shows that the call is relayed."""
+    """What the caller sent, and the name of the server, which shows that the call is forwarded."""
     kept = [
         (key, value)
         for key, value in context.invocation_metadata() or ()
         if key not in _OF_THE_CONNECTION and not key.startswith(("grpc-", ":"))
     ]
-    return (*kept, (SERVER_METADATA, server.server_id), (RELAYED_METADATA, "1"))
+    return (*kept, (SERVER_METADATA, server.server_id), (FORWARDED_METADATA, "1"))
 
 
-def _require_not_relayed(context: Context, names: Sequence[object]) -> None:
-    if any(key == RELAYED_METADATA for key, _ in context.invocation_metadata() or ()):
+def _require_not_forwarded(context: Context, names: Sequence[object]) -> None:
+    if any(key == FORWARDED_METADATA for key, _ in context.invocation_metadata() or ()):
         name = str(names[0]) if names else ""
         raise UnknownServer(
             f"the server listed as {name!r} is another: this gateway was reached in its place",

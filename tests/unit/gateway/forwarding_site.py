@@ -1,4 +1,4 @@
-"""A gateway and the servers behind it, for tests of relayed calls."""
+"""A gateway and the servers behind it, for tests of forwarded calls."""
 
 from __future__ import annotations
 
