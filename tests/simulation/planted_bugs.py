@@ -30,6 +30,7 @@ from tests.simulation import planted_row_cluster_bugs as row_cluster_bugs
 from tests.simulation import planted_row_collection_bugs as row_collection_bugs
 from tests.simulation import planted_row_load_bugs as row_load_bugs
 from tests.simulation import planted_row_shared_bugs as row_shared_bugs
+from tests.simulation import planted_scan_bugs as scan_bugs
 from tests.simulation import planted_server_bugs as server_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation import planted_step_bugs as step_bugs
@@ -162,6 +163,7 @@ BUGS = (
         Bug(plant, workload="registers", with_master=True, is_quickly_caught=True)
         for plant in lock_only_bugs.ALL
     ),
+    *(Bug(plant, workload="predicates", is_quickly_caught=True) for plant in scan_bugs.ALL),
     *(
         Bug(plant, workload="successors", with_master=True, is_quickly_caught=True)
         for plant in table_bugs.ALL

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from percolator.tablet.keys import W, after_component, component, space_bounds, split_component
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
-from percolator.tablet.reading.visible_cells import VisibleCells, Walked
+from percolator.tablet.reading.visible_cells import Walked
+from percolator.tablet.reading.visible_runs import VisibleRuns
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -48,7 +49,8 @@ class ScanPage:
         self._plan = plan
         self._start = start
         self._end = end
-        self._rows_max = rows_max
+        self.rows_max = rows_max
+        self.bytes_max = plan.bytes_max
         self.rows = 0
         """Rows with a cell or a lock in the way."""
         self.rest: tuple[bytes, bytes] | None = None
@@ -68,7 +70,7 @@ class ScanPage:
         # The mirror comes first, and there must be no await between it and the cursor.
         self._cursor = state.storage.cursor()
         self._lifetimes = state.lifetimes
-        self._cells = VisibleCells(
+        self._cells = VisibleRuns(
             self._cursor,
             state.storage.get,
             plan.timestamp,
@@ -95,7 +97,7 @@ class ScanPage:
     async def _forwards(self, first: bytes, stop: bytes) -> None:
         cells, limits = self._cells, self._state.limits
         cells.seek(first)
-        while (walked := cells.walk(stop, limits.slice_entries, self._admit)) is Walked.SLICE:
+        while (walked := self._walk(stop)) is Walked.SLICE:
             await self._pause()
             if cells.looked_at >= limits.page_entries_max:
                 # From now on, the walk stops after this row. This may run again, since slices need
@@ -104,6 +106,12 @@ class ScanPage:
                 self.rest = self._after(cells.row)
         if walked is Walked.FULL:
             self.rest = self._from(self._full_before)
+
+    def _walk(self, stop: bytes) -> Walked:
+        entries = self._state.limits.slice_entries
+        if self._lock_rows or self._lifetimes:
+            return self._cells.walk(stop, entries, self.admit)
+        return self._cells.walk_in_runs(stop, entries, self)
 
     async def _backwards(self, first: bytes, stop: bytes) -> None:
         """Reads row by row from the last one, each row forwards."""
@@ -118,7 +126,7 @@ class ScanPage:
             row, at = split_component(key, 1)
             cells.seek(key[:at])
             while (
-                walked := cells.walk(after_component(key[:at]), limits.slice_entries, self._admit)
+                walked := cells.walk(after_component(key[:at]), limits.slice_entries, self.admit)
             ) is Walked.SLICE:
                 await self._pause()
             if walked is Walked.FULL:
@@ -136,11 +144,11 @@ class ScanPage:
         await asyncio.sleep(0)
         self._state.require_open()
 
-    def _admit(self, row: bytes) -> bool:
+    def admit(self, row: bytes) -> bool:
         """Whether there is room for a row with visible cells, after the locked rows before it."""
         if self._lock_rows and not self._admit_locked_before(row):
             return False
-        if self.rows >= self._rows_max or self._cells.bytes >= self._plan.bytes_max:
+        if self.rows >= self.rows_max or self._cells.bytes >= self.bytes_max:
             self._full_before = row
             return False
         self.rows += 1
@@ -158,7 +166,7 @@ class ScanPage:
             lock_row = lock_rows[self._locks_counted]
             if lock_row == row or (lock_row > row) is not reverse:
                 break
-            if self.rows >= self._rows_max:
+            if self.rows >= self.rows_max:
                 self._full_before = lock_row
                 return False
             self.rows += 1
@@ -170,7 +178,7 @@ class ScanPage:
         for lock_row in self._lock_rows[self._locks_counted :]:
             if self.rest is not None and _contains(self.rest, lock_row):
                 return
-            if self.rows >= self._rows_max:
+            if self.rows >= self.rows_max:
                 self.rest = self._from(lock_row)
                 return
             self.rows += 1
