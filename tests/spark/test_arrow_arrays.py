@@ -43,6 +43,20 @@ def test_values_and_nulls_are_where_they_belong(data: Any) -> None:
     _is(arrow_arrays.of_numbers(numbers, pa.int64()), numbers, pa.int64())
 
 
+@given(data=st.data())
+def test_bytes_are_those_of_each_value_wherever_the_array_begins(data: Any) -> None:
+    texts = _values(data, st.text(st.characters(codec="utf-8"), max_size=3))
+    stored = [None if text is None else text.encode() for text in texts]
+    start = data.draw(st.integers(0, len(texts)))
+    count = data.draw(st.integers(0, len(texts)))
+    for kind in (pa.string(), pa.large_string()):
+        part = pa.array(texts, kind).slice(start, count)
+        assert arrow_arrays.bytes_in(part) == stored[start : start + count]
+    for kind in (pa.binary(), pa.large_binary()):
+        part = pa.array(stored, kind).slice(start, count)
+        assert arrow_arrays.bytes_in(part) == stored[start : start + count]
+
+
 def test_two_halves_of_a_character_in_neighbouring_values_are_not_text() -> None:
     first, second = "ü".encode()[:1], "ü".encode()[1:]
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):

@@ -9,7 +9,7 @@ from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
 from percolator.schema import Column, Table
-from percolator.spark.shapes.arrow_arrays import of_bytes, of_numbers
+from percolator.spark.shapes.arrow_arrays import bytes_in, of_bytes, of_numbers
 from percolator.spark.shapes.fields import (
     BINARY,
     Cell,
@@ -95,7 +95,7 @@ class RawCells:
         values = column_of(batch, VALUE)
         if nulls == "refuse":
             refuse_nulls(values, VALUE, "; set the option nulls to skip or delete")
-        found = list(zip(*self._addresses(batch), values.to_pylist(), strict=True))
+        found = list(zip(*self._addresses(batch), bytes_in(values), strict=True))
         return [cell for cell in found if cell[2] is not None] if nulls == "skip" else found
 
     def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
@@ -106,7 +106,7 @@ class RawCells:
         rows, columns = column_of(batch, ROW), column_of(batch, COLUMN)
         refuse_nulls(rows, ROW, "")
         refuse_nulls(columns, COLUMN, "")
-        names: list[bytes] = columns.to_pylist()
+        names: list[bytes] = bytes_in(columns)  # type: ignore[assignment]  # none is null
         for name in set(names):
             Column(_ANY_TABLE, name, codecs.raw)  # raises if the name is not valid
-        return rows.to_pylist(), names
+        return bytes_in(rows), names  # type: ignore[return-value]  # none is null

@@ -17,11 +17,13 @@ from percolator import codecs
 from percolator.errors import SchemaError
 from percolator.spark.catalog.frame_catalog import DECIMAL, KEY_CODECS
 from percolator.spark.shapes.arrow_arrays import (
+    bytes_in,
     of_blocks,
     of_bytes,
     of_flags,
     of_numbers,
     of_texts,
+    without_nulls,
 )
 
 Bytes = list[bytes | None]
@@ -46,7 +48,8 @@ _CODECS: dict[str, codecs.Codec[Any]] = {
     "date": codecs.date,
     "json": codecs.json,
 }
-_EIGHT = pa.binary(8)
+_EIGHT = 8
+"""The size of a number, moment or day."""
 
 
 def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> pa.Array:
@@ -85,10 +88,8 @@ def parts_of_keys(parts: Sequence[Any], kind: str, target: pa.DataType) -> pa.Ar
 
 def encoded(values: pa.Array, kind: str) -> Bytes:
     """The values to store for an array."""
-    if kind == "raw":
-        return values.to_pylist()  # type: ignore[no-any-return]
-    if kind == "text":
-        return values.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
+    if kind in ("raw", "text"):
+        return bytes_in(values)
     if kind in _BLOCKS:
         return _to_block(_as_numbers(values), *_BLOCKS[kind])
     encode = _compact_json if kind == "json" else _codec(kind).encode
@@ -134,10 +135,10 @@ def _compact_json(text: str) -> bytes:
 
 
 def _from_block(values: Sequence[bytes | None], letter: str, target: pa.DataType) -> pa.Array:
-    fixed = of_blocks(values, _EIGHT.byte_width)
+    fixed = of_blocks(values, _EIGHT)
     validity, block = fixed.buffers()
     numbers = array(letter)
-    numbers.frombytes(memoryview(block)[: 8 * len(fixed)])
+    numbers.frombytes(memoryview(block)[: _EIGHT * len(fixed)])
     if sys.byteorder == "little":
         numbers.byteswap()
     return pa.Array.from_buffers(
@@ -147,15 +148,11 @@ def _from_block(values: Sequence[bytes | None], letter: str, target: pa.DataType
 
 def _to_block(values: pa.Array, letter: str, target: pa.DataType) -> Bytes:
     values = values.cast(target)
-    start, end = 8 * values.offset, 8 * (values.offset + len(values))
+    start, end = _EIGHT * values.offset, _EIGHT * (values.offset + len(values))
     numbers = array(letter)
     numbers.frombytes(memoryview(values.buffers()[1])[start:end])
     if sys.byteorder == "little":
         numbers.byteswap()
-    block = pa.Array.from_buffers(_EIGHT, len(values), [None, pa.py_buffer(numbers)])
-    found: Bytes = block.to_pylist()
-    if values.null_count:
-        for index, valid in enumerate(values.is_valid().to_pylist()):
-            if not valid:
-                found[index] = None
-    return found
+    block = numbers.tobytes()
+    found: Bytes = [block[at : at + _EIGHT] for at in range(0, len(block), _EIGHT)]
+    return without_nulls(found, values)
