@@ -7,7 +7,8 @@ Open `tablet.py` first: one method for each call. Behind it are four rooms:
     memory/      what an open tablet keeps in memory, such as its locks
     collection/  removing versions that no snapshot can still need
 
-`upkeep.py` is what changes a tablet between two batches: schema, safe points, collection, loads.
+`upkeep.py` is what changes a tablet between two batches: schema, safe points, collection, loads
+(`bulk_load.py` has their fences, `loaded_cells.py` what is put behind them).
 `keys.py` maps cells to storage keys; `opening.py` reads a tablet's state back after a restart.
 
 A tablet applies conditional mutations, and commits a transaction in one round if it has all its

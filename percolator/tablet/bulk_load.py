@@ -21,13 +21,11 @@ What each rule prevents:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
 from percolator.errors import InvalidArgument
-from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
 from percolator.tablet import keys, opening
 from percolator.tablet.keys import (
     LOAD_FLOOR_KEY,
@@ -38,12 +36,9 @@ from percolator.tablet.keys import (
     L,
     N,
     W,
-    change_key,
     change_of_write,
-    component,
-    inverted,
 )
-from percolator.tablet.memory.change_feed import loaded_change
+from percolator.tablet.loaded_cells import INLINE_BYTES_MAX, LoadedCells
 from percolator.tablet.memory.load_fences import LoadFence
 from percolator.tablet.memory.recent_writes import NEWEST
 from percolator.tablet.memory.state import TabletState
@@ -54,9 +49,6 @@ from percolator.v1 import tabletserver_pb2 as pb
 NAME_BYTES_MAX = 255
 CLEARED_PER_WRITE = 4_096
 WRITES_PER_CALL = 16
-INLINE_BYTES_MAX = 1_024
-"""Same as the client's `value_inline_bytes_max`: longer values are stored separately."""
-
 _CLEARED_SPACES = (W, D, N)
 
 
@@ -217,78 +209,11 @@ async def load(
         present = _of_run(state, LoadFence(request.name, start, b"", b""))
         if present.commit_timestamp:
             raise InvalidArgument("name", f"the load {present.name!r} is complete")
-        behind = _Loading(state, present, request, columns)
+        behind = LoadedCells(state, _rows_of(state, present), request, columns)
         await behind.fill()
         await state.write(behind.batch)
         behind.publish()
         await state.require_ownership()
-
-
-class _Loading:
-    """The cells of one request."""
-
-    def __init__(
-        self,
-        state: TabletState,
-        present: LoadFence,
-        request: pb.LoadRequest,
-        columns: ColumnEncoder,
-    ) -> None:
-        self.batch = state.storage.batch()
-        self._state = state
-        self._request = request
-        self._start, self._end = _rows_of(state, present)
-        self._columns = columns
-        self._observers = {one.column: tuple(one.observers) for one in request.observed}
-        self._notifications: list[bytes] = []
-        self._cells = 0
-        self._bytes = 0
-
-    async def fill(self) -> None:
-        request, limits = self._request, self._state.limits
-        put, columns, observers = self.batch.put, self._columns, self._observers
-        first, end = self._start, self._end
-        commit, start = inverted(request.commit_timestamp), inverted(request.start_timestamp)
-        inline = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT)
-        apart = WRITE_HEADER.pack(request.start_timestamp, KIND_PUT_IN_DATA)
-        in_feed, change = self._state.feed.on, loaded_change(request.start_timestamp)
-        cells = zip(request.rows, request.columns, request.values, strict=True)
-        for index, (row, column, value) in enumerate(cells):
-            if row < first or (end and row >= end):
-                raise InvalidArgument(f"rows[{index}]", "not behind the fence in this tablet")
-            if len(row) > limits.row_bytes_max or len(value) > limits.value_bytes_max:
-                raise InvalidArgument(f"rows[{index}]", "the row or its value is too long")
-            if not 1 <= len(column) <= limits.column_bytes_max:
-                raise InvalidArgument(f"columns[{index}]", "is empty or too long")
-            cell = component(row) + columns[column]
-            self._bytes += len(cell) + 18 + len(value)
-            if len(value) <= INLINE_BYTES_MAX:
-                put(W + cell + commit, inline + value)
-            else:
-                put(W + cell + commit, apart)
-                put(D + cell + start, value)
-                self._cells += 1
-                self._bytes += len(cell) + 9
-            if in_feed and column[0] != 0:
-                put(change_key(cell, request.commit_timestamp), change)
-            for observer in observers.get(column, ()):
-                notification = cell + component(observer) + commit
-                put(N + notification, b"")
-                self._notifications.append(notification)
-            if index % limits.slice_rows == limits.slice_rows - 1:
-                await asyncio.sleep(0)
-                self._state.require_open()
-        self._cells += len(request.rows)
-
-    def publish(self) -> None:
-        """Call this once it is durable. A cell that is loaded a second time is counted again."""
-        state, counters = self._state, self._state.counters
-        for notification in self._notifications:
-            state.index.put(notification)
-        counters.notifications_written += len(self._notifications)
-        counters.cells += self._cells
-        counters.bytes += self._bytes
-        counters.batches_synced += 1
 
 
 # ---------------------------------------------------------------------------- shared
