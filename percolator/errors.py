@@ -260,12 +260,13 @@ class UsageError(PercolatorError):
     """The program uses the library in a way that cannot work."""
 
 
-def not_picklable() -> UsageError:
-    """The error for pickling a database. Spark shows it if a function captures a database."""
+def not_picklable(what: str) -> UsageError:
+    """The error for pickling a database, or what is of one. Spark shows it if a function captures
+    such a thing."""
     return UsageError(
-        "a database is the connection of one process and cannot be pickled: in a function that "
-        "Spark runs on executors, call percolator.spark.database() instead of using the driver's "
-        "database; in any other process, call percolator.connect()"
+        f"{what} belongs to the connection of one process and cannot be pickled: in a function "
+        "that Spark runs on executors, call percolator.spark.database() instead of using the "
+        "driver's database; in any other process, call percolator.connect()"
     )
 
 

@@ -87,7 +87,7 @@ class Database:
         self._workers: WeakKeyDictionary[Worker, None] = WeakKeyDictionary()
 
     def __reduce__(self) -> NoReturn:
-        raise not_picklable()
+        raise not_picklable("a database")
 
     # ------------------------------------------------------------------ tables
 

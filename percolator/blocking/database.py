@@ -111,7 +111,7 @@ class Database:
         return self._loop_thread.call(partial(body, self._database, *arguments, **keywords))
 
     def __reduce__(self) -> NoReturn:
-        raise not_picklable()
+        raise not_picklable("a database")
 
     # ------------------------------------------------------------------ tables
 

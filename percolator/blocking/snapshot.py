@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from percolator import aio
 from percolator.aio.named_cells import Columns
 from percolator.aio.reading import Reading
 from percolator.arguments import listed, listed_cells, require_table
 from percolator.blocking.loop_thread import LoopCalls
+from percolator.errors import not_picklable
 from percolator.protocol.environment import Statistics
 from percolator.schema import Readable, Row, Table
 from percolator.timestamps import Timestamp
@@ -29,6 +30,9 @@ class BlockingReads:
     def __init__(self, loop_thread: LoopCalls, reading: Reading) -> None:
         self._loop_thread = loop_thread
         self._reading = reading
+
+    def __reduce__(self) -> NoReturn:
+        raise not_picklable("a snapshot or transaction")
 
     @property
     def statistics(self) -> Statistics:

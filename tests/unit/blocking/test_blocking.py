@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -290,6 +291,14 @@ def test_a_scan_ends_with_its_transaction_or_snapshot(percolator_db: Database, k
         assert next(rows).key == "00000"
     with pytest.raises(UsageError, match="begin a new one"):
         next(rows)
+
+
+def test_what_belongs_to_a_connection_says_what_to_use_in_another_process(
+    percolator_db: Database,
+) -> None:
+    for one in (percolator_db, percolator_db.snapshot(), percolator_db.transaction()):
+        with pytest.raises(UsageError, match=r"call percolator\.spark\.database\(\) instead"):
+            pickle.dumps(one)
 
 
 def test_a_transaction_of_a_closed_database_refuses_writes() -> None:
