@@ -133,14 +133,25 @@ class FrameCatalog:
         """The fields that the option `columns` names, or all fields."""
         if names is None:
             return self.values
-        by_name = {field.name: field for field in self.values}
+        by_name = {field.name.lower(): field for field in self.values}
+        keys = {field.name.lower() for field in self.key}
         for name in names:
-            if name not in by_name:
-                near = get_close_matches(name, sorted(by_name), n=1, cutoff=0.0)
+            if name.lower() in keys:
                 raise InvalidArgument(
-                    "columns", f"the catalogue has no column {name!r}; is {near[0]!r} meant?"
+                    "columns", f"{name!r} is the key, which every row has: leave it out"
                 )
-        return tuple(by_name[name] for name in names)
+            if name.lower() not in by_name:
+                near = get_close_matches(name.lower(), sorted(by_name), n=1, cutoff=0.0)
+                meant = by_name[near[0]].name
+                raise InvalidArgument(
+                    "columns", f"the catalogue has no column {name!r}; is {meant!r} meant?"
+                )
+        found = tuple(by_name[name.lower()] for name in names)
+        if len(set(found)) < len(found):
+            raise InvalidArgument(
+                "columns", f"names a column twice: {', '.join(names)}; case does not count"
+            )
+        return found
 
 
 def _key_field(entry: object) -> KeyField:
