@@ -22,6 +22,8 @@ _FLAG = "percolator_delete"
 
 def merge_frame(frame: DataFrame, delete_where: str | None, options: Mapping[str, object]) -> None:
     """Writes the frame with `operation=merge`."""
+    if options.get("operation", MERGE) != MERGE:
+        raise InvalidArgument("operation", f"expected {MERGE!r}, found {options['operation']!r}")
     given = {name: str(value) for name, value in options.items() if value is not None}
     given = with_stored_catalog(given | {"operation": MERGE})
     if "catalog" not in given:

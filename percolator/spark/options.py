@@ -323,7 +323,7 @@ def _check_overwrite(given: Given, operation: str) -> None:
     """Refuses what would not replace a table."""
     if operation != OPERATIONS[0]:
         raise InvalidArgument("mode", f'operation={operation} needs mode("append")')
-    if given.get("atomic") == "false":
+    if given.get("atomic") is not None and not given.boolean("atomic"):
         raise InvalidArgument("atomic", 'mode("overwrite") is always atomic: leave it out')
 
 
@@ -334,7 +334,7 @@ def _check_atomic(given: Given, operation: str) -> None:
     if operation == MERGE:
         raise InvalidArgument("atomic", "is for upsert and delete: a merge looks at rows first")
     for name, why in _NOT_ATOMIC.items():
-        if given.get(name) not in (None, "false"):
+        if (given.get(name) or "false").lower() != "false":
             raise InvalidArgument(
                 name, f'{why}: leave it out, or atomic=true and mode("overwrite")'
             )

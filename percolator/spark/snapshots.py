@@ -38,6 +38,7 @@ class SparkSnapshot:
         self._wanted = None if at is None else as_timestamp(at, "at")
         self._at = self._wanted
         self._pin: Pin | None = None
+        self._entered = False
         self._ended = False
 
     @property
@@ -87,6 +88,9 @@ class SparkSnapshot:
         self._pin, self._at = pin, pin.at
 
     def __enter__(self) -> SparkSnapshot:
+        if self._entered:
+            raise UsageError("the snapshot was begun already: make a new one for another block")
+        self._entered = True
         self.begin()
         return self
 

@@ -115,6 +115,13 @@ def test_writing_names_the_option_that_is_wrong(
     assert raised.value.field == field
 
 
+def test_true_and_false_ignore_case() -> None:
+    parsed = WriteOptions.parse({"table": "x", "atomic": "True", "skip_equal": "False"})
+    assert (parsed.atomic, parsed.skip_equal) == (True, False)
+    with pytest.raises(errors.InvalidArgument, match="is always atomic"):
+        WriteOptions.parse({"table": "x", "atomic": "False"}, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("document", "reason"),
     [

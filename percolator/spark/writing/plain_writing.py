@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -89,8 +90,22 @@ def cells_of(options: WriteOptions) -> Callable[[pa.RecordBatch], list[Cell]]:
     if options.operation == "delete":
         return lambda batch: shape.deletions(batch, options.columns)
     if options.operation == MERGE:
-        return lambda batch: _merge_cells(batch, shape, options)
+        return lambda batch: _once(_merge_cells(batch, shape, options), "a merge")
+    if options.if_unchanged_since is not None:
+        # The values of both were computed from one row: whichever stays, the other one is lost.
+        return lambda batch: _once(shape.cells(batch, options.nulls), "if_unchanged_since")
     return lambda batch: shape.cells(batch, options.nulls)
+
+
+def _once(cells: list[Cell], who: str) -> list[Cell]:
+    """The cells, none of which may be there twice."""
+    addresses = [(row, column) for row, column, _ in cells]
+    if len(set(addresses)) < len(addresses):
+        row, _ = next(one for one, times in Counter(addresses).items() if times > 1)
+        raise SchemaError(
+            f"a key appears twice in the frame, and {who} needs each key once: row {row!r}"
+        )
+    return cells
 
 
 def _is_first_attempt() -> bool:
@@ -106,17 +121,12 @@ def _is_first_attempt() -> bool:
 def _merge_cells(batch: pa.RecordBatch, shape: Shape, options: WriteOptions) -> list[Cell]:
     """The cells of rows to write, and the deletions of those that `delete_field` names."""
     if options.delete_field is None:
-        found = shape.cells(batch, options.nulls)
-    else:
-        flags = [bool(flag) for flag in column_of(batch, options.delete_field).to_pylist()]
-        rows = batch.drop_columns([_named(batch, options.delete_field)])
-        kept = rows.filter(pa.array([not flag for flag in flags], pa.bool_()))
-        gone = rows.filter(pa.array(flags, pa.bool_()))
-        found = shape.cells(kept, options.nulls) + shape.deletions(gone, None)
-    addresses = [(row, column) for row, column, _ in found]
-    if len(set(addresses)) < len(addresses):
-        raise SchemaError("a key appears twice in the frame, and a merge needs each key once")
-    return found
+        return shape.cells(batch, options.nulls)
+    flags = [bool(flag) for flag in column_of(batch, options.delete_field).to_pylist()]
+    rows = batch.drop_columns([_named(batch, options.delete_field)])
+    kept = rows.filter(pa.array([not flag for flag in flags], pa.bool_()))
+    gone = rows.filter(pa.array(flags, pa.bool_()))
+    return shape.cells(kept, options.nulls) + shape.deletions(gone, None)
 
 
 def _named(batch: pa.RecordBatch, name: str) -> str:

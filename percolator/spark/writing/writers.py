@@ -38,7 +38,7 @@ def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
             f"{options.transaction_rows} rows of {fields} fields may have more than "
             f"the {cells_max} cells that a transaction can write",
         )
-    here = checked(options.target)
+    here = checked(options.target, options.catalog)
     if options.operation == BULK_LOAD:
         return BulkLoadWriter(options)
     if options.together is not None:

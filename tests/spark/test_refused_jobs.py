@@ -1,0 +1,55 @@
+"""Jobs and blocks that cannot do what they say are refused before they begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import SparkSession
+
+import percolator
+from percolator import InvalidArgument, Timestamp, UsageError
+from percolator.spark.merging import merge_frame
+from percolator.spark.snapshots import SparkSnapshot
+from tests.spark.tables import CATALOG, PAGES, Pages
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def test_merging_is_the_only_operation_of_a_merge() -> None:
+    with pytest.raises(InvalidArgument, match="operation: expected 'merge', found 'upsert'"):
+        merge_frame(None, None, {"operation": "upsert"})  # type: ignore[arg-type]
+
+
+def test_the_block_of_a_snapshot_is_entered_once() -> None:
+    snapshot = SparkSnapshot(None, None, Timestamp(7))  # type: ignore[arg-type]
+    with snapshot, pytest.raises(UsageError, match="begun already"):
+        snapshot.__enter__()
+    with pytest.raises(UsageError, match="make a new one"):
+        snapshot.__enter__()
+
+
+def test_another_type_than_the_columns_codec_is_refused_before_any_task(
+    write: Any, spark: SparkSession, db: percolator.Database
+) -> None:
+    pages = Pages(db, 4)  # which declares the codecs
+    frame = spark.createDataFrame([("a", "seven")], "url string, visits string")
+    other = """{"key": {"name": "url", "type": "text"}, "columns": {"visits": {"type": "text"}}}"""
+    with pytest.raises(AnalysisException, match="column 'visits': the program declares the codec"):
+        write(frame, pages.name, catalog=other).save()
+
+
+def test_a_row_that_is_twice_in_a_conditional_frame_is_refused(
+    write: Any, spark: SparkSession, db: percolator.Database
+) -> None:
+    pages = Pages(db)
+    frame = spark.createDataFrame([("a", "t", 1), ("a", "t", 2)], PAGES).coalesce(1)
+    writer = write(frame, pages.name, catalog=CATALOG, if_unchanged_since=int(db.timestamp()))
+    with pytest.raises(PythonException, match=r"appears twice in the frame, .*: row b'a'"):
+        writer.save()
+    assert pages.stored() == {}
