@@ -60,6 +60,19 @@ def type_of(stored: str) -> DataType:
     return DecimalType(int(exact[1]), int(exact[2])) if exact else _STORED[stored]
 
 
+def may_be_null_throughout(kind: DataType) -> bool:
+    """Whether a nested type lets everything in it be null, as JSON does."""
+    if isinstance(kind, StructType):
+        return all(
+            field.nullable and may_be_null_throughout(field.dataType) for field in kind.fields
+        )
+    if isinstance(kind, ArrayType):
+        return kind.containsNull and may_be_null_throughout(kind.elementType)
+    if isinstance(kind, MapType):
+        return kind.valueContainsNull and may_be_null_throughout(kind.valueType)
+    return True
+
+
 def parse_type(text: str) -> DataType:
     """The type that a text spells. Raises `ValueError` that says what is wrong with it."""
     tokens = _TOKEN.findall(text)

@@ -9,11 +9,14 @@ from pyspark.sql.types import BinaryType, DataType, StructField, StructType
 
 from percolator.counts import counted
 from percolator.errors import SchemaError
+from percolator.limits import Limits
+from percolator.spark.catalog.spark_types import may_be_null_throughout
 
 Cell = tuple[bytes, bytes, bytes | None]
 """Row, column and value; a value of None deletes the cell."""
 
 BINARY = BinaryType()
+_LIMITS = Limits()
 
 
 def field_named(schema: StructType, name: str) -> StructField | None:
@@ -44,6 +47,35 @@ def check_fields(schema: StructType, known: Sequence[str], where: str) -> None:
         if name in seen:
             raise SchemaError(f"field {field.name!r} appears twice")
         seen.add(name)
+
+
+def require_nullable(field: StructField) -> None:
+    """Refuses a field that is declared as never null. Spark relies on that: it answers `IS NULL`
+    with false, without looking."""
+    if not field.nullable or not may_be_null_throughout(field.dataType):
+        raise SchemaError(
+            f"field {field.name!r} is declared not null, and it may be null: leave NOT NULL out"
+        )
+
+
+def check_rows(rows: Sequence[bytes], name: str) -> None:
+    """Refuses row keys that are too long to be stored, before a transaction has locked others: if
+    such a row were its primary, nobody could ask what became of it."""
+    longest, most = max(map(len, rows), default=0), _LIMITS.row_bytes_max
+    if longest > most:
+        raise SchemaError(
+            f"field {name!r}: a row key has {longest} bytes, at most {most} can be stored"
+        )
+
+
+def check_values(values: Sequence[bytes | None], name: str) -> None:
+    """Refuses values that are too large to be stored."""
+    most = _LIMITS.value_bytes_max
+    longest = max((len(value) for value in values if value is not None), default=0)
+    if longest > most:
+        raise SchemaError(
+            f"field {name!r}: a value has {longest} bytes, at most {most} can be stored"
+        )
 
 
 def refuse_nulls(values: pa.Array, name: str, hint: str) -> None:

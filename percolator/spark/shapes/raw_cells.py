@@ -14,6 +14,8 @@ from percolator.spark.shapes.fields import (
     BINARY,
     Cell,
     check_fields,
+    check_rows,
+    check_values,
     column_of,
     field_named,
     refuse_nulls,
@@ -79,7 +81,7 @@ class RawCells:
             )
         needed = (ROW, COLUMN) if deletes else (ROW, COLUMN, VALUE)
         # Whatever a read of raw cells returns can be written as it is.
-        check_fields(schema, (*needed, VALUE, COMMITTED), "raw cells (no catalog was given)")
+        check_fields(schema, (ROW, COLUMN, VALUE, COMMITTED), "raw cells (no catalog was given)")
         for name in needed:
             field = field_named(schema, name)
             if field is None:
@@ -95,7 +97,9 @@ class RawCells:
         values = column_of(batch, VALUE)
         if nulls == "refuse":
             refuse_nulls(values, VALUE, "; set the option nulls to skip or delete")
-        found = list(zip(*self._addresses(batch), bytes_in(values), strict=True))
+        stored = bytes_in(values)
+        check_values(stored, VALUE)
+        found = list(zip(*self._addresses(batch), stored, strict=True))
         return [cell for cell in found if cell[2] is not None] if nulls == "skip" else found
 
     def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
@@ -109,4 +113,6 @@ class RawCells:
         names: list[bytes] = bytes_in(columns)  # type: ignore[assignment]  # none is null
         for name in set(names):
             Column(_ANY_TABLE, name, codecs.raw)  # raises if the name is not valid
-        return bytes_in(rows), names  # type: ignore[return-value]  # none is null
+        found: list[bytes] = bytes_in(rows)  # type: ignore[assignment]  # none is null
+        check_rows(found, ROW)
+        return found, names

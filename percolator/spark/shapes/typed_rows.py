@@ -20,15 +20,18 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
 from percolator.spark.catalog.frame_catalog import FrameCatalog, ValueField
 from percolator.spark.shapes.fields import (
     Cell,
     check_fields,
+    check_rows,
+    check_values,
     column_of,
     field_named,
     refuse_nulls,
+    require_nullable,
     type_name,
 )
 from percolator.spark.shapes.nested_values import decoded_nested, encoded_nested
@@ -46,6 +49,8 @@ _WIDENED = {
     "double": (FloatType,),
 }
 """Narrower types that can be written as the type of the catalogue; decimals have a rule."""
+
+_OF_ANY_SIZE = ("raw", "text", "json")
 
 
 class TypedRows:
@@ -77,14 +82,24 @@ class TypedRows:
         check_fields(schema, full.names, "the catalogue")
         for field in schema.fields:
             known = field_named(full, field.name)
-            if known is not None and not _same(field.dataType, known.dataType):
+            if known is None:
+                continue
+            if not _same(field.dataType, known.dataType):
                 raise _of_another_type(field, known)
+            if known.nullable:
+                require_nullable(field)
 
     def stored(
         self, schema: StructType, columns: tuple[str, ...] | None
     ) -> tuple[bytes, ...] | None:
-        fields = self.read_fields(schema) or self._catalogue.chosen(columns)
-        return tuple(field.column for field in fields)
+        chosen = self._catalogue.chosen(columns)
+        fields = self.read_fields(schema)
+        for field in fields:
+            if field not in chosen:
+                raise InvalidArgument(
+                    "columns", f"leaves out {field.name!r}, which the schema of the read asks for"
+                )
+        return tuple(field.column for field in fields or chosen)
 
     def read_fields(self, schema: StructType) -> tuple[ValueField, ...]:
         """The fields of a schema that are cells, in the order of the schema."""
@@ -163,11 +178,7 @@ class TypedRows:
                 hint = "; set the option nulls to skip or delete"
                 refuse_nulls(values, field.name, hint)
             column = field.column
-            stored = (
-                encoded(values, field.type)
-                if field.nested is None
-                else encoded_nested(values, field.nested)
-            )
+            stored = _stored(field, values)
             if nulls == "skip" and values.null_count:
                 pairs = zip(rows, stored, strict=True)
                 found += [(row, column, value) for row, value in pairs if value is not None]
@@ -185,9 +196,12 @@ class TypedRows:
         for part, values in zip(key, parts, strict=True):
             refuse_nulls(values, part.name, ", and a key cannot be null")
         if len(key) == 1:
-            return encoded_key(parts[0], key[0].type)
-        encode = self._key_codec.encode
-        return [encode(found) for found in zip(*(p.to_pylist() for p in parts), strict=True)]
+            rows = encoded_key(parts[0], key[0].type)
+        else:
+            encode = self._key_codec.encode
+            rows = [encode(found) for found in zip(*(p.to_pylist() for p in parts), strict=True)]
+        check_rows(rows, ", ".join(self.key_fields))
+        return rows
 
 
 def _array(field: ValueField, found: list[bytes | None], target: pa.DataType) -> pa.Array:
@@ -197,6 +211,20 @@ def _array(field: ValueField, found: list[bytes | None], target: pa.DataType) ->
         return decoded(found, field.type, target)
     except SchemaError as error:
         raise SchemaError(f"field {field.name!r}: {error.message}") from None
+
+
+def _stored(field: ValueField, values: pa.Array) -> list[bytes | None]:
+    """The values to store for a field."""
+    try:
+        if field.nested is None:
+            found = encoded(values, field.type)
+        else:
+            found = encoded_nested(values, field.nested)
+    except SchemaError as error:
+        raise SchemaError(f"field {field.name!r}: {error.message}") from None
+    if field.type in _OF_ANY_SIZE:
+        check_values(found, field.name)
+    return found
 
 
 def _same(one: DataType, other: DataType) -> bool:

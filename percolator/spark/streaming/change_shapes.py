@@ -19,7 +19,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage, StoredChange
 from percolator.spark.options import ReadOptions
 from percolator.spark.shapes.arrow_arrays import of_bytes, of_numbers, of_texts
-from percolator.spark.shapes.fields import field_named, type_name
+from percolator.spark.shapes.fields import field_named, require_nullable, type_name
 from percolator.spark.shapes.raw_cells import COLUMN, COMMITTED, ROW, VALUE, RawCells
 from percolator.spark.shapes.typed_rows import TypedRows, by_field
 from percolator.spark.streaming.row_images import DELETE, INSERT, UPDATE, RowImage
@@ -68,6 +68,9 @@ class CellChanges:
 
     def __init__(self, options: ReadOptions, schema: StructType, target: pa.Schema) -> None:
         RawCells().check_read(_of_table(schema))
+        value = field_named(schema, VALUE)
+        if value is not None:
+            require_nullable(value)  # it is null after a delete
         self._target = target
         self._rows = options.rows
         self.columns = RawCells().stored(schema, options.columns)

@@ -80,6 +80,8 @@ class Transactions:
         """Returns once all but a few are committed. Raises if one has failed for good."""
         for part in cut(cells, self._table_id, self._options.transaction_rows, self._borders):
             rows = {address.row for address in part}
+            for row in rows:
+                self._here.database.internal.engine.require_row("row", row)
             while len(self._in_flight) >= self._options.transactions_in_flight:
                 self._wait()
             # Two that write the same row might commit in either order, and the last one has to win.
