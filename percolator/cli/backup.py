@@ -13,12 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from percolator.backup.layout import Export, ExportFormat
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
+from percolator.cli.given import not_empty
 from percolator.counts import counted
 from percolator.errors import PercolatorError, UsageError
 from percolator.timestamps import Timestamp
 
 Tables = Annotated[
-    list[str] | None, typer.Option("--table", help="Only this table; repeatable [default: all].")
+    list[str] | None,
+    typer.Option("--table", help="Only this table; repeatable [default: all].", callback=not_empty),
 ]
 
 

@@ -12,9 +12,10 @@ from rich.table import Table as Screen
 from percolator import aio, codecs
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
 from percolator.cli.durations import duration_seconds
+from percolator.cli.given import not_empty
 from percolator.cli.stored import SPACES, described, first_cells, value_of
 from percolator.cli.values import Forms, ValueType, forms_of, table_info
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Family, Row, Table
 from percolator.timestamps import Timestamp
@@ -33,6 +34,7 @@ At = Annotated[
     typer.Option(
         help="A timestamp, an ISO 8601 time with its zone, or a time ago: -5m [default: now].",
         metavar="TIME",
+        callback=not_empty,
     ),
 ]
 Raw = Annotated[
@@ -47,6 +49,9 @@ As = Annotated[
     typer.Option("--as", help="Type of the values [default: the codec of each column, or text]."),
 ]
 
+
+_ANY = Table("any", key=codecs.stored)
+"""A column has the same rules in every table."""
 
 Bounds = tuple[bytes, bytes]
 """The first row, and the row to end before; empty for none."""
@@ -66,7 +71,7 @@ def get(
     """Show one row. The exit code is 1 if it is empty."""
     here = connection(context)
     _check_rows(row=row)
-    wanted = [_bytes("columns", one) for one in columns or ()]
+    wanted = _columns("columns", columns, hidden_too=raw)
     families = _families(family)
     if raw:
         if at:
@@ -112,10 +117,11 @@ def set_cells(
         column, equals, value = cell.partition("=")
         if not equals:
             fail(InvalidArgument("cells", f"expected COLUMN=VALUE, found {cell[:80]!r}"))
-        name = _bytes("cells", column)
-        if not name or name in values:
-            reason = f"two values for {column!r}" if name else f"no column in {cell[:80]!r}"
-            fail(InvalidArgument("cells", reason))
+        if not column:
+            fail(InvalidArgument("cells", f"no column in {cell[:80]!r}"))
+        [name] = _columns("cells", [column])
+        if name in values:
+            fail(InvalidArgument("cells", f"two values for {column!r}"))
         values[name] = column, value
 
     async def work(database: aio.Database) -> None:
@@ -143,7 +149,7 @@ def delete(
     """Delete cells of one row, in one transaction. Older versions stay until they are collected."""
     here = connection(context)
     _check_rows(row=row)
-    wanted = [_bytes("columns", one) for one in columns or ()]
+    wanted = _columns("columns", columns)
 
     async def work(database: aio.Database) -> int:
         forms = await forms_of(database, table, None, here.timeout_seconds)
@@ -181,7 +187,7 @@ def scan(
     _check_rows(**{"--start": start, "--end": end, "--prefix": prefix})
     if prefix and (start or end):
         fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
-    wanted = [_bytes("--column", one) for one in column or ()]
+    wanted = _columns("--column", column, hidden_too=raw)
     families = _families(family)
 
     def bounds(forms: Forms) -> Bounds:
@@ -298,6 +304,18 @@ def _families(given: list[str] | None) -> list[bytes]:
 def _refuse_families(families: list[bytes]) -> None:
     if families:
         fail(InvalidArgument("--raw", "cannot be combined with --family"))
+
+
+def _columns(field: str, given: list[str] | None, *, hidden_too: bool = False) -> list[bytes]:
+    """The names of columns. `hidden_too`: raw cells are also those that transactions hide."""
+    names = [_bytes(field, one) for one in given or ()]
+    try:
+        for name in names:
+            if not (hidden_too and name.startswith(b"\0")):
+                _column(_ANY, name)
+    except SchemaError as error:
+        fail(InvalidArgument(field, error.message))
+    return names
 
 
 def _column(table: Table[bytes], name: bytes) -> Column[bytes]:

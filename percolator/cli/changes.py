@@ -12,6 +12,7 @@ from percolator import aio, codecs
 from percolator.changes import Change
 from percolator.cli.cells import As, TableName, moment_of
 from percolator.cli.connection import Connection, connection, console, fail, plain
+from percolator.cli.given import not_empty
 from percolator.cli.stopping import stopped_by_signals
 from percolator.cli.values import Forms, forms_of
 from percolator.errors import InvalidArgument
@@ -29,10 +30,12 @@ def changes(
             help="Changes above this: a timestamp, or an ISO 8601 time with its zone "
             "[default with --follow: now].",
             metavar="TIME",
+            callback=not_empty,
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option(help="The last moment [default: now].", metavar="TIME")
+        str,
+        typer.Option(help="The last moment [default: now].", metavar="TIME", callback=not_empty),
     ] = "",
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for further changes until Ctrl-C or SIGTERM.")

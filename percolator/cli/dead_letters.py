@@ -10,6 +10,7 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, confirm, connection, fail, plain
+from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.values import Forms, forms_of
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError, UsageError
@@ -22,8 +23,6 @@ app = typer.Typer(help="List [the default], show, retry and clear dead letters."
 
 _ERROR_CHARACTERS = 80
 
-TableOption = Annotated[str, typer.Option("--table", help="Only this table.")]
-ObserverOption = Annotated[str, typer.Option("--observer", help="Only this observer.")]
 RowOption = Annotated[
     str | None,
     typer.Option(

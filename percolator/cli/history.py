@@ -10,6 +10,7 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
 from percolator.cli.connection import connection, fail, plain
+from percolator.cli.given import not_empty
 from percolator.cli.stored import shown_column, stored_cells
 from percolator.cli.values import Forms, table_info
 from percolator.errors import InvalidArgument
@@ -27,7 +28,9 @@ def history(
     context: typer.Context,
     table: TableName,
     row: RowName,
-    column: Annotated[str, typer.Argument(help="Only this column.", show_default=False)] = "",
+    column: Annotated[
+        str, typer.Argument(help="Only this column.", show_default=False, callback=not_empty)
+    ] = "",
     limit: Annotated[int, typer.Option(help="At most this many versions.", min=1)] = 1_000,
     kind: As = None,
 ) -> None:

@@ -17,6 +17,7 @@ from percolator import aio
 from percolator.aio.engine import Engine
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, connection, console, plain
+from percolator.cli.given import ObserverOption, TableOption
 from percolator.errors import SchemaError
 from percolator.observers.port import WorkRequest
 from percolator.row_text import row_text
@@ -52,8 +53,8 @@ class Shown(NamedTuple):
 
 def notifications(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only this table.")] = "",
-    observer: Annotated[str, typer.Option(help="Only this observer.")] = "",
+    table: TableOption = "",
+    observer: ObserverOption = "",
     limit: Annotated[int, typer.Option(help="List at most this many cells.", min=1)] = 100,
     count: Annotated[
         bool, typer.Option("--count", help="Count all, by observer, instead of listing some.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import typer
 from rich.console import Group
@@ -13,6 +12,7 @@ from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.activity import Activities, LostCell, ObserverFigures
 from percolator.cli.connection import connection, fail, plain
+from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.notifications import waiting
 from percolator.cli.sessions import list_sessions
 from percolator.errors import SchemaError
@@ -42,8 +42,8 @@ class _Waiting:
 
 def stats(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only this table.")] = "",
-    observer: Annotated[str, typer.Option(help="Only this observer.")] = "",
+    table: TableOption = "",
+    observer: ObserverOption = "",
 ) -> None:
     """Show what observers have done, how far behind they are, and the cells where they conflict.
 

@@ -14,6 +14,7 @@ from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli import observer_stats, observer_trace
 from percolator.cli.connection import confirm, connection, errors_console, fail, plain
+from percolator.cli.given import TableOption
 from percolator.cli.masters import ask_master
 from percolator.counts import counted
 from percolator.errors import InvalidArgument, PercolatorError
@@ -36,7 +37,7 @@ ObserverName = Annotated[str, typer.Argument(metavar="OBSERVER", show_default=Fa
 @app.command("list")
 def list_observers(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only this table.")] = "",
+    table: TableOption = "",
 ) -> None:
     """List the observers of all tables."""
     here = connection(context)

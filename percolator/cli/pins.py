@@ -15,6 +15,7 @@ from percolator import aio
 from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import Connection, connection, errors_console, fail, plain
 from percolator.cli.durations import duration_seconds
+from percolator.cli.given import not_empty
 from percolator.cli.sessions import as_data, list_sessions
 from percolator.codecs import stored
 from percolator.errors import InvalidArgument, Unavailable
@@ -57,7 +58,12 @@ def create(
     ] = None,
     at: At = "",
     seconds: Annotated[
-        str, typer.Option("--for", help="How long: 90s, 15m, 2h [default: until interrupted].")
+        str,
+        typer.Option(
+            "--for",
+            help="How long: 90s, 15m, 2h [default: until interrupted].",
+            callback=not_empty,
+        ),
     ] = "",
     description: Annotated[str, typer.Option(help="The purpose, shown to others.")] = "",
     ttl: Annotated[
@@ -70,7 +76,9 @@ def create(
     ] = None,
     table: Annotated[
         list[str] | None,
-        typer.Option(help="A table that will be read; repeatable [default: all]."),
+        typer.Option(
+            help="A table that will be read; repeatable [default: all].", callback=not_empty
+        ),
     ] = None,
 ) -> None:
     """Keep history from a moment on [default: now], for as long as this command runs.

@@ -27,7 +27,7 @@ def status(
     context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[
-        float, typer.Option(help="Seconds between refreshes, with --watch.", min=0.2)
+        float, typer.Option(help="Seconds between refreshes, with --watch.", min=0.2, max=86_400)
     ] = 2.0,
     check: Annotated[
         bool, typer.Option("--check", help=f"Exit code {EXIT_PROBLEMS} if something is wrong.")

@@ -9,6 +9,7 @@ from rich.table import Table as Screen
 from rich.text import Text
 
 from percolator.cli.connection import connection, fail, plain
+from percolator.cli.given import TableOption, not_empty
 from percolator.cli.masters import all_tablets, ask_master
 from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes, row_text
@@ -26,7 +27,7 @@ TabletId = Annotated[
 @app.callback(invoke_without_command=True)
 def tablets(
     context: typer.Context,
-    table: Annotated[str, typer.Option(help="Only this table.")] = "",
+    table: TableOption = "",
     hot: Annotated[bool, typer.Option("--hot", help="Busiest first.")] = False,
 ) -> None:
     """List tablets, or change one with a subcommand."""
@@ -89,7 +90,10 @@ def move(
     tablet: TabletId,
     to: Annotated[
         str,
-        typer.Option(help="Address of a tablet server [default: the one with the fewest tablets]."),
+        typer.Option(
+            help="Address of a tablet server [default: the one with the fewest tablets].",
+            callback=not_empty,
+        ),
     ] = "",
 ) -> None:
     """Move a tablet to another server."""

@@ -74,11 +74,13 @@ class Moment:
 
 def top(
     context: typer.Context,
-    every: Annotated[float, typer.Option(help="Seconds between refreshes.", min=0.2)] = 2.0,
+    every: Annotated[
+        float, typer.Option(help="Seconds between refreshes.", min=0.2, max=86_400)
+    ] = 2.0,
     times: Annotated[
-        int,
-        typer.Option(help="Refresh so often [default: until Ctrl-C].", min=0, show_default=False),
-    ] = 0,
+        int | None,
+        typer.Option(help="Refresh so often [default: until Ctrl-C].", min=1, show_default=False),
+    ] = None,
 ) -> None:
     """Show live what observers and programs do, and the cells where their transactions conflict.
 

@@ -21,8 +21,6 @@ from percolator.wire.channels import GrpcNetwork
 
 T = TypeVar("T")
 
-_EVER = 0
-
 
 def keep_showing(
     here: Connection,
@@ -31,12 +29,12 @@ def keep_showing(
     as_data: Callable[[T], object],
     *,
     every: float,
-    times: int = _EVER,
+    times: int | None = None,
 ) -> None:
     """Shows what `fetch` returns; after a failure, the error, and continues.
 
     Output that is redirected gets one block after another, each with its time; with --json, one
-    line of JSON for each. `times` is how often; 0 means until Ctrl-C.
+    line of JSON for each. `times` is how often; None means until Ctrl-C.
     """
 
     def text(found: T | PercolatorError) -> RenderableType:
@@ -62,7 +60,7 @@ def keep_showing(
 
 
 def _moments(
-    here: Connection, fetch: Callable[[GrpcNetwork], Awaitable[T]], every: float, times: int
+    here: Connection, fetch: Callable[[GrpcNetwork], Awaitable[T]], every: float, times: int | None
 ) -> Iterator[T | PercolatorError]:
     shown = 0
     while True:

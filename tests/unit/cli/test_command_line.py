@@ -72,6 +72,14 @@ def test_a_moment_is_turned_into_its_first_timestamp() -> None:
         (["timestamp", "decode", "soon"], "timestamp"),
         (["timestamp", "decode", "2027-01-15T08:00:00"], "time zone"),
         (["timestamp", "decode", str(1 << 64)], "timestamp"),
+        (["get", "t", "a", ""], "columns"),
+        (["get", "t", "a", "c" * 256], "columns"),
+        (["get", "t", "a", "hex:00ff"], "columns"),
+        (["delete", "t", "a", ""], "columns"),
+        (["delete", "t", "a", "hex:00ff"], "columns"),
+        (["scan", "t", "--column", ""], "--column"),
+        (["set", "t", "a", "c" * 256 + "=1"], "cells"),
+        (["set", "t", "a", "hex:00ff=1"], "cells"),
     ],
 )
 def test_bad_input_names_the_field_and_exits_with_2(arguments: list[str], named: str) -> None:
@@ -79,6 +87,52 @@ def test_bad_input_names_the_field_and_exits_with_2(arguments: list[str], named:
     assert result.exit_code == 2
     assert named in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["get", "t", "a", "--at", ""], "--at"),
+        (["scan", "t", "--at="], "--at"),
+        (["export", "--at", "", "d"], "--at"),
+        (["pins", "create", "--at", ""], "--at"),
+        (["changes", "t", "--follow", "--after", ""], "--after"),
+        (["changes", "t", "--after", "1", "--until", ""], "--until"),
+        (["history", "t", "a", ""], "column"),
+        (["tablets", "--table", ""], "--table"),
+        (["tablets", "move", "1", "--to", ""], "--to"),
+        (["notifications", "--observer", ""], "--observer"),
+        (["observers", "list", "--table", ""], "--table"),
+        (["observers", "stats", "--observer", ""], "--observer"),
+        (["dead-letters", "retry", "--table", "", "--observer", "o"], "--table"),
+        (["dead-letters", "clear", "--yes", "--table", "t", "--observer", ""], "--observer"),
+        (["export", "d", "--table", ""], "--table"),
+        (["import", "d", "--table", ""], "--table"),
+        (["pins", "create", "--for", ""], "--for"),
+    ],
+)
+def test_a_variable_of_the_shell_that_is_not_set_does_not_widen_a_command(
+    arguments: list[str], named: str
+) -> None:
+    """Without the refusal an empty value would mean all tables, or now."""
+    result = run.invoke(app, ["--address", "127.0.0.1:1", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {named}: is empty: give a value, or leave it out\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["status", "--watch", "--every", "inf"], "--every"),
+        (["top", "--every", "1e15"], "--every"),
+        (["top", "--times", "0"], "--times"),
+    ],
+)
+def test_a_pause_that_never_ends_is_refused(arguments: list[str], option: str) -> None:
+    """Such a pause cannot be slept, and no refresh at all is not until Ctrl-C."""
+    result = run.invoke(app, ["--address", "127.0.0.1:1", *arguments])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
 
 
 def test_the_address_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
