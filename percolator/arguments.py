@@ -58,6 +58,11 @@ def require_bool(value: object, field: str) -> None:
         raise InvalidArgument(field, f"expected a bool, got {type(value).__name__}")
 
 
+def require_text(value: object, field: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidArgument(field, f"expected a str, got {type(value).__name__}")
+
+
 def as_timestamp(moment: object, field: str) -> Timestamp:
     """The timestamp for a moment of the past that a program names.
 

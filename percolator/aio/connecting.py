@@ -15,7 +15,7 @@ from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
 from percolator.aio.engine import Closes, Engine, OpenStarts, Rows
 from percolator.aio.row_store import ClusterRows
-from percolator.arguments import require_seconds
+from percolator.arguments import require_seconds, require_text
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy, require_policy
@@ -77,8 +77,9 @@ def connect(
     require_policy(retry)
     if limits is not None and not isinstance(limits, Limits):
         raise InvalidArgument("limits", f"expected Limits, got {type(limits).__name__}")
-    if address is not None and not isinstance(address, str):
-        raise InvalidArgument("address", f"expected a str, got {type(address).__name__}")
+    if address is not None:
+        require_text(address, "address")
+    require_text(description, "description")
     addresses = default_addresses() if address is None else parse_addresses(address)
     credentials = client_credentials(tls, token)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from percolator.aio.engine import Engine
 from percolator.aio.moment import fresh_timestamp
-from percolator.arguments import as_timestamp, require_seconds, require_table
+from percolator.arguments import as_timestamp, require_seconds, require_table, require_text
 from percolator.errors import (
     InvalidArgument,
     SchemaError,
@@ -57,6 +57,7 @@ class Pin:
         for table in tables:
             require_table(table)
         self._tables = {table.name for table in tables}
+        require_text(description, "description")
         self._description = description
         if ttl_seconds is not None:
             require_seconds(ttl_seconds, "ttl")

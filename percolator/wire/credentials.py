@@ -60,6 +60,10 @@ def client_credentials(
 
     `InvalidArgument` names the argument or the variable, and the file.
     """
+    if tls_files is not None and not isinstance(tls_files, Tls):
+        raise InvalidArgument("tls", f"expected a Tls, got {type(tls_files).__name__}")
+    if token is not None and not isinstance(token, str):
+        raise InvalidArgument("token", f"expected a str, got {type(token).__name__}")
     environment = os.environ if environment is None else environment
     files = _files_of(environment) if tls_files is None else tls_files
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import percolator
 from percolator import InvalidArgument, Limits, OutcomeUnknown, RetryPolicy, aio, transactional
 from percolator.errors import CellAddress, ConflictError, TransactionTooLarge
 from percolator.protocol.write_set import WriteSet
@@ -76,6 +77,26 @@ async def test_a_number_is_no_retry_policy() -> None:
         aio.connect("localhost:1", retry=five)
     with pytest.raises(InvalidArgument, match="limits: expected Limits, got int"):
         aio.connect("localhost:1", limits=five)
+
+
+@pytest.mark.parametrize("connect", [aio.connect, percolator.connect])
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [("token", "a str"), ("tls", "a Tls"), ("description", "a str")],
+)
+def test_an_argument_of_connect_that_is_of_another_type_is_refused_by_name(
+    connect: Any, argument: str, expected: str
+) -> None:
+    """A number as a token, say, must not end in the depths of a regular expression."""
+    with pytest.raises(InvalidArgument, match=f"^{argument}: expected {expected}, got int$"):
+        connect("localhost:1", **{argument: 5})
+
+
+async def test_the_description_of_a_pin_is_text() -> None:
+    five: Any = 5
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match=r"^description: expected a str, got int$"):
+            db.pin(description=five)
 
 
 @asynccontextmanager
