@@ -15,7 +15,7 @@ from percolator.cli.cells import At, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.given import not_empty
 from percolator.counts import counted
-from percolator.errors import PercolatorError, UsageError
+from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.timestamps import Timestamp
 
 Tables = Annotated[
@@ -23,10 +23,16 @@ Tables = Annotated[
     typer.Option("--table", help="Only this table; repeatable [default: all].", callback=not_empty),
 ]
 
+_NO_DIRECTORY = InvalidArgument("DIR", "is empty: expected a directory")
+"""As a path, nothing is the working directory, which is hardly meant."""
+
 
 def export(
     context: typer.Context,
-    arguments: Annotated[list[str], typer.Argument(metavar="DIR | verify DIR", show_default=False)],
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="DIR | verify DIR", show_default=False),
+    ],
     at: At = "",
     table: Tables = None,
     pin_ttl: Annotated[
@@ -56,6 +62,10 @@ def export(
     here = connection(context)
     from percolator.backup import exporting, importing
 
+    if "" in arguments:
+        fail(_NO_DIRECTORY)
+    if arguments == ["verify"]:
+        fail(UsageError("verify needs a directory; for one named verify, write ./verify"))
     if len(arguments) == 2 and arguments[0] == "verify":
         if at or table or form:
             fail(
@@ -94,7 +104,7 @@ def export(
 
 def import_export(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", show_default=False)],
+    given: Annotated[str, typer.Argument(metavar="DIR", show_default=False)],
     table: Tables = None,
     abandon: Annotated[
         bool,
@@ -112,8 +122,11 @@ def import_export(
     resume, from where import.log in the directory says.
     """
     here = connection(context)
+    if not given:
+        fail(_NO_DIRECTORY)
     from percolator.backup import importing
 
+    directory = Path(given)
     if abandon:
         whole = here.run_with_database(
             lambda database: importing.abandon(database, directory, tables=table or ())

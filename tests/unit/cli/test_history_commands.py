@@ -24,6 +24,11 @@ run = CliRunner()
         (["pins", "release", "zz"], "session_id: expected 32 hexadecimal digits"),
         (["history", "accounts", "hex:0"], "row: expected pairs"),
         (["export", "a", "b"], "expected one directory"),
+        (["export", "verify"], "verify needs a directory"),
+        (["export", ""], "DIR: is empty"),
+        (["export", "verify", ""], "DIR: is empty"),
+        (["import", ""], "DIR: is empty"),
+        (["import", "--abandon", ""], "DIR: is empty"),
         (["export", "verify", "a", "--at", "1"], "it takes neither --at nor --table"),
     ],
 )
