@@ -28,6 +28,8 @@ PROBE = ".probe"
 LOOK_SECONDS = 1.0
 STALLED_SECONDS = 5.0
 """If a check takes longer, the store hangs."""
+_PIECES = 5
+"""In so many pieces this is waited for."""
 
 LASTING_SECONDS = 10.0
 """Input and output that has failed for this long will not work again by itself."""
@@ -108,10 +110,8 @@ class StoreWatch:
     async def _patiently(self) -> None:
         """Makes one check and waits for its end, which may take long."""
         looking = asyncio.create_task(self._probe())
-        waiting = asyncio.create_task(self._clock.sleep(STALLED_SECONDS))
         try:
-            await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if looking.done():
+            if await self._is_done_in_time(looking):
                 return await looking
             self._log.error("the store hangs", store=str(self._root), seconds=STALLED_SECONDS)
             self.trouble = f"the store hangs: {self._root} gives no answer"
@@ -122,8 +122,20 @@ class StoreWatch:
                 self._stalled(False)
                 self._log.info("the store answers again", store=str(self._root))
         finally:
-            waiting.cancel()
             looking.cancel()
+
+    async def _is_done_in_time(self, looking: asyncio.Task[None]) -> bool:
+        """Waits piece by piece: if this process is paused (SIGSTOP, a suspended machine), only one
+        piece is over afterwards, and the store is not blamed for the pause."""
+        for _ in range(_PIECES):
+            waiting = asyncio.create_task(self._clock.sleep(STALLED_SECONDS / _PIECES))
+            try:
+                await asyncio.wait({looking, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+            if looking.done():
+                return True
+        return False
 
     async def _probe(self) -> None:
         self._looks += 1

@@ -14,7 +14,7 @@ import structlog
 
 from percolator.errors import StoreUnusable
 from percolator.tablet.tablet import TabletIdentity
-from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.testing.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from services.chassis.store.disk_threads import DiskThreads
 from services.chassis.store.epoch_directory import take_over
 from services.chassis.store.store_watch import (
@@ -35,6 +35,13 @@ MINUTE = 60
 def files_on(disk: MemoryDisk) -> MemoryFiles:
     disk.make_durable_directory(ROOT)
     return MemoryFiles(disk)
+
+
+def pause(seconds: float) -> None:
+    """Time goes by, and nothing of this process runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.now += seconds
 
 
 class Watched:
@@ -83,6 +90,29 @@ async def test_a_store_that_hangs_is_told_of_and_so_is_its_return() -> None:
         assert at.stalled == [True, False]
         assert at.trouble() == ""
         assert at.gone == []
+
+
+async def test_a_process_that_was_itself_paused_does_not_say_that_the_store_hangs() -> None:
+    """SIGSTOP, or a suspended machine: afterwards a check seems to have taken as long."""
+    at = Watched()
+    async with at.watching():
+        at.files.answers.clear()
+        await at.clock.sleep(LOOK_SECONDS)
+        pause(MINUTE)
+        await at.clock.sleep(LOOK_SECONDS / 2)
+        at.files.answers.set()
+        await at.clock.sleep(MINUTE)
+        assert at.stalled == []
+
+
+async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process() -> None:
+    at = Watched()
+    async with at.watching():
+        at.files.answers.clear()
+        await at.clock.sleep(LOOK_SECONDS)
+        pause(MINUTE)
+        await at.clock.sleep(STALLED_SECONDS + LOOK_SECONDS)
+        assert at.stalled == [True]
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN])
