@@ -130,6 +130,9 @@ class Master(Generic[MapT, TermT]):
             self.registry.forget(others)
         self.registry.report(server, wall_milliseconds=wall_milliseconds)
         leader.registered(server)
+        if server.leaving:
+            # This master may be stopped next, and the one after it must not miss the server.
+            await leader.note_servers()
 
     async def _leader(self) -> TermT:
         leader = self.candidacy.serving()

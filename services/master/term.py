@@ -40,6 +40,7 @@ class Term(ABC, Generic[MapT]):
         self.began_at = self.now()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._noted: list[str] = []
+        self._noting = asyncio.Lock()
         self.leadership: Leadership = store.leadership
         self.stored: StoredMap[MapT] = store
         self.oracle_time = OracleTime(world, registry)
@@ -107,18 +108,21 @@ class Term(ABC, Generic[MapT]):
         """Called many times a second."""
 
     async def _note_servers(self) -> None:
-        """Records the servers, which standbys list too."""
         while True:
-            servers = self._registry.servers()
-            listed = [f"{one.server_id} {one.address}" for one in servers]
-            if listed != self._noted:
-                record = master_records_pb2.ServersRecord(servers=servers)
-                try:
-                    await self.leadership.put(SERVERS_KEY, record.SerializeToString())
-                except StoreUnusable as error:
-                    _log.warning(
-                        "the list of servers for standbys was not stored", error=str(error)
-                    )
-                else:
-                    self._noted = listed
+            await self.note_servers()
             await self._world.clock.sleep(1.0)
+
+    async def note_servers(self) -> None:
+        """Records the servers, which standbys list too, and which the next leader may miss."""
+        async with self._noting:
+            servers = self._registry.servers()
+            listed = [f"{one.server_id} {one.address} {one.leaving}" for one in servers]
+            if listed == self._noted:
+                return
+            record = master_records_pb2.ServersRecord(servers=servers)
+            try:
+                await self.leadership.put(SERVERS_KEY, record.SerializeToString())
+            except StoreUnusable as error:
+                _log.warning("the list of servers for standbys was not stored", error=str(error))
+            else:
+                self._noted = listed
