@@ -43,6 +43,10 @@ _ROUTED_BY = ("table_name", "parent", "name", "resource")
 _ROUTES_MAX = 1_024
 _SECONDS_MIN = 0.001
 _NO_METADATA: Metadata = ()
+_FEATURES = ("bigtable-features", "CAEgATgB")
+"""What the service does only for clients that say they understand it: an encoded
+`google.bigtable.v2.FeatureFlags` with `reverse_scans`, `last_scanned_row_responses` (a scan that
+selects nothing for long says how far it has come) and `retry_info` (how long to pause)."""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that name the proxy that gRPC uses for all calls."""
 
@@ -193,14 +197,17 @@ def _route(request: type[Message]) -> _Route:
     def route(request: Message) -> Metadata:
         name: str = getattr(request, named)
         profile: str = getattr(request, "app_profile_id") if with_profile else ""  # noqa: B009
-        metadata = known.get((name, profile))
+        metadata: Metadata | None = known.get((name, profile))
         if metadata is None:
             text = f"{named}={quote(name, safe='')}"
             if profile:
                 text += f"&app_profile_id={quote(profile, safe='')}"
             if len(known) >= _ROUTES_MAX:
                 known.clear()
-            metadata = known[name, profile] = (("x-goog-request-params", text),)
+            metadata = (("x-goog-request-params", text),)
+            if with_profile:
+                metadata = (*metadata, _FEATURES)
+            known[name, profile] = metadata
         return metadata
 
     return route

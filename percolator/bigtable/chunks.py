@@ -46,6 +46,15 @@ class Rows:
                 yield StoredRow(self._key, self._cells)
                 self._clear()
 
+    def pass_over(self, key: bytes) -> None:
+        """Nothing is selected from the last row to this key. Raises `ExecutionUnknown` if that
+        makes no sense."""
+        if self._key:
+            raise _malformed("a scan goes on within a row")
+        last, self._last = self._last, key
+        if last and (key > last if self._reverse else key < last):
+            raise _malformed("a scan goes back")
+
     def end(self) -> None:
         """Called when the stream has ended. Raises `ExecutionUnknown` if a row is incomplete."""
         if self._key:

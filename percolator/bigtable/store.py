@@ -123,6 +123,7 @@ class BigtableStore:
         rows_max: int,
         reverse: bool,
         timeout_seconds: float,
+        marks: bool = False,
     ) -> AsyncGenerator[StoredRow, None]:
         request = self._reading(table_id, selections)
         request.rows_limit, request.reversed = rows_max, reverse
@@ -132,7 +133,7 @@ class BigtableStore:
         if end:
             rows.end_key_open = end
         request.rows.row_ranges.append(rows)
-        async with aclosing(self._stream(request, timeout_seconds)) as found:
+        async with aclosing(self._stream(request, timeout_seconds, marks=marks)) as found:
             try:
                 async for row in found:
                     yield row
@@ -197,13 +198,17 @@ class BigtableStore:
         return request
 
     async def _stream(
-        self, request: BigtableReadRowsRequest, timeout_seconds: float
+        self, request: BigtableReadRowsRequest, timeout_seconds: float, *, marks: bool = False
     ) -> AsyncGenerator[StoredRow, None]:
         rows = Rows(reverse=request.reversed)
         async with aclosing(self._read_rows(request, timeout_seconds)) as responses:
             async for response in responses:
                 for row in rows.take(response.chunks):
                     yield row
+                if response.last_scanned_row_key and not response.chunks:
+                    rows.pass_over(response.last_scanned_row_key)
+                    if marks:
+                        yield StoredRow(response.last_scanned_row_key, [])
         rows.end()
 
 

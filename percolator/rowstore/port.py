@@ -170,9 +170,14 @@ class RowStore(Protocol):
         rows_max: int,
         reverse: bool,
         timeout_seconds: float,
+        marks: bool = False,
     ) -> AsyncGenerator[StoredRow, None]:
         """The rows with first <= key < end (empty: to the last) in which something is selected, in
-        order. Ends after `rows_max` of them; 0: without a limit."""
+        order. Ends after `rows_max` of them; 0: without a limit.
+
+        With `marks`, a row without cells comes now and then where nothing is selected for long. It
+        says that the scan has come so far: nothing is selected from the row before to its key.
+        """
         ...
 
     def sample(self, table_id: int, timeout_seconds: float) -> Awaitable[list[Sample]]:

@@ -1,15 +1,17 @@
 """Scans of a range at a timestamp, page by page.
 
 A page ends when it has enough rows or bytes, and the next call of the store begins behind it. If a
-call breaks off, the page is read again: what it shows has not changed, since it is a snapshot.
+call breaks off, the page ends where the call has come to: what it shows does not change, since it
+is a snapshot. So a scan goes on even where a call finds nothing in all of its time.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
-from percolator.errors import PercolatorError, UsageError
+from percolator.errors import DeadlineExceeded, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
 from percolator.routing.cells import RangePage, RangeRequest
 from percolator.rowstore.layout import row_key, row_of
@@ -57,41 +59,43 @@ class RowScan:
         while not self._end or self._start < self._end:
             deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
             patience = Patience(self._world, self._limits, deadline)
-            rows, is_last = await self._page(patience)
+            rows, boundary = await self._page(patience)
             for row, result in rows:
                 await self._reads.complete(
                     self._request.table_id, row, result, self._wanted, patience
                 )
             start, end = self._start, self._end
-            if not is_last:
+            is_last = boundary is None
+            if boundary is not None:
                 if self._request.reverse:
-                    start = self._end = rows[-1][0]
+                    start = self._end = boundary
                     is_last = start <= self._start  # an empty end would mean the last row of all
                 else:
-                    end = self._start = rows[-1][0] + b"\0"
+                    end = self._start = boundary
             self._rows_left = max(self._rows_left - len(rows), 0)
             locks = [lock for _, result in rows for lock in result.locks]
             yield RangePage(cells_by_row(rows), locks, start, end)
             if is_last:
                 return
 
-    async def _page(self, patience: Patience) -> tuple[list[tuple[bytes, Seen]], bool]:
-        """The next rows in which anything was found, and whether nothing is left behind them."""
+    async def _page(self, patience: Patience) -> _Part:
+        """The next part of the range."""
         while True:
             try:
                 return await self._attempt(patience.attempt_seconds)
             except PercolatorError as error:
                 await patience.outlast(error, is_read=True)
 
-    async def _attempt(self, seconds: float) -> tuple[list[tuple[bytes, Seen]], bool]:
+    async def _attempt(self, seconds: float) -> _Part:
         selections = self._wanted.selections(self._times, self._store.check_bytes_max)
         rows_max = self._limits.page_rows_max
         if self._rows_left:
             rows_max = min(rows_max, self._rows_left)
         found: list[tuple[bytes, Seen]] = []
         if not selections:
-            return found, True
+            return _Part(found, None)
         size = 0
+        boundary: bytes | None = None
         stream = self._store.scan(
             self._request.table_id,
             row_key(self._start) if self._start else b"",
@@ -100,14 +104,33 @@ class RowScan:
             rows_max=rows_max,
             reverse=self._request.reverse,
             timeout_seconds=seconds,
+            marks=True,
         )
         passing = frozenset(self._request.passing)
-        async with aclosing(stream) as rows:
-            async for key, cells in rows:
-                row = row_of(key)
-                result = seen(row, cells, self._wanted, passing, self._times)
-                found.append((row, result))
-                size += result.size_bytes + len(row)
-                if len(found) >= rows_max or size >= self._limits.page_bytes_max:
-                    return found, False
-        return found, True
+        try:
+            async with aclosing(stream) as rows:
+                async for key, cells in rows:
+                    row = row_of(key)
+                    if not cells:
+                        boundary = row + b"\0" if self._request.reverse else row
+                        continue
+                    boundary = row if self._request.reverse else row + b"\0"
+                    result = seen(row, cells, self._wanted, passing, self._times)
+                    found.append((row, result))
+                    size += result.size_bytes + len(row)
+                    if len(found) >= rows_max or size >= self._limits.page_bytes_max:
+                        return _Part(found, boundary)
+        except (Unavailable, DeadlineExceeded):
+            if boundary in (None, self._end if self._request.reverse else self._start):
+                raise  # it has not come further
+            return _Part(found, boundary)
+        return _Part(found, None)
+
+
+class _Part(NamedTuple):
+    """A part of the range, from the end of it where the scan is."""
+
+    rows: list[tuple[bytes, Seen]]
+    """Those in which anything was found."""
+    boundary: bytes | None
+    """Where it ends, and the rest begins; None at the other end of the range."""

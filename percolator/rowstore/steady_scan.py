@@ -2,8 +2,9 @@
 
 A call may be lost, and so may any part of its answer. Whoever gives a whole scan one time-out has
 to choose it so long that a lost message costs that long. Here a scan that is silent is begun again
-behind its last row. But silence may also mean that nothing is selected in a long part of the table.
-So the scan is more patient each time, until it has a row again.
+where it was. But silence may also mean that nothing is selected in a long part of the table. A
+store says then how far it has come, now and then; not every store does, and none does so often. So
+the scan is more patient each time; and once it has come further, as patient as that has taught it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from percolator.rowstore.port import RowStore, Selection, StoredRow
 from percolator.world import World
 
 _SILENCE_SECONDS_MAX: Final = 30.0
-"""The longest silence. Also for how long errors are outlasted."""
+"""The longest time without progress. Also for how long errors are outlasted."""
 _SCAN_SECONDS: Final = 3_600.0
 """The time-out of the call itself. It ends only what nobody waits for any more."""
 
@@ -36,7 +37,7 @@ async def steady_scan(
     rows_max: int = 0,
 ) -> AsyncGenerator[StoredRow, None]:
     """As `RowStore.scan`, forwards and to the end of the table. Rows are read at different moments.
-    Raises `DeadlineExceeded` after a silence that is too long."""
+    Raises `DeadlineExceeded` if it makes no progress for too long."""
     clock, left = world.clock, rows_max
     silence, is_last_try = limits.silence_seconds, False
 
@@ -53,20 +54,29 @@ async def steady_scan(
             rows_max=left,
             reverse=False,
             timeout_seconds=_SCAN_SECONDS,
+            marks=True,
         )
         try:
             async with aclosing(stream) as rows:
-                while (row := await _next(rows, silence)) is not None:
-                    yield row
-                    first, left = row.key + b"\0", max(left - 1, 0)
-                    if rows_max and not left:
-                        return
-                    silence, is_last_try, patience = limits.silence_seconds, False, patient()
+                asked = clock.monotonic_seconds()
+                while (row := await _next(rows, first, silence)) is not None:
+                    waited = clock.monotonic_seconds() - asked
+                    if row.cells:
+                        yield row
+                        first, left = row.key + b"\0", max(left - 1, 0)
+                        if rows_max and not left:
+                            return
+                    else:
+                        first = row.key
+                    silence = min(max(2 * waited, limits.silence_seconds), _SILENCE_SECONDS_MAX)
+                    is_last_try, patience = False, patient()
+                    asked = clock.monotonic_seconds()
                 return
         except TimeoutError:
             if is_last_try:
                 raise DeadlineExceeded(
-                    f"the store has not answered a scan of table {table_id} for {silence:g} s"
+                    f"a scan of table {table_id} has come no further than {first!r} for "
+                    f"{silence:g} s"
                 ) from None
             silence = min(2 * silence, _SILENCE_SECONDS_MAX)
             is_last_try, patience = silence == _SILENCE_SECONDS_MAX, patient()
@@ -74,6 +84,12 @@ async def steady_scan(
             await patience.outlast(error, is_read=True)
 
 
-async def _next(rows: AsyncGenerator[StoredRow, None], seconds: float) -> StoredRow | None:
+async def _next(
+    rows: AsyncGenerator[StoredRow, None], first: bytes, seconds: float
+) -> StoredRow | None:
+    """The next row, or the next mark behind `first`: one that says nothing new is no progress."""
     async with asyncio.timeout(seconds):
-        return await anext(rows, None)
+        async for row in rows:
+            if row.cells or row.key > first:
+                return row
+    return None

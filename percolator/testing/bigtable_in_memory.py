@@ -25,6 +25,9 @@ _CHANGES_MAX = 100_000
 _KEY_BYTES_MAX = 4_096
 _COLUMN_BYTES_MAX = 16_384
 _ROWS_OF_A_SAMPLE = 8
+_ROWS_OF_A_MARK = 4
+"""So often it says how far it has come, where nothing is selected: far more often than the service.
+"""
 
 
 class ModelCell(NamedTuple):
@@ -153,15 +156,20 @@ class BigtableInMemory:
     ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
         table = self._table(request.table_name)
         _check_filter(table, request.filter)
-        found = 0
+        found = passed = 0
         for key in _keys(table, request):
             row = table.rows.get(key)
             cells = _filtered(_cells(row), request.filter) if row else []
             if cells:
                 yield wire.BigtableReadRowsResponse(chunks=self._chunks(key, cells))
                 found += 1
+                passed = 0
                 if found == request.rows_limit:
                     return
+            else:
+                passed += 1
+                if passed % _ROWS_OF_A_MARK == 0:
+                    yield wire.BigtableReadRowsResponse(last_scanned_row_key=key)
             await asyncio.sleep(0)  # others change rows that were not read yet
 
     async def sample_row_keys(

@@ -196,7 +196,7 @@ class BigtableReadRowsRequest(_message.Message):
     def __init__(self, table_name: _Optional[str] = ..., app_profile_id: _Optional[str] = ..., rows: _Optional[_Union[BigtableRowSet, _Mapping]] = ..., filter: _Optional[_Union[BigtableRowFilter, _Mapping]] = ..., rows_limit: _Optional[int] = ..., reversed: bool = ...) -> None: ...
 
 class BigtableReadRowsResponse(_message.Message):
-    __slots__ = ("chunks",)
+    __slots__ = ("chunks", "last_scanned_row_key")
     class CellChunk(_message.Message):
         __slots__ = ("row_key", "family_name", "qualifier", "timestamp_micros", "value", "value_size", "reset_row", "commit_row")
         ROW_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,8 +217,10 @@ class BigtableReadRowsResponse(_message.Message):
         commit_row: bool
         def __init__(self, row_key: _Optional[bytes] = ..., family_name: _Optional[_Union[_wrappers_pb2.StringValue, _Mapping]] = ..., qualifier: _Optional[_Union[_wrappers_pb2.BytesValue, _Mapping]] = ..., timestamp_micros: _Optional[int] = ..., value: _Optional[bytes] = ..., value_size: _Optional[int] = ..., reset_row: bool = ..., commit_row: bool = ...) -> None: ...
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SCANNED_ROW_KEY_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedCompositeFieldContainer[BigtableReadRowsResponse.CellChunk]
-    def __init__(self, chunks: _Optional[_Iterable[_Union[BigtableReadRowsResponse.CellChunk, _Mapping]]] = ...) -> None: ...
+    last_scanned_row_key: bytes
+    def __init__(self, chunks: _Optional[_Iterable[_Union[BigtableReadRowsResponse.CellChunk, _Mapping]]] = ..., last_scanned_row_key: _Optional[bytes] = ...) -> None: ...
 
 class BigtableGcRule(_message.Message):
     __slots__ = ()

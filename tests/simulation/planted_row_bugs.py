@@ -6,13 +6,15 @@ Those that break no promise of a history are planted in tests/unit/rowstore inst
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from percolator.bigtable import filters
-from percolator.errors import NotExecuted, PercolatorError, Retry
+from percolator.bigtable.store import BigtableStore
+from percolator.errors import DeadlineExceeded, NotExecuted, PercolatorError, Retry, Unavailable
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps
@@ -23,8 +25,9 @@ from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import COLLECTED, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES, column_bounds
 from percolator.rowstore.mapping import Step
 from percolator.rowstore.patience import Patience
-from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell
+from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell, StoredRow
 from percolator.rowstore.reading import RowReads
+from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -235,6 +238,39 @@ def calls_joined_after_they_were_sent(patch: Patch) -> None:
     patch.setattr(RowReads, "_together", wrong)
 
 
+def a_scan_that_broke_off_taken_for_complete(patch: Patch) -> None:
+    """Rows behind it are missing in a snapshot, and locks are overlooked by collection."""
+    correct = BigtableStore.scan
+
+    async def wrong(
+        self: BigtableStore, *arguments: Any, **named: Any
+    ) -> AsyncGenerator[StoredRow, None]:
+        try:
+            async with aclosing(correct(self, *arguments, **named)) as rows:
+                async for row in rows:
+                    yield row
+        except (Unavailable, DeadlineExceeded):
+            return
+
+    patch.setattr(BigtableStore, "scan", wrong)
+
+
+def a_page_that_broke_off_begins_again_too_far(patch: Patch) -> None:
+    """The next row is missing in a snapshot."""
+    correct = RowScan._attempt
+
+    async def wrong(self: RowScan, seconds: float) -> Any:
+        part = await correct(self, seconds)
+        is_full = len(part.rows) >= min(self._limits.page_rows_max, self._rows_left or 1 << 30)
+        if part.boundary is None or is_full or self._request.reverse:
+            return part
+        last = part.boundary.rstrip(b"\0")
+        behind = last[:-1] + bytes((min(last[-1] + 1, 0xFF),)) + b"\0"
+        return part._replace(boundary=behind)
+
+    patch.setattr(RowScan, "_attempt", wrong)
+
+
 def _is_prewrite(step: Mutation) -> bool:
     return len(step.conditions) >= 4
 
@@ -299,6 +335,8 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (calls_joined_after_they_were_sent, (), None, False),
     (writers_pass_read_locks, (), "hubs", True),
     (read_locks_pass_writers, (), "hubs", True),
+    (a_scan_that_broke_off_taken_for_complete, _STOPS, None, True),
+    (a_page_that_broke_off_begins_again_too_far, _STOPS, None, True),
 )
 """Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
 within seconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import grpc
 import pytest
@@ -49,6 +50,11 @@ async def test_every_call_carries_the_token_and_says_whose_it_is(by_grpc: bool) 
             ("ReadRows", routed),
         ]
         assert {metadata["authorization"] for _, metadata in over.service.calls} == {"Bearer valid"}
+        # The service tells how far a scan has come, and how long to pause, only if it knows that
+        # it will be understood: fields 1, 4 and 7 of `google.bigtable.v2.FeatureFlags`.
+        for _, metadata in over.service.calls[1:]:
+            features = base64.urlsafe_b64decode(metadata["bigtable-features"])
+            assert features == b"\x08\x01\x20\x01\x38\x01"
         assert over.account.asked == 1
 
 

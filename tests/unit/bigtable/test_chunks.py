@@ -102,3 +102,31 @@ def test_rows_out_of_order_are_an_error(keys: bytes, reverse: bool) -> None:
 def test_what_makes_no_sense_is_an_error_and_never_a_row(chunks: list[Chunk]) -> None:
     with pytest.raises(ExecutionUnknown, match="malformed"):
         rows_of(*chunks)
+
+
+def _passing(*keys: bytes, reverse: bool = False) -> Rows:
+    rows = Rows(reverse=reverse)
+    for key in keys:
+        rows.pass_over(key)
+    return rows
+
+
+def test_a_scan_that_says_how_far_it_has_come_goes_on_behind_that() -> None:
+    rows = _passing(b"a", b"b", b"b")
+    one = chunk(b"c", "w", b"c", timestamp_micros=1_000, value=b"", commit_row=True)
+    assert [row.key for row in rows.take([one])] == [b"c"]
+    rows.pass_over(b"c")
+    _passing(b"b", b"a", reverse=True).end()
+
+
+def test_a_scan_that_says_it_goes_back_makes_no_sense() -> None:
+    for rows, key in ((_passing(b"b"), b"a"), (_passing(b"a", reverse=True), b"b")):
+        with pytest.raises(ExecutionUnknown, match="malformed: a scan goes back"):
+            rows.pass_over(key)
+    rows = _passing(b"b")
+    with pytest.raises(ExecutionUnknown, match="malformed: its rows are not in order"):
+        list(rows.take([chunk(b"a", "w", b"c", value=b"", commit_row=True)]))
+    rows = Rows()
+    list(rows.take([chunk(b"a", "w", b"c", value=b"")]))
+    with pytest.raises(ExecutionUnknown, match="malformed: a scan goes on within a row"):
+        rows.pass_over(b"b")

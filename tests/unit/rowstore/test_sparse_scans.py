@@ -1,0 +1,146 @@
+"""Scans of tables in which hardly anything is selected: the store says how far they have come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from percolator.bigtable.store import BigtableStore
+from percolator.errors import DeadlineExceeded
+from percolator.routing.cells import RangePage, RangeRequest
+from percolator.rowstore.layout import LOCKS, WRITES
+from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
+from percolator.rowstore.scanning import RowScan
+from percolator.rowstore.steady_scan import steady_scan
+from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
+from tests.unit.rowstore.test_calls import written
+
+KEYS = [b"row %02d" % number for number in range(40)]
+LOCKED = KEYS[-1]
+LOCK = (SetCell(LOCKS, b"cc", TIME_UNIT, b"lock"),)
+OTHER = (SetCell(WRITES, b"cc", TIME_UNIT, b"record"),)
+
+
+class Slow(BigtableStore):
+    """Takes so many seconds for each message, and ends calls whose time is over."""
+
+    def __init__(self, rows: ModelStore, seconds: float) -> None:
+        super().__init__(rows.network, PLACE)
+        self.seconds = seconds
+        self.lost_after: list[int] = []
+        """After so many messages, the next calls say nothing any more."""
+        self.began: list[bytes] = []
+
+    async def scan(
+        self, table_id: int, first: bytes, *rest: Any, **named: Any
+    ) -> AsyncGenerator[StoredRow, None]:
+        self.began.append(first)
+        left = named["timeout_seconds"]
+        lost_after = self.lost_after.pop(0) if self.lost_after else len(KEYS)
+        async with aclosing(super().scan(table_id, first, *rest, **named)) as found:
+            async for row in found:
+                if not lost_after:
+                    await asyncio.Event().wait()
+                lost_after -= 1
+                await asyncio.sleep(min(self.seconds, left))
+                left -= self.seconds
+                if left <= 0:
+                    raise DeadlineExceeded("no answer in time")
+                yield row
+
+
+class Repeating(BigtableStore):
+    """Says again and again that it has come to the same key."""
+
+    async def scan(self, *_: Any, **__: Any) -> AsyncGenerator[StoredRow, None]:
+        while True:
+            await asyncio.sleep(0.5)
+            yield StoredRow(KEYS[0], [])
+
+
+async def _with_one_lock() -> ModelStore:
+    """A table in which every row has a commit, and only the last one has a lock."""
+    rows = await ModelStore().opened()
+    changes = [RowChange(key, OTHER) for key in KEYS[:-1]]
+    await rows.store.write(TABLE, [*changes, RowChange(LOCKED, LOCK)], SECONDS)
+    return rows
+
+
+async def _locked(store: BigtableStore, rows: ModelStore) -> list[bytes]:
+    stream = steady_scan(store, TABLE, [Selection(LOCKS)], rows.world, rows.limits)
+    return [row.key async for row in stream]
+
+
+async def test_only_who_asks_is_told_how_far_a_scan_has_come() -> None:
+    rows = await _with_one_lock()
+
+    async def scanned(**named: Any) -> list[StoredRow]:
+        scan = rows.store.scan(
+            TABLE,
+            b"",
+            b"",
+            [Selection(LOCKS)],
+            rows_max=1,
+            reverse=False,
+            timeout_seconds=SECONDS,
+            **named,
+        )
+        return [row async for row in scan]
+
+    (found,) = await scanned()
+    assert found.key == LOCKED
+    *marks, last = await scanned(marks=True)
+    assert last == found
+    assert [row.cells for row in marks] == [[]] * len(marks)
+    assert [row.key for row in marks] == KEYS[3::4][: len(marks)]
+    assert marks
+
+
+async def test_minutes_without_a_selected_row_are_passed() -> None:
+    rows = await _with_one_lock()
+    store = Slow(rows, 20.0)
+    began = rows.clock.monotonic_seconds()
+    assert await _locked(store, rows) == [LOCKED]
+    assert rows.clock.monotonic_seconds() - began > 120.0
+    # It has learned to wait so long, and does not begin again for each message.
+    assert set(store.began) == {b""}
+
+
+async def test_an_answer_that_is_lost_there_is_asked_for_again_where_the_scan_was() -> None:
+    rows = await _with_one_lock()
+    store = Slow(rows, 0.1)
+    store.lost_after = [3, 2]
+    assert await _locked(store, rows) == [LOCKED]
+    assert store.began == [b"", KEYS[11], KEYS[18]]
+
+
+async def test_whoever_says_the_same_for_ever_makes_no_progress() -> None:
+    rows = await _with_one_lock()
+    store = Repeating(rows.network, PLACE)
+    with pytest.raises(DeadlineExceeded, match="no further than b'row 00' for 30 s"):
+        await _locked(store, rows)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(reverse: bool) -> None:
+    rows = await ModelStore().opened()
+    wanted = KEYS[0] if reverse else KEYS[-1]
+    for key in KEYS:
+        await written(rows, key, [b"rare" if key == wanted else b"usual"])
+    request = RangeRequest(TABLE, b"", b"", (b"rare",), at(9), reverse=reverse)
+    scan = RowScan(
+        request, SECONDS, Slow(rows, 2.0), rows.cells._reads, TIMES, rows.world, rows.limits
+    )
+    pages: list[RangePage] = [page async for page in scan.pages()]
+    assert [list(page.rows) for page in pages if page.rows] == [[wanted]]
+    assert len(pages) > 1
+    bounds = [(page.start, page.end) for page in pages]
+    if reverse:
+        bounds.reverse()
+    assert bounds[0][0] == bounds[-1][1] == b""
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
