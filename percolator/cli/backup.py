@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from percolator.backup.layout import Export, ExportFormat
-from percolator.cli.cells import At, moment_of
+from percolator.cli.cells import At, PinTtl, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.given import not_empty
 from percolator.counts import counted
@@ -35,14 +35,7 @@ def export(
     ],
     at: At = "",
     table: Tables = None,
-    pin_ttl: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
-            min=0.1,
-            max=3600,
-        ),
-    ] = None,
+    pin_ttl: PinTtl = None,
     form: Annotated[
         ExportFormat | None,
         typer.Option(

@@ -29,6 +29,14 @@ RowName = Annotated[
         show_default=False,
     ),
 ]
+PinTtl = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
+        min=0.1,
+        max=3600,
+    ),
+]
 At = Annotated[
     str,
     typer.Option(

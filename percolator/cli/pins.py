@@ -12,7 +12,7 @@ import typer
 from rich.table import Column, Table
 
 from percolator import aio
-from percolator.cli.cells import At, moment_of
+from percolator.cli.cells import At, PinTtl, moment_of
 from percolator.cli.connection import Connection, connection, errors_console, fail, plain
 from percolator.cli.durations import duration_seconds
 from percolator.cli.given import not_empty
@@ -66,14 +66,7 @@ def create(
         ),
     ] = "",
     description: Annotated[str, typer.Option(help="The purpose, shown to others.")] = "",
-    ttl: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
-            min=0.1,
-            max=3600,
-        ),
-    ] = None,
+    ttl: PinTtl = None,
     table: Annotated[
         list[str] | None,
         typer.Option(

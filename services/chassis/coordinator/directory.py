@@ -9,6 +9,7 @@ directory over at the next epoch, exactly as a tablet is taken over.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,7 @@ from services.chassis.coordinator.directory_sessions import DirectorySessions, S
 from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
 from services.chassis.coordinator.silence import Silence
 from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
+from services.chassis.coordinator.watching import values_of
 from services.chassis.store import epoch_names
 from services.chassis.store.epoch_directory import remove_superseded, take_over
 from services.chassis.store.epoch_names import EpochName, Stage
@@ -102,15 +104,8 @@ class DirectoryCoordinator:
         found = await self._read(role, key, live_only=False)
         return None if found is None else found[1]
 
-    async def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
-        last = await self.read(role, key)
-        yield last
-        while True:
-            await self._clock.sleep(self._times.poll_seconds)
-            value = await self.read(role, key)
-            if value != last:
-                last = value
-                yield value
+    def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
+        return values_of(partial(self.read, role, key), self._clock, self._times.poll_seconds)
 
     async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)

@@ -9,6 +9,7 @@ that was killed is replaced after the grace period, as one that is paused.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 
 import structlog
 
@@ -26,6 +27,7 @@ from services.chassis.coordinator.row_leadership import (
 from services.chassis.coordinator.silence import Silence, SilentSessions
 from services.chassis.coordinator.stamp import Stamp
 from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
+from services.chassis.coordinator.watching import values_of
 from services.chassis.records.records import Records
 
 SESSIONS = b"session/"
@@ -83,15 +85,8 @@ class RowCoordinator:
         found = (await RoleRow(self._records, role).look(column)).cells.get(column)
         return None if found is None else stored_value.decode(found, f"{role}/{key}")
 
-    async def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
-        last = await self.read(role, key)
-        yield last
-        while True:
-            await self._world.clock.sleep(self._times.poll_seconds)
-            value = await self.read(role, key)
-            if value != last:
-                last = value
-                yield value
+    def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
+        return values_of(partial(self.read, role, key), self._world.clock, self._times.poll_seconds)
 
     async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)

@@ -286,17 +286,11 @@ class _Call:
             answer: Awaitable[Message] = self.handle(self._decode(raw))
             encoded = (await answer).SerializeToString()
             code = "OK"
-        except asyncio.CancelledError:
-            if cancelled_by_caller():
-                raise
-            cut_off = self._cut_off()
-            code = status_code(cut_off).name
-            await _abort(cut_off, context)
-            raise
-        except Exception as error:
-            known = self._known(error)
-            code = status_code(known).name
-            await _abort(known, context)
+        except (asyncio.CancelledError, Exception) as error:
+            told = self._told(error)
+            if told is not None:
+                code = status_code(told).name
+                await _abort(told, context)
             raise
         else:
             return encoded
@@ -321,17 +315,11 @@ class _Call:
                 async for message in messages:
                     yield message.SerializeToString()
             code = "OK"
-        except asyncio.CancelledError:
-            if cancelled_by_caller():
-                raise
-            cut_off = self._cut_off()
-            code = status_code(cut_off).name
-            await _abort(cut_off, context)
-            raise
-        except Exception as error:
-            known = self._known(error)
-            code = status_code(known).name
-            await _abort(known, context)
+        except (asyncio.CancelledError, Exception) as error:
+            told = self._told(error)
+            if told is not None:
+                code = status_code(told).name
+                await _abort(told, context)
             raise
         finally:
             if admitted:
@@ -345,13 +333,19 @@ class _Call:
         except DecodeError as error:
             raise InvalidArgument("request", f"is not a message of its type: {error}") from None
 
+    def _told(self, error: BaseException) -> PercolatorError | None:
+        """What the caller is told of a failure; None if it has gone."""
+        if not isinstance(error, asyncio.CancelledError):
+            return self._known(error)
+        return None if cancelled_by_caller() else self._cut_off()
+
     def _cut_off(self) -> PercolatorError:
         """The error of a call that waited for something that was cancelled, but was not cancelled
         itself. To gRPC both look alike: it would send a caller who still waits no status at all."""
         _log.warning("what a call waited for was cancelled", rpc=self.path)
         return ExecutionUnknown("what it waited for was cancelled", where=self.path)
 
-    def _known(self, error: Exception) -> PercolatorError:
+    def _known(self, error: BaseException) -> PercolatorError:
         if isinstance(error, PercolatorError):
             if isinstance(error, InvariantViolation):
                 _log.error("an invariant is violated", rpc=self.path, error=str(error))
