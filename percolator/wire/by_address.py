@@ -32,7 +32,7 @@ UsedT = TypeVar("UsedT", bound=Used)
 class ByAddress(Generic[UsedT]):
     """One thing of a kind for each address. Belongs to one event loop.
 
-    Ask for it with each use: what was dropped must not be used any more.
+    What was dropped must not be used any more: ask for it with each use, or mark it in `drop`.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class GrpcNetwork:
     """A `percolator.world.Network` of gRPC channels. Belongs to one event loop."""
 
     def __init__(self, credentials: Credentials = PLAIN_TEXT) -> None:
-        self._lines = ByAddress(self._opened, lambda line: self._close_later(line.channel))
+        self._lines = ByAddress(self._opened, self._close_later)
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
         self._use(credentials)
@@ -101,12 +101,13 @@ class GrpcNetwork:
             return
         self._use(found)
         for line in self._lines.take_all():
-            self._close_later(line.channel)
+            self._close_later(line)
 
-    def _close_later(self, channel: grpc.aio.Channel) -> None:
+    def _close_later(self, line: Line) -> None:
         """Closes a channel as soon as no call over it is in progress."""
-        closing = asyncio.create_task(channel.close(_FORMER_SECONDS))
-        self._former[closing] = channel
+        line.is_over = True
+        closing = asyncio.create_task(line.channel.close(_FORMER_SECONDS))
+        self._former[closing] = line.channel
         closing.add_done_callback(self._former.pop)
 
     def unary(
@@ -243,10 +244,10 @@ class _Bound:
         self._bound = bind(self._line.channel)
 
     def now(self) -> tuple[Line, Any, Metadata]:
-        line = self._network.line(self._address)
-        if line is not self._line:
-            self._line, self._bound = line, self._bind(line.channel)
-        return line, *self._bound
+        if self._line.is_over:
+            self._line = self._network.line(self._address)
+            self._bound = self._bind(self._line.channel)
+        return self._line, *self._bound
 
 
 def _where(path: str, address: str, server: str) -> str:

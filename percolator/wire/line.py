@@ -10,10 +10,12 @@ import grpc
 class Line:
     """A channel. Enter it for the time of each call; it is then not closed for being unused."""
 
-    __slots__ = ("_calls", "_left", "_loop", "channel")
+    __slots__ = ("_calls", "_left", "_loop", "channel", "is_over")
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
+        self.is_over = False
+        """There are other credentials, or it was unused for long: calls begin on another line."""
         self._loop = asyncio.get_running_loop()
         self._calls = 0
         self._left = self._loop.time()

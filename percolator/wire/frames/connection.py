@@ -57,6 +57,7 @@ class FrameConnection(asyncio.Protocol):
         self._retiring = False
         self._heard = False
         self._silent_looks = 0
+        self._last_used = self._loop.time()
         self._look: asyncio.TimerHandle | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection has ended, for whatever reason."""
@@ -123,10 +124,9 @@ class FrameConnection(asyncio.Protocol):
             and not self._transport.is_closing()
         )
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether calls are in progress."""
-        return bool(self._waiting)
+    def unused_since(self) -> float | None:
+        """By looks, so that it costs calls nothing; None while calls are in progress."""
+        return None if self._waiting else self._last_used
 
     async def call(self, path: str, request: bytes, timeout: float) -> bytes:
         """The bytes of the response. Call it only if `takes`. Raises only `PercolatorError`."""
@@ -233,6 +233,8 @@ class FrameConnection(asyncio.Protocol):
 
     def _look_after(self) -> None:
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
+        if self._heard or self._waiting:
+            self._last_used = self._loop.time()
         if self._heard or not self._waiting:
             self._heard = False
             self._silent_looks = 0

@@ -111,11 +111,12 @@ class FrameLanes:
         where = f"{method.path} at {address}"
         return _Way(self, address, method.path, where, method.response)
 
-    def current(self, address: str) -> FrameConnection | None:
+    def lane(self, address: str) -> _Lane:
+        return self._lanes.get(address)
+
+    def current(self, lane: _Lane) -> FrameConnection | None:
         """The connection for a call that begins now. If there is none, perhaps begins to connect,
         for later ones."""
-        lane = self._lanes.get(address)
-        lane.used()
         credentials = self._credentials()
         if lane.connection is not None and lane.credentials is credentials:
             return lane.connection
@@ -136,20 +137,23 @@ class FrameLanes:
 class _Way(Generic[RequestT, ResponseT]):
     """The way of one method to one server in frames."""
 
-    __slots__ = ("_address", "_decode", "_lanes", "_path", "_where")
+    __slots__ = ("_address", "_decode", "_lane", "_lanes", "_path", "_where")
 
     def __init__(
         self, lanes: FrameLanes, address: str, path: str, where: str, response: type[ResponseT]
     ) -> None:
         self._lanes = lanes
         self._address = address
+        self._lane = lanes.lane(address)
         self._path = path
         self._where = where
         self._decode = response.FromString
 
     async def response(self, request: RequestT, timeout: float) -> ResponseT | None:
         """None if the call has to go over gRPC: it was not executed."""
-        connection = self._lanes.current(self._address)
+        if self._lane.is_over:
+            self._lane = self._lanes.lane(self._address)
+        connection = self._lanes.current(self._lane)
         if connection is None:
             return None
         encoded = request.SerializeToString()
@@ -223,7 +227,10 @@ class _Lane:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._calls = 0
-        self._last_used = self._loop.time()
+        self._last_call = self._loop.time()
+        """The last one over gRPC; the connection knows its own."""
+        self.is_over = False
+        """It was unused for long: calls use another lane."""
         self._connecting = False
         self._not_before = 0.0
         self._pause = PAUSE_SECONDS_MIN
@@ -232,23 +239,22 @@ class _Lane:
         self.credentials: Credentials | None = None
         """Those with which the connection was made."""
 
-    def used(self) -> None:
-        self._last_used = self._loop.time()
-
     def unused_since(self) -> float | None:
-        if self._connecting or (self.connection is not None and self.connection.is_busy):
+        if self._connecting:
             return None
-        return self._last_used
+        return self._last_call if self.connection is None else self.connection.unused_since()
 
     def leave(self) -> None:
         """Ends the connection of a lane that is no longer used."""
+        self.is_over = True
         if self.connection is not None:
             self.connection.retire()
 
     def called(self, credentials: Credentials) -> None:
         """Counts a call that has to go over gRPC; perhaps begins to connect."""
         self._calls += 1
-        if self._connecting or self._calls <= CALLS_BEFORE or self._loop.time() < self._not_before:
+        now = self._last_call = self._loop.time()
+        if self._connecting or self._calls <= CALLS_BEFORE or now < self._not_before:
             return
         self._connecting = True
         self._tasks.start(self._connect(credentials))

@@ -74,3 +74,23 @@ async def test_a_call_in_progress_keeps_its_connection(in_frames: bool) -> None:
             assert edge.network.line(edge.address) is line
         held.let_go.set()
         assert (await calling).count == 3
+
+
+async def test_a_connection_is_in_use_as_long_as_its_server_is_heard() -> None:
+    async with framed(echo) as edge:
+        connection = await edge.connected()
+        began = connection.unused_since()
+        await connection.call(
+            GET_TIMESTAMPS.path, GetTimestampsRequest().SerializeToString(), SECONDS
+        )
+        assert connection._look is not None
+        connection._look.cancel()
+        connection._look_after()
+        last = connection.unused_since()
+        assert began is not None
+        assert last is not None
+        assert last > began
+        connection._look.cancel()
+        connection._look_after()
+        assert connection.unused_since() == last, "nothing was heard since"
+        connection.close()
