@@ -105,8 +105,10 @@ def spark_catalog(
     >>> spark_catalog(pages, "url", {"title": title, "place": place},
     ...               types={"place": "struct<lat:double,lon:double>"})
     """
+    from percolator.arguments import require_table
     from percolator.spark.catalog.making_catalogs import catalog_of
 
+    require_table(table)
     return catalog_of(table, key, columns, types or {})
 
 
@@ -116,8 +118,10 @@ def store_catalog(table: Table[Any], catalog: str, *, address: str | None = None
     The first call creates the table `percolator.catalogues`, for which a client needs the role
     `admin`.
     """
+    from percolator.arguments import require_table
     from percolator.spark.stored_catalogs import store
 
+    require_table(table)
     store(table.name, catalog, address)
 
 

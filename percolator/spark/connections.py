@@ -103,7 +103,7 @@ def _connect(target: Target) -> Connection:
 
 def checked(target: Target, catalogue: FrameCatalog | None = None) -> Connection:
     """This process's connection to the table's cluster, after a check that the table exists, and
-    has the codecs with which a frame of this catalogue is written.
+    has the codecs with which a frame of this catalogue is read or written.
 
     The check is made every time: the process may remember a table of that name that was dropped
     since. Raises `InvalidArgument` if there is no such table, and `Unavailable`, which names the

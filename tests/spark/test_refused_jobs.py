@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import SparkSession
 
 import percolator
+import percolator.spark
 from percolator import InvalidArgument, Timestamp, UsageError
+from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.merging import merge_frame
 from percolator.spark.snapshots import SparkSnapshot
+from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [
@@ -42,6 +46,45 @@ def test_another_type_than_the_columns_codec_is_refused_before_any_task(
     other = """{"key": {"name": "url", "type": "text"}, "columns": {"visits": {"type": "text"}}}"""
     with pytest.raises(AnalysisException, match="column 'visits': the program declares the codec"):
         write(frame, pages.name, catalog=other).save()
+
+
+def test_a_read_as_another_type_than_the_columns_codec_is_refused(
+    read: Any, spark: SparkSession, cluster: LocalCluster, db: percolator.Database
+) -> None:
+    pages = Pages(db, 4, change_feed=True)  # which declares the codecs
+    other = """{"key": {"name": "url", "type": "text"}, "columns": {"visits": {"type": "float"}}}"""
+    declares = "column 'visits': the program declares the codec float, but the table has integer"
+    with pytest.raises(AnalysisException, match=declares):
+        read(pages.name, catalog=other).load()
+    given = {"address": cluster.address, "table": pages.name, "catalog": other}
+    stream = spark.readStream.format("percolator").options(**given, starting_from="snapshot")
+    with pytest.raises(AnalysisException, match=declares):
+        stream.load()
+    assert read(pages.name, catalog=other.replace("float", "raw")).load().count() == 4
+
+
+@pytest.mark.parametrize(("row", "option"), [("a", "load_from"), ("c", "load_to")])
+def test_a_row_outside_of_the_range_of_a_bulk_load_is_refused_by_name(
+    spark: SparkSession, cluster: LocalCluster, db: percolator.Database, row: str, option: str
+) -> None:
+    pages = Pages(db)
+    frame = spark.createDataFrame([(row, "t", 1), ("b", "t", 1)], PAGES)
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+    with pytest.raises(PythonException, match=f"{option}: row b'{row}' of the frame is"):
+        bulk_load(frame, **given, load_from="b", load_to="c")
+    assert pages.stored() == {}
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        lambda: percolator.spark.store_catalog("pages", CATALOG),  # type: ignore[arg-type]
+        lambda: percolator.spark.spark_catalog("pages", "url", {}),  # type: ignore[arg-type]
+    ],
+)
+def test_helpers_that_take_a_table_say_so(helper: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="expected a Table, got str"):
+        helper()
 
 
 def test_a_row_that_is_twice_in_a_conditional_frame_is_refused(

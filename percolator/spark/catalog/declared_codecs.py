@@ -1,7 +1,8 @@
-"""Refuses to write values of another type than the table's schema keeps for their column.
+"""Refuses to read or write values of another type than the table's schema keeps for their column.
 
-What other programs declare is what they would misread. A type that is bytes writes every column, as
-`codecs.stored` does.
+What is written as another type, other programs would misread; what is read as another, this one
+does: eight bytes of an integer are a number as a float, too. A type that is bytes reads and writes
+every column, as `codecs.stored` does.
 """
 
 from __future__ import annotations

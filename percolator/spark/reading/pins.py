@@ -28,7 +28,7 @@ def pinned_timestamp(options: ReadOptions) -> Timestamp:
 
     Raises `InvalidArgument` if the options are wrong, `SnapshotTooOld` if the history is gone.
     """
-    connection = checked(options.target)
+    connection = checked(options.target, options.catalog)
     now = connection.call(connection.database.timestamp)
     if options.at is not None and options.at > now:
         raise InvalidArgument(

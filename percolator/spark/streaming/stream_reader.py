@@ -212,7 +212,7 @@ def _tablets(batch: SomeChanges) -> list[InputPartition]:
 def check_table(options: StreamOptions) -> None:
     """Raises `InvalidArgument` if there is no such table, or it has no change feed."""
     target = options.read.target
-    here = checked(target)
+    here = checked(target, options.read.catalog)
     engine = here.database.internal.engine
     if engine.is_on_rows:
         raise InvalidArgument(

@@ -74,6 +74,7 @@ class BulkLoadWriter(DataSourceArrowWriter):
         for batch in iterator:
             cells = _sorted(shape.cells(batch, self._options.nulls))
             _refuse_repeated(before, cells)
+            _require_within(self._options, cells)
             before = cells or before
             if under_way is not None:
                 under_way.wait()
@@ -130,6 +131,18 @@ def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
     last = {column for _, column, _ in takewhile(lambda cell: cell[0] == row, reversed(before))}
     if any(column in last for _, column, _ in takewhile(lambda cell: cell[0] == row, cells)):
         raise _twice()
+
+
+def _require_within(options: WriteOptions, cells: list[LoadedCell]) -> None:
+    """Refuses rows outside of the range that is closed for the load. The cells are in order."""
+    start, end = options.load_rows.start, options.load_rows.end
+    if not cells:
+        return
+    first, last = cells[0][0], cells[-1][0]
+    if first < start:
+        raise InvalidArgument("load_from", f"row {first!r} of the frame is below it")
+    if end and last >= end:
+        raise InvalidArgument("load_to", f"row {last!r} of the frame is not below it")
 
 
 def _twice() -> SchemaError:
