@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SPARK_READY := $(VENV)/.spark-ready
+SPARK_CLASSES := $(VENV)/spark-classes.jsa
 TEST_WORKERS ?= 2
 
 # If the environment forbids bytecode files, each process of a test would compile all its imports.
@@ -31,6 +32,10 @@ setup: $(READY) ## Create .venv with the locked dependencies
 $(SPARK_READY): $(READY) requirements-spark.lock
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
 	@touch $@
+
+$(SPARK_CLASSES): $(SPARK_READY) tests/spark/class_archive.py
+	@tests/spark/ensure-java
+	$(BIN)/python -m tests.spark.class_archive $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
 
 COMPILE := $(BIN)/python -m uv pip compile pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
@@ -89,7 +94,7 @@ test-fast: $(READY) ## Run only what runs inside one process (a few minutes)
 	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-spark
-test-spark: $(SPARK_READY) ## Test the library inside Spark executors (needs Java 17)
+test-spark: $(SPARK_CLASSES) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
 	$(PYTEST) $(BY_FILE) -m "spark and not bigtable" tests/spark
 
@@ -106,7 +111,7 @@ emulator: ## Build Google's emulator of Bigtable from Debian's packages, install
 	@tests/bigtable/build-emulator var/bigtable
 
 .PHONY: test-bigtable
-test-bigtable: $(SPARK_READY) emulator ## Test the cells in Bigtable's emulator (needs apt, once, and Java 17)
+test-bigtable: $(SPARK_CLASSES) emulator ## Test the cells in Bigtable's emulator (needs apt, once, and Java 17)
 	@tests/spark/ensure-java
 	$(PYTEST) -m bigtable tests/contracts tests/bigtable
 	$(PYTEST) -m bigtable tests/spark

@@ -16,13 +16,25 @@ from services.local.cluster import LocalCluster
 from tests.spark.gates import GATES, Gates
 from tests.spark.sessions import local_session
 
-HAVE_DRIVERS = ("test_executor_processes.py", "test_killed_drivers.py")
-"""They wait for drivers of their own, so they come first: others use the cores meanwhile."""
+LONGEST = (
+    "test_executor_processes.py",
+    "test_killed_drivers.py",
+    "test_reused_frames.py",
+    "test_second_use.py",
+    "test_webindex_agreement.py",
+    "test_webindex_copy.py",
+    "test_webindex_batch.py",
+    "test_chained_streams.py",
+    "test_streaming.py",
+)
+"""They come first, or one would still run when all others have ended. Those that wait for drivers
+of their own leave the cores to others meanwhile, so they come first of all."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in HAVE_DRIVERS)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(scope="session")

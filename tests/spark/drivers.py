@@ -32,6 +32,8 @@ class Driver:
         plan = {
             "directory": str(directory), "cluster": cluster, "writes": writes, "streams": streams
         }  # fmt: skip
+        self.moments: dict[str, list[int]] = {}
+        """When each cell of a table was committed that a driver with executors of its own wrote."""
         self._gates = gates
         self._log = (directory / "driver.log").open("w+")
         self._process = subprocess.Popen(
@@ -65,7 +67,10 @@ class Driver:
         assert self._process.returncode == 0, self._said()
         found = json.loads(text.splitlines()[-1])
         assert isinstance(found, dict)
-        return found
+        self.moments = found["moments"]
+        ended = found["ended"]
+        assert isinstance(ended, dict)
+        return ended
 
     def _require_running(self) -> None:
         assert self._process.poll() is None, self._said()

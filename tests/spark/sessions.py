@@ -16,15 +16,28 @@ from tests.spark.gated_source import GatedDataSource
 from tests.spark.gates import GATES
 
 ROOT = Path(__file__).parents[2]
+_CLASSES = ROOT / ".venv" / "spark-classes.jsa"
+"""The archive of Java's classes that class_archive.py makes. Java does without it if need be."""
+_SHARED = f'"-XX:SharedArchiveFile={_CLASSES}"'
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+_PRELOADED = Path(__file__).parent / "preloaded"
 WORKER_HOSTS = ("127.0.0.2", "127.0.0.3")
 """Spark starts a second attempt at a slow task on another host only."""
 _WORKER_MEBIBYTES = 1024
 _ANY_PORT = 0
 
 
-def local_session(directory: Path, slots: int) -> SparkSession:
-    """Executors are threads of the driver. Gives tasks three attempts."""
-    return _session(_conf(directory).setMaster(f"local[{slots},3]"))
+def local_session(directory: Path, slots: int, java: str = _SHARED) -> SparkSession:
+    """Executors are threads of the driver. Gives tasks three attempts.
+
+    Its Python processes are forked with their imports; a `cluster_session` has them as users do.
+    """
+    conf = _conf(directory, java).setMaster(f"local[{slots},3]")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_PRELOADED), str(ROOT)])
+    try:
+        return _session(conf)  # Java starts here, and passes the path on
+    finally:
+        os.environ["PYTHONPATH"] = str(ROOT)
 
 
 def cluster_session(directory: Path) -> SparkSession:
@@ -35,7 +48,7 @@ def cluster_session(directory: Path) -> SparkSession:
     conf = _conf(directory).set("spark.executor.memory", "512m").set("spark.executor.cores", "1")
     for name in ("PYTHONPATH", GATES):
         conf.setExecutorEnv(name, os.environ[name])
-    conf.set("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    conf.set("spark.executor.extraJavaOptions", f"{_JAVA} {_SHARED}")
     conf.set("spark.speculation", "true").set("spark.speculation.interval", "50ms")
     conf.set("spark.speculation.minTaskRuntime", "50ms").set("spark.speculation.quantile", "0.5")
     conf.set("spark.speculation.multiplier", "1.01")
@@ -61,7 +74,7 @@ def cluster_session(directory: Path) -> SparkSession:
     return _session(conf.setMaster(master))
 
 
-def _conf(directory: Path) -> SparkConf:
+def _conf(directory: Path, java: str = _SHARED) -> SparkConf:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(ROOT)
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -69,7 +82,7 @@ def _conf(directory: Path) -> SparkConf:
         "spark.app.name": "percolator-tests",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": f"{_JAVA} {java}",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.python.filterPushdown.enabled": "true",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from pyspark.sql import DataFrameReader
 
 import percolator
 from services.local.cluster import LocalCluster
@@ -22,7 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-Read = Callable[..., DataFrameReader]
 ROWS = 400
 
 
@@ -36,12 +33,6 @@ def _new() -> Rows:
     return {key: (f"new {key}", 1) for key in keys(ROWS)}
 
 
-def _moments(read: Read, pages: Pages) -> set[int]:
-    cells = read(pages.name).load().select("commit_timestamp").collect()
-    assert len(cells) == 2 * ROWS
-    return {cell.commit_timestamp for cell in cells}
-
-
 def _executor_of(worker: int) -> psutil.Process:
     """The executor that has started this Python worker."""
     parents = psutil.Process(worker).parents()
@@ -49,7 +40,7 @@ def _executor_of(worker: int) -> psutil.Process:
 
 
 def test_jobs_are_whole_though_tasks_run_twice_and_an_executor_is_killed(
-    gates: Gates, read: Read, db: percolator.Database, cluster: LocalCluster, tmp_path: Path
+    gates: Gates, db: percolator.Database, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """A task of the first job halts for good: speculation runs it again. When both tasks of the
     second job have locked some rows, the executor of one is killed."""
@@ -73,4 +64,5 @@ def test_jobs_are_whole_though_tasks_run_twice_and_an_executor_is_killed(
     assert gates.reached(f"{tasks[1]}.0") or gates.reached(f"{tasks[1]}.1")
     for pages in (slow, struck):
         assert pages.stored() == _new()
-        assert len(_moments(read, pages)) == 1
+        assert len(driver.moments[pages.name]) == 2 * ROWS
+        assert len(set(driver.moments[pages.name])) == 1
