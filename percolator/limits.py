@@ -19,6 +19,8 @@ class Limits:
     """
 
     row_bytes_max: int = 4 * KIBIBYTE
+    """No longer than tablet servers allow: nobody could settle a transaction whose primary they
+    refuse."""
     column_bytes_max: int = 255
     value_bytes_max: int = 4 * MEBIBYTE
     transaction_cells_max: int = 100_000

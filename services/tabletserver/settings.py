@@ -42,10 +42,16 @@ class TabletServerSettings(FramedSettings):
     )
     """Mutations of one tablet waiting for their group commit; above it, Overloaded."""
 
-    row_bytes_max: Annotated[int, Field(ge=1, le=64 << 10)] = _DEFAULTS.row_bytes_max
+    # Neither may be below what clients allow. A transaction whose primary is refused here could
+    # leave locks on other cells, and nobody could ask the primary what became of it.
+    row_bytes_max: Annotated[int, Field(ge=_DEFAULTS.row_bytes_max, le=64 << 10)] = (
+        _DEFAULTS.row_bytes_max
+    )
     """The longest row."""
 
-    column_bytes_max: Annotated[int, Field(ge=1, le=64 << 10)] = _DEFAULTS.column_bytes_max
+    column_bytes_max: Annotated[int, Field(ge=_DEFAULTS.column_bytes_max, le=64 << 10)] = (
+        _DEFAULTS.column_bytes_max
+    )
     """The longest column."""
 
     value_bytes_max: Annotated[int, Field(ge=1, le=_GIBIBYTE)] = _DEFAULTS.value_bytes_max

@@ -1,4 +1,4 @@
-"""When `wait_for_observers` has overlooked something: a notification is left that nobody ran."""
+"""When `wait_for_observers` has overlooked something: a notification for which nobody ran."""
 
 from __future__ import annotations
 
