@@ -23,16 +23,16 @@ Tables = Annotated[
     typer.Option("--table", help="Only this table; repeatable [default: all].", callback=not_empty),
 ]
 
-_NO_DIRECTORY = InvalidArgument("DIR", "is empty: expected a directory")
-"""As a path, nothing is the working directory, which is hardly meant."""
+
+def _require_directory(arguments: list[str]) -> None:
+    """Refuses an empty one: as a path it is the working directory, which is hardly meant."""
+    if "" in arguments:
+        fail(InvalidArgument("DIR", "is empty: expected a directory"))
 
 
 def export(
     context: typer.Context,
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="DIR | verify DIR", show_default=False),
-    ],
+    arguments: Annotated[list[str], typer.Argument(metavar="DIR | verify DIR", show_default=False)],
     at: At = "",
     table: Tables = None,
     pin_ttl: PinTtl = None,
@@ -55,8 +55,7 @@ def export(
     here = connection(context)
     from percolator.backup import exporting, importing
 
-    if "" in arguments:
-        fail(_NO_DIRECTORY)
+    _require_directory(arguments)
     if arguments == ["verify"]:
         fail(UsageError("verify needs a directory; for one named verify, write ./verify"))
     if len(arguments) == 2 and arguments[0] == "verify":
@@ -115,8 +114,7 @@ def import_export(
     resume, from where import.log in the directory says.
     """
     here = connection(context)
-    if not given:
-        fail(_NO_DIRECTORY)
+    _require_directory([given])
     from percolator.backup import importing
 
     directory = Path(given)
