@@ -6,6 +6,8 @@ executed.
 
 from __future__ import annotations
 
+import re
+
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import RetryInfo
@@ -19,6 +21,8 @@ _THROTTLED_SECONDS = 0.1
 """The pause after a refusal that names none."""
 _NOT_TRANSACTIONAL = "single-row transactions"
 """What the service calls checks with changes, where it says that a profile does not permit them."""
+_NAME = re.compile(r"projects/[^\s\"']+")
+"""Of whatever: its parts may be any words."""
 _CLIENT_TOO_LARGE = ("CLIENT: Sent message larger", "CLIENT: Received message larger")
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -104,7 +108,8 @@ def _asked_seconds(failed: CallFailed) -> float:
 
 def _not_found(said: str, where: str) -> errors.PercolatorError:
     """A table is a matter of the schema; all else was named by the address."""
-    low = said.lower()
+    # An instance may be called user-profiles.
+    low = _NAME.sub("", said.lower())
     if "profile" in low:
         return errors.InvalidArgument(
             "store", f"{said}: check the profile in the address; {ONE_CLUSTER}", where=where

@@ -88,6 +88,20 @@ SAID = [
     ),
     (
         grpc.StatusCode.NOT_FOUND,
+        'table "projects/p/instances/user-profiles/tables/t" not found',
+        DATA,
+        errors.SchemaError,
+        "user-profiles",
+    ),
+    (
+        grpc.StatusCode.NOT_FOUND,
+        "Instance not found: projects/tables/instances/tables",
+        DATA,
+        errors.InvalidArgument,
+        "check bigtable://PROJECT/INSTANCE",
+    ),
+    (
+        grpc.StatusCode.NOT_FOUND,
         "Error while mutating the row 'profile 1' (projects/p/instances/i/tables/t) : Requested "
         "column family not found.",
         DATA,
