@@ -25,9 +25,10 @@ from percolator.protocol.newest import NewestReads
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import Catalog, with_remedy
-from percolator.routing.cells import CellPage, Cells, Groups, RangeRequest
+from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
+from percolator.routing.joined_page import SentPage
 from percolator.routing.pending_cell import CellAnswer
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
@@ -70,7 +71,7 @@ class StoredCells(Cells, Protocol):
 
     def scan_cells(
         self, request: RangeRequest, timeout_seconds: float
-    ) -> AsyncGenerator[CellPage, None]: ...
+    ) -> AsyncGenerator[SentPage, None]: ...
 
 
 class Rows(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from percolator.aio.engine import Engine
 from percolator.aio.reading import Reading
@@ -16,6 +16,7 @@ from percolator.protocol.newest import NotNow
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
+from percolator.routing.joined_page import SentPage
 from percolator.schema import Readable, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -52,26 +53,59 @@ class Snapshot(Reading):
         An empty `end` means to the last row. The time-out applies to each page. `leaving_out`:
         start timestamps of transactions; a cell that one of them has locked need not be yielded.
         """
+        pages = self._sent_pages(table, start, end, columns, leaving_out, timeout)
+        async with aclosing(pages):
+            async for page in pages:
+                yield cast(CellPage, page)
+
+    async def scan_joined(
+        self,
+        table: Table[Any],
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        columns: Sequence[bytes] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[SentPage, None]:
+        """As `scan_cells`, but pages without locks may have their cells joined."""
+        pages = self._sent_pages(table, start, end, columns, frozenset(), timeout, joined=True)
+        async with aclosing(pages):
+            async for page in pages:
+                yield page
+
+    async def _sent_pages(
+        self,
+        table: Table[Any],
+        start: bytes,
+        end: bytes,
+        columns: Sequence[bytes] | None,
+        leaving_out: Set[int],
+        timeout: float | None,
+        *,
+        joined: bool = False,
+    ) -> AsyncGenerator[SentPage, None]:
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
         read_at = self._start or await self._begin(deadline)
         names = None if columns is None else tuple(columns)
-        request = RangeRequest(info.table_id, start, end, names, read_at)
+        request = RangeRequest(info.table_id, start, end, names, read_at, takes_joined=joined)
         seconds = timeout or self._timeout_seconds
         engine = self._engine
 
-        def begin(request: RangeRequest) -> AsyncGenerator[CellPage, None]:
+        def begin(request: RangeRequest) -> AsyncGenerator[SentPage, None]:
             return engine.cells.scan_cells(request, seconds)
 
         async with aclosing(pages_past_locks(begin, request, engine.cleanup)) as pages:
             async for page in pages:
                 self._require_open()
                 self.statistics.round_trips += 1
-                if leaving_out:
-                    page = without_locks_of(page, leaving_out)
-                yield await resolved_page(
-                    engine.env, engine.cleanup, request, page, seconds, self.statistics
-                )
+                if isinstance(page, CellPage):
+                    if leaving_out:
+                        page = without_locks_of(page, leaving_out)
+                    page = await resolved_page(
+                        engine.env, engine.cleanup, request, page, seconds, self.statistics
+                    )
+                yield page
 
     async def get_cells(
         self,

@@ -35,6 +35,7 @@ from percolator.routing.cells import (
     RowRequest,
     RowResult,
 )
+from percolator.routing.joined_page import JoinedPage, SentPage
 from percolator.v1.tabletserver_pb2 import RowRead
 
 _LOCKS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
@@ -44,7 +45,7 @@ FoundRow = tuple[bytes, dict[bytes, FoundCell]]
 """A row, and its cells by column: at least one."""
 
 
-Page = TypeVar("Page", RangePage, CellPage)
+Page = TypeVar("Page", RangePage, CellPage, SentPage)
 
 
 async def pages_past_locks(
@@ -79,10 +80,10 @@ async def pages_past_locks(
             passing = cleanup.passable(request.timestamp, PASSING_MAX)
 
 
-def _behind(asked: RangeRequest, page: RangePage | CellPage) -> RangeRequest | None:
+def _behind(asked: RangeRequest, page: RangePage | SentPage) -> RangeRequest | None:
     """What is left of a scan after a page; None after the last one."""
     limit = asked.row_limit
-    if limit:
+    if limit and not isinstance(page, JoinedPage):
         limit = max(limit - len({*page.rows, *(lock.row for lock in page.locks)}), 1)
     if asked.reverse:
         is_last = not page.start or page.start <= asked.start

@@ -6,10 +6,11 @@ was definitely not executed. `lanes.py` turns rows into calls and responses into
 `commit_lane.py` whole transactions. `together.py` sends groups of mutations.
 
 `catalog.py` asks the masters about tables (`table_info.py`), and remembers the answers;
-`range_scan.py` and `tablet_walk.py` go from tablet to tablet. `change_look.py` asks all tablets of
-a table how new their changes are, and `change_scan.py` reads them in the order of their commits.
-`ranges.py` divides tables among those who work in parallel, and `contents.py` lists what is stored:
-both are ports, of which tablets are one engine.
+`range_scan.py` and `tablet_walk.py` go from tablet to tablet, and `joined_page.py` is a page of a
+scan as blocks of memory. `change_look.py` asks all tablets of a table how new their changes are,
+and `change_scan.py` reads them in the order of their commits. `ranges.py` divides tables among
+those who work in parallel, and `contents.py` lists what is stored: both are ports, of which tablets
+are one engine.
 
 A mutation that may have been executed is never sent again here: only the protocol knows what
 repeating it means. No rule of transactions belongs in this room.

@@ -109,6 +109,8 @@ class RangeRequest(NamedTuple):
     """Columns that begin with one of these are wanted, too."""
     passing: tuple[int, ...] = ()
     """Start timestamps of locks that are known not to affect this scan."""
+    takes_joined: bool = False
+    """Whether the caller takes a `JoinedPage`, too, which has no timestamps."""
 
     @property
     def all_columns(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import cast
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -25,6 +26,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import CellPage, RangePage, RangeRequest
+from percolator.routing.joined_page import JoinedPage, SentPage, joined_page
 from percolator.routing.lanes import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import stop_waiting_for
@@ -70,13 +72,13 @@ class RangeScan:
         return self._at_end
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
-        """Yields pages with an object for each cell."""
-        async with aclosing(self.cell_pages()) as pages:
+        """Yields pages with an object for each cell. The request must not take joined ones."""
+        async with aclosing(self.sent_pages()) as pages:
             async for page in pages:
-                yield page.by_row()
+                yield cast(CellPage, page).by_row()
 
-    async def cell_pages(self) -> AsyncGenerator[CellPage, None]:
-        """Yields pages of parallel lists, as the servers send them."""
+    async def sent_pages(self) -> AsyncGenerator[SentPage, None]:
+        """Yields pages as the servers send them."""
         patience = self._new_patience()
         while not self.ended():
             location: TabletLocation | None = None
@@ -102,11 +104,11 @@ class RangeScan:
                     await self._look_up(location, silent=isinstance(error, DeadlineExceeded))
 
     async def _next_page(
-        self, pages: AsyncGenerator[CellPage, None], location: TabletLocation
-    ) -> CellPage | None:
+        self, pages: AsyncGenerator[SentPage, None], location: TabletLocation
+    ) -> SentPage | None:
         """The next page, or None at the end of the tablet. A silent server is abandoned once
         another one serves the tablet."""
-        coming: asyncio.Future[CellPage | None] = asyncio.ensure_future(anext(pages, None))
+        coming: asyncio.Future[SentPage | None] = asyncio.ensure_future(anext(pages, None))
         try:
             await self._wait_for(coming, location)
         except BaseException:
@@ -119,7 +121,7 @@ class RangeScan:
         return coming.result()
 
     async def _wait_for(
-        self, coming: asyncio.Future[CellPage | None], location: TabletLocation
+        self, coming: asyncio.Future[SentPage | None], location: TabletLocation
     ) -> None:
         """Returns when the page has come, or has failed."""
         while True:
@@ -171,7 +173,7 @@ class RangeScan:
 
     async def _tablet_pages(
         self, location: TabletLocation, timeout_seconds: float
-    ) -> AsyncGenerator[CellPage, None]:
+    ) -> AsyncGenerator[SentPage, None]:
         """Yields the pages of one tablet. Before each page, moves the position past it."""
         start = max(self._start, location.start)
         end = min(self._end or location.end, location.end or self._end)
@@ -206,22 +208,25 @@ class RangeScan:
             page_bytes_max=self._limits.page_bytes_max,
             report_deletes=request.report_deletes,
             column_prefixes=request.prefixes,
+            takes_joined=request.takes_joined and not request.row_limit,
         )
 
     def _page(
         self, response: wire.ScanResponse, start: bytes, end: bytes, rest: RowRange | None
-    ) -> CellPage:
+    ) -> SentPage:
         if rest is not None:
             if not _is_part(rest, start, end, reverse=self._wanted.reverse):
                 raise _malformed("the rest that it names is not the rest of its range")
             start, end = (rest.end, end) if self._wanted.reverse else (start, rest.start)
+        if response.HasField("joined"):
+            return self._joined_page(response.joined, start, end)
         found = response.found
         rows = list(found.rows)
         cells = len(rows)
         if not cells == len(found.columns) == len(found.commit_timestamps) == len(found.values):
             raise _malformed("its lists differ in length")
-        if rows and not all(start <= row and (not end or row < end) for row in (rows[0], rows[-1])):
-            raise _malformed("it has rows outside of its range")
+        if rows:
+            _require_inside(start, end, rows[0], rows[-1])
         page = CellPage(
             rows,
             list(found.columns),
@@ -234,14 +239,21 @@ class RangeScan:
         )
         return page.only(self._wanted) if self._wanted.prefixes else page
 
-    def _advance(self, page: CellPage, location: TabletLocation) -> None:
+    def _joined_page(self, joined: wire.JoinedCells, start: bytes, end: bytes) -> JoinedPage:
+        page = joined_page(joined, start, end) if self._wanted.takes_joined else None
+        if page is None:
+            raise _malformed("its joined cells make no sense, or nobody has asked for them")
+        _require_inside(start, end, *page.rows.ends())
+        return page
+
+    def _advance(self, page: SentPage, location: TabletLocation) -> None:
         if self._wanted.reverse:
             self._end = page.start
             self._at_end = page.start <= self._start or not page.start
         else:
             self._start = page.end
             self._at_end = not page.end or (bool(self._end) and page.end >= self._end)
-        if self._left:
+        if self._left and isinstance(page, CellPage):
             seen = len(set(page.rows).union(cell.row for cell in page.locks))
             self._left = max(self._left - seen, 1)
 
@@ -265,6 +277,11 @@ class RangeScan:
         late = DeadlineExceeded(f"no page came in time; last error: {error.message}")
         late.retry = Retry.SAFE
         return late
+
+
+def _require_inside(start: bytes, end: bytes, *rows: bytes) -> None:
+    if not all(start <= row and (not end or row < end) for row in rows):
+        raise _malformed("it has rows outside of its range")
 
 
 def _malformed(why: str) -> ExecutionUnknown:

@@ -27,7 +27,6 @@ from percolator.limits import Limits
 from percolator.routing.cells import (
     Answer,
     CellMutation,
-    CellPage,
     ChangesRequest,
     ChangesSeen,
     CommitAnswer,
@@ -42,6 +41,7 @@ from percolator.routing.cells import (
 from percolator.routing.change_look import ChangeLook
 from percolator.routing.change_scan import ChangeScan
 from percolator.routing.dispatcher import RETRY_SECONDS_MIN, Dispatcher
+from percolator.routing.joined_page import SentPage
 from percolator.routing.lanes import Queued, SchemaVersions
 from percolator.routing.pending_cell import CellAnswer, PendingCell
 from percolator.routing.pending_commit import PendingCommit
@@ -131,9 +131,9 @@ class Router:
 
     def scan_cells(
         self, request: RangeRequest, timeout_seconds: float
-    ) -> AsyncGenerator[CellPage, None]:
+    ) -> AsyncGenerator[SentPage, None]:
         """Like `scan`, at less cost: without an object for each cell."""
-        return self._range_scan(request, timeout_seconds).cell_pages()
+        return self._range_scan(request, timeout_seconds).sent_pages()
 
     async def look_for_changes(
         self, request: ChangesRequest, passing: Sequence[int], deadline: float

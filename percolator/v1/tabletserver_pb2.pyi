@@ -390,7 +390,7 @@ class ReadResponse(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ..., takes_cells: bool = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes")
+    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "takes_joined")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +403,7 @@ class ScanRequest(_message.Message):
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
     COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    TAKES_JOINED_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     range: _cells_pb2.RowRange
     columns: _containers.RepeatedScalarFieldContainer[bytes]
@@ -415,19 +416,46 @@ class ScanRequest(_message.Message):
     page_bytes_max: int
     report_deletes: bool
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    takes_joined: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., takes_joined: bool = ...) -> None: ...
+
+class JoinedBytes(_message.Message):
+    __slots__ = ("block", "offsets")
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    block: bytes
+    offsets: bytes
+    def __init__(self, block: _Optional[bytes] = ..., offsets: _Optional[bytes] = ...) -> None: ...
+
+class JoinedColumn(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    values: JoinedBytes
+    def __init__(self, name: _Optional[bytes] = ..., values: _Optional[_Union[JoinedBytes, _Mapping]] = ...) -> None: ...
+
+class JoinedCells(_message.Message):
+    __slots__ = ("rows", "columns")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    rows: JoinedBytes
+    columns: _containers.RepeatedCompositeFieldContainer[JoinedColumn]
+    def __init__(self, rows: _Optional[_Union[JoinedBytes, _Mapping]] = ..., columns: _Optional[_Iterable[_Union[JoinedColumn, _Mapping]]] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
-    __slots__ = ("found", "locks", "rest", "error")
+    __slots__ = ("found", "locks", "rest", "error", "joined")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     found: FoundCells
     locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
     rest: _cells_pb2.RowRange
     error: _errors_pb2.ErrorDetail
-    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
+    joined: JoinedCells
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., rest: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., joined: _Optional[_Union[JoinedCells, _Mapping]] = ...) -> None: ...
 
 class ScanCellsRequest(_message.Message):
     __slots__ = ("target", "space", "range", "from_timestamp", "until_timestamp", "page_rows_max", "cell_limit")

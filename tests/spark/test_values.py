@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from percolator import codecs, errors
+from percolator.routing.cells import CellPage
+from percolator.routing.joined_page import JoinedBytes, joined_page
+from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.shapes.arrow_arrays import of_bytes
+from percolator.spark.shapes.shape import shape_of
 from percolator.spark.shapes.values import decoded, encoded
+from percolator.tablet.reading.joined_cells import join_cells
+from percolator.v1.tabletserver_pb2 import JoinedCells
 
 pytestmark = pytest.mark.spark
 
@@ -46,6 +55,62 @@ def test_arrays_come_back_and_are_stored_as_the_codecs_store(kind: str, data: An
     stored = encoded(array, kind)
     assert stored == [None if one is None else encode(one) for one in found[skipped:]]
     assert decoded(stored, kind, target).equals(pa.array(found[skipped:], target))
+    present = [one for one in stored if one is not None]
+    assert decoded(_joined(present), kind, target).equals(decoded(present, kind, target))
+
+
+def _joined(values: list[bytes]) -> JoinedBytes:
+    ends = accumulate(map(len, values), initial=0)
+    return JoinedBytes(b"".join(values), b"".join(end.to_bytes(4, "little") for end in ends))
+
+
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=4))
+def test_joined_values_are_refused_as_others_are(values: list[bytes]) -> None:
+    for kind, (target, _, _) in KINDS.items():
+        outcomes = []
+        for stored in (values, _joined(values)):
+            try:
+                outcomes.append(decoded(stored, kind, target).to_string())
+            except errors.SchemaError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+def test_offsets_that_lead_elsewhere_make_no_array() -> None:
+    wild = JoinedBytes(b"abc", b"".join(at.to_bytes(4, "little") for at in (0, 9, 3)))
+    with pytest.raises(pa.ArrowInvalid):
+        of_bytes(wild, pa.binary())
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.text(max_size=3)), max_size=5), st.booleans())
+def test_rows_of_joined_pages_are_those_of_lists(found: list[Any], has_text: bool) -> None:
+    catalogue = FrameCatalog.parse(
+        json.dumps(
+            {
+                "key": {"name": "key", "type": "ordered_integer"},
+                "columns": {"n": {"type": "integer"}, "t": {"type": "text"}},
+            }
+        )
+    )
+    shape = shape_of(catalogue)
+    schema = shape.schema(None)
+    target = to_arrow_schema(schema, timezone="UTC")
+    cells = {}
+    for number, text in found:
+        row = codecs.ordered_integer.encode(number)
+        cells[row, b"n"] = codecs.integer.encode(number)
+        if has_text:
+            cells[row, b"t"] = text.encode()
+    ordered = sorted(cells)
+    rows, columns = [row for row, _ in ordered], [column for _, column in ordered]
+    values = [cells[one] for one in ordered]
+    listed = CellPage(rows, columns, [7] * len(rows), values, [], [], b"", b"")
+    message = JoinedCells()
+    if join_cells(rows, columns, values, message):
+        page = joined_page(message, b"", b"")
+        assert page is not None
+        joined = shape.batch(page, schema, target)
+        assert joined.equals(shape.batch(listed, schema, target))
 
 
 def test_json_is_stored_compactly_however_it_was_formatted() -> None:

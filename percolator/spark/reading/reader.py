@@ -24,7 +24,7 @@ from percolator import codecs
 from percolator.schema import Table
 from percolator.spark.connections import checked
 from percolator.spark.options import ReadOptions
-from percolator.spark.reading.cell_pages import cell_pages
+from percolator.spark.reading.cell_pages import sent_pages
 from percolator.spark.reading.partitions import TableRows, plan
 from percolator.spark.shapes.shape import shape_of
 from percolator.timestamps import Timestamp
@@ -53,11 +53,15 @@ class TableReader(DataSourceReader):
         here = checked(options.target)
         snapshot = here.database.internal.snapshot(self._timestamp, options.target.timeout_seconds)
         table = Table(options.target.table, key=codecs.stored)
-        pages = here.thread.iterate(cell_pages(snapshot, table, partition.ranges, self._stored))
+        pages = here.thread.iterate(
+            sent_pages(
+                snapshot, table, partition.ranges, self._stored, joined=self._shape.takes_joined
+            )
+        )
         try:
             with closing(pages):
                 for page in pages:
-                    if page.rows:
+                    if len(page.rows):
                         yield self._shape.batch(page, self._schema, self._target)
         finally:
             here.call(snapshot.close)

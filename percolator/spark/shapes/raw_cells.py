@@ -8,6 +8,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from percolator import codecs
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
+from percolator.routing.joined_page import SentPage
 from percolator.schema import Column, Table
 from percolator.spark.shapes.arrow_arrays import bytes_in, of_bytes, of_numbers
 from percolator.spark.shapes.fields import (
@@ -32,6 +33,10 @@ class RawCells:
     @property
     def key_fields(self) -> tuple[str, ...]:
         return (ROW,)
+
+    @property
+    def takes_joined(self) -> bool:
+        return False  # they have no timestamps
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:
         return StructType(
@@ -61,7 +66,8 @@ class RawCells:
             return None
         return tuple(Column(_ANY_TABLE, name, codecs.raw).name for name in columns)
 
-    def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+    def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+        assert isinstance(page, CellPage)
         lists = {ROW: page.rows, COLUMN: page.columns, VALUE: page.values}
         arrays = [
             of_numbers(page.commit_timestamps, field.type)

@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from percolator.routing.cells import CellPage
+from percolator.routing.joined_page import SentPage
 from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.shapes.fields import Cell
 from percolator.spark.shapes.raw_cells import RawCells
@@ -24,6 +24,11 @@ class Shape(Protocol):
     @property
     def key_fields(self) -> tuple[str, ...]:
         """The fields that make up the row key."""
+        ...
+
+    @property
+    def takes_joined(self) -> bool:
+        """Whether `batch` takes joined pages, too."""
         ...
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:
@@ -40,7 +45,7 @@ class Shape(Protocol):
         """The columns to read; None for all columns."""
         ...
 
-    def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+    def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
         """The rows that a page of cells becomes."""
         ...
 

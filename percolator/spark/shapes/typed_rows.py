@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
+from percolator.routing.joined_page import JoinedBytes, JoinedPage, SentPage
 from percolator.spark.catalog.frame_catalog import FrameCatalog, ValueField
 from percolator.spark.shapes.fields import (
     Cell,
@@ -36,6 +37,8 @@ from percolator.spark.shapes.fields import (
 )
 from percolator.spark.shapes.nested_values import decoded_nested, encoded_nested
 from percolator.spark.shapes.values import (
+    Stored,
+    cut,
     decoded,
     decoded_key,
     encoded,
@@ -66,6 +69,10 @@ class TypedRows:
         return tuple(field.name for field in self._catalogue.key)
 
     # ------------------------------------------------------------------ reading
+
+    @property
+    def takes_joined(self) -> bool:
+        return True
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:
         key = [
@@ -106,15 +113,20 @@ class TypedRows:
         names = [field.name.lower() for field in schema.fields]
         return tuple(self._value_fields[name] for name in names if name in self._value_fields)
 
-    def batch(self, page: CellPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+    def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
         fields = self.read_fields(schema)
-        rows, values = by_field(page, fields)
-        return pa.RecordBatch.from_arrays(self.arrays(rows, values, fields, target), schema=target)
+        if isinstance(page, JoinedPage):
+            nothing: Stored = [None] * len(page.rows)
+            joined = [page.columns.get(field.column, nothing) for field in fields]
+            arrays = self.arrays(page.rows, joined, fields, target)
+        else:
+            arrays = self.arrays(*by_field(page, fields), fields, target)
+        return pa.RecordBatch.from_arrays(arrays, schema=target)
 
     def arrays(
         self,
-        rows: list[bytes],
-        values: Sequence[list[bytes | None]],
+        rows: list[bytes] | JoinedBytes,
+        values: Sequence[Stored],
         fields: tuple[ValueField, ...],
         target: pa.Schema,
     ) -> list[pa.Array]:
@@ -132,7 +144,7 @@ class TypedRows:
                 arrays.append(_array(*stored[name], field.type))
         return arrays
 
-    def _keys(self, rows: list[bytes], target: pa.Schema) -> dict[str, pa.Array]:
+    def _keys(self, rows: list[bytes] | JoinedBytes, target: pa.Schema) -> dict[str, pa.Array]:
         """The arrays of those parts of the key that the read returns."""
         types = {field.name.lower(): field.type for field in target}
         key = self._catalogue.key
@@ -142,7 +154,7 @@ class TypedRows:
         wanted = [(i, part.type, part.name.lower()) for i, part in enumerate(key)]
         wanted = [(i, kind, name) for i, kind, name in wanted if name in types]
         decode = self._key_codec.decode
-        keys = [decode(row) for row in rows] if wanted else []
+        keys = [decode(row) for row in cut(rows)] if wanted else []
         return {
             name: parts_of_keys([found[i] for found in keys], kind, types[name])
             for i, kind, name in wanted
@@ -204,10 +216,10 @@ class TypedRows:
         return rows
 
 
-def _array(field: ValueField, found: list[bytes | None], target: pa.DataType) -> pa.Array:
+def _array(field: ValueField, found: Stored, target: pa.DataType) -> pa.Array:
     try:
         if field.nested is not None:
-            return decoded_nested(found, field.nested, target)
+            return decoded_nested(cut(found), field.nested, target)
         return decoded(found, field.type, target)
     except SchemaError as error:
         raise SchemaError(f"field {field.name!r}: {error.message}") from None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
 from percolator import codecs
 from percolator.errors import SchemaError
+from percolator.routing.joined_page import JoinedBytes
 from percolator.spark.catalog.frame_catalog import DECIMAL, KEY_CODECS
 from percolator.spark.shapes.arrow_arrays import (
     bytes_in,
@@ -28,6 +29,8 @@ from percolator.spark.shapes.arrow_arrays import (
 
 Bytes = list[bytes | None]
 """The bytes of cells; None where a cell has no value."""
+Stored = Sequence[bytes | None] | JoinedBytes
+"""The same as a read has found them: joined, if every cell has a value."""
 
 _INTEGERS = ("q", pa.int64())
 _BLOCKS = {
@@ -52,7 +55,7 @@ _EIGHT = 8
 """The size of a number, moment or day."""
 
 
-def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> pa.Array:
+def decoded(values: Stored, kind: str, target: pa.DataType) -> pa.Array:
     """Stored values of one type as an array. Raises `SchemaError` if they have another type."""
     try:
         if kind in ("raw", "text", "json"):
@@ -62,7 +65,7 @@ def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> p
     except pa.ArrowInvalid:
         pass  # one of them is damaged: the codec finds it and names what is wrong
     decode = _codec(kind).decode
-    found = [None if value is None else decode(value) for value in values]
+    found = [None if value is None else decode(value) for value in cut(values)]
     if kind == "boolean":
         return of_flags(found)
     try:
@@ -71,12 +74,12 @@ def decoded(values: Sequence[bytes | None], kind: str, target: pa.DataType) -> p
         raise SchemaError(f"a stored {_codec(kind).name} does not fit {kind}") from None
 
 
-def decoded_key(rows: Sequence[bytes], kind: str, target: pa.DataType) -> pa.Array:
+def decoded_key(rows: list[bytes] | JoinedBytes, kind: str, target: pa.DataType) -> pa.Array:
     """As `decoded`, for row keys."""
     if kind in ("raw", "text"):
         return decoded(rows, kind, target)
     decode = KEY_CODECS[kind].decode
-    return of_numbers((decode(row) for row in rows), target)
+    return of_numbers((decode(row) for row in cut(rows)), target)
 
 
 def parts_of_keys(parts: Sequence[Any], kind: str, target: pa.DataType) -> pa.Array:
@@ -102,6 +105,15 @@ def encoded_key(values: pa.Array, kind: str) -> list[bytes]:
         return encoded(values, kind)  # type: ignore[return-value]
     encode = KEY_CODECS[kind].encode
     return [encode(value) for value in values.cast(pa.int64()).to_pylist()]
+
+
+@overload
+def cut(values: list[bytes] | JoinedBytes) -> list[bytes]: ...
+@overload
+def cut(values: Stored) -> Sequence[bytes | None]: ...
+def cut(values: Any) -> Any:
+    """The values as a list."""
+    return values.cut() if isinstance(values, JoinedBytes) else values
 
 
 def _codec(kind: str) -> codecs.Codec[Any]:
@@ -134,7 +146,7 @@ def _compact_json(text: str) -> bytes:
         raise SchemaError("a value of type json is not JSON") from None
 
 
-def _from_block(values: Sequence[bytes | None], letter: str, target: pa.DataType) -> pa.Array:
+def _from_block(values: Stored, letter: str, target: pa.DataType) -> pa.Array:
     fixed = of_blocks(values, _EIGHT)
     validity, block = fixed.buffers()
     numbers = array(letter)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from percolator.tablet.keys import W, after_component, component, space_bounds, split_component
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.joined_cells import join_cells
 from percolator.tablet.reading.locks_in_the_way import LockReader, lock_cell
 from percolator.tablet.reading.visible_cells import Walked
 from percolator.tablet.reading.visible_runs import VisibleRuns
@@ -33,6 +34,8 @@ class ScanPlan:
     """Encoded columns; None for all but reserved ones."""
     reverse: bool
     report_deletes: bool
+    joined: bool
+    """Whether pages may have their cells joined."""
     rows_max: int
     """The limit of one page."""
     bytes_max: int
@@ -195,12 +198,16 @@ class ScanPage:
         if self.rest is not None and self.rest[1] and self.rest[0] >= self.rest[1]:
             self.rest = None
         response = pb.ScanResponse()
-        cells, found = self._cells, response.found
-        found.rows.extend(cells.rows)
-        found.columns.extend(cells.columns)
-        found.commit_timestamps.extend(cells.commit_timestamps)
-        found.values.extend(cells.values)
-        found.deletes.extend(cells.deletes)
+        cells = self._cells
+        # Joined cells say nothing about locks and deletions.
+        is_plain = self._plan.joined and not self._lock_rows and not cells.deletes
+        if not is_plain or not join_cells(cells.rows, cells.columns, cells.values, response.joined):
+            found = response.found
+            found.rows.extend(cells.rows)
+            found.columns.extend(cells.columns)
+            found.commit_timestamps.extend(cells.commit_timestamps)
+            found.values.extend(cells.values)
+            found.deletes.extend(cells.deletes)
         for row, column, record in self._locks.records:
             if self.rest is None or not _contains(self.rest, row):
                 response.locks.add(lock=lock_cell(row, column, record, self._lifetimes))

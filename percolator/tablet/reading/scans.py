@@ -41,6 +41,7 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         wanted=chosen_columns("", request, columns, limits),
         reverse=request.reverse,
         report_deletes=request.report_deletes,
+        joined=request.takes_joined,
         rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
     )

@@ -14,6 +14,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import RangePage, RangeRequest
+from percolator.routing.joined_page import JoinedPage
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import to_detail
@@ -249,3 +250,36 @@ async def test_a_scan_cancelled_after_its_page_failed_leaves_no_exception_behind
     cluster.servers["a:1"].seconds = 0.4
     cluster.servers["a:1"].answers_lost = True
     await cancelled_while_it_waits(_scan(cluster, RangeRequest(1, b"", b"", None, 7)))
+
+
+def _joined(row: bytes) -> wire.ScanResponse:
+    page = wire.ScanResponse()
+    size = len(row).to_bytes(4, "little")
+    for one in (page.joined.rows, page.joined.columns.add(name=b"c").values):
+        one.block, one.offsets = row, bytes(4) + size
+    return page
+
+
+async def test_joined_cells_arrive_as_they_were_sent() -> None:
+    server = Server()
+    server.pages = lambda request: [_joined(b"d")]
+    cluster = Cluster({"a:1": server})
+    cluster.now_at = [tablet("a:1", b"", b"")]
+    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=True)
+    [page] = [page async for page in cluster.router.scan_cells(request, 5.0)]
+    assert isinstance(page, JoinedPage)
+    assert (page.rows.cut(), page.columns[b"c"].cut()) == ([b"d"], [b"d"])
+    assert (page.start, page.end) == (b"b", b"x")
+
+
+@pytest.mark.parametrize(("row", "takes_joined"), [(b"a", True), (b"x", True), (b"d", False)])
+async def test_joined_cells_of_other_rows_or_that_nobody_asked_for_are_refused(
+    row: bytes, takes_joined: bool
+) -> None:
+    server = Server()
+    server.pages = lambda request: [_joined(row)]
+    cluster = Cluster({"a:1": server})
+    cluster.now_at = [tablet("a:1", b"", b"")]
+    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=takes_joined)
+    with pytest.raises(DeadlineExceeded, match="malformed"):
+        [page async for page in cluster.router.scan_cells(request, 5.0)]
