@@ -38,9 +38,11 @@ class JoinedBytes:
         return self.block[: self._offset(1)], self.block[self._offset(-2) :]
 
     def is_whole(self) -> bool:
-        """Whether its values fill the block. They may still overlap, if the sender is mad."""
-        whole = bool(self.offsets) and len(self.offsets) % _OFFSET_BYTES == 0
-        return whole and self._offset(0) == 0 and self._offset(-1) == len(self.block)
+        """Whether its values fill the block. Arrow would look outside of it without asking."""
+        if not self.offsets or len(self.offsets) % _OFFSET_BYTES:
+            return False
+        bounds = self.bounds().tolist()
+        return bounds[0] == 0 and bounds[-1] == len(self.block) and bounds == sorted(bounds)
 
     def _offset(self, index: int) -> int:
         at = _OFFSET_BYTES * index % len(self.offsets)

@@ -283,3 +283,26 @@ async def test_joined_cells_of_other_rows_or_that_nobody_asked_for_are_refused(
     request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=takes_joined)
     with pytest.raises(DeadlineExceeded, match="malformed"):
         [page async for page in cluster.router.scan_cells(request, 5.0)]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [(0, 9, 2), (0, -1, 2), (1, 1, 2), (0, 1, 3), (0, 1, 1), ()],
+    ids=["outside", "negative", "later start", "later end", "earlier end", "none"],
+)
+async def test_joined_values_that_do_not_fill_their_block_one_by_one_are_refused(
+    bounds: tuple[int, ...],
+) -> None:
+    """Arrow would read memory outside of the block."""
+    sent = _joined(b"dd")
+    sent.joined.rows.block = b"de"
+    sent.joined.rows.offsets = b"".join(at.to_bytes(4, "little") for at in (0, 1, 2))
+    values = sent.joined.columns[0].values
+    values.offsets = b"".join(at.to_bytes(4, "little", signed=True) for at in bounds)
+    server = Server()
+    server.pages = lambda request: [sent]
+    cluster = Cluster({"a:1": server})
+    cluster.now_at = [tablet("a:1", b"", b"")]
+    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=True)
+    with pytest.raises(DeadlineExceeded, match="malformed"):
+        [page async for page in cluster.router.scan_cells(request, 5.0)]
