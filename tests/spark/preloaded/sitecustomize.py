@@ -1,8 +1,8 @@
 """What a daemon of Spark's imports before it forks. Python runs this file when it starts.
 
-By itself, a daemon imports nothing, and each process that it forks imports the same again: half of
-what Python processes cost in these tests, where most of them do little, and a step that fails ends
-its process. Spark starts these daemons itself, so this folder is on the path of a session instead
+By itself, a daemon imports nothing, and each process that it forks imports the same again: two
+thirds of what they cost in these tests, where most do little, and a step that fails ends its
+process. Spark starts these daemons itself, so this folder is on the path of a session instead
 (sessions.py). The processes of streaming sources are not forked, so nothing is imported for them.
 
 What these tests show stays the same, for importing connects to nothing. The session with executors
