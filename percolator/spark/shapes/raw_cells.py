@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from percolator import codecs
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import InvalidArgument, InvariantViolation, SchemaError
 from percolator.routing.cells import CellPage
 from percolator.routing.joined_page import SentPage
 from percolator.schema import Column, Table
@@ -67,7 +67,8 @@ class RawCells:
         return tuple(Column(_ANY_TABLE, name, codecs.raw).name for name in columns)
 
     def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
-        assert isinstance(page, CellPage)
+        if not isinstance(page, CellPage):
+            raise InvariantViolation("joined cells have no timestamps, and raw cells need them")
         lists = {ROW: page.rows, COLUMN: page.columns, VALUE: page.values}
         arrays = [
             of_numbers(page.commit_timestamps, field.type)
