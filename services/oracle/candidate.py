@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import structlog
+
 from percolator.errors import NotReady, StoreUnusable, UsageError
 from percolator.world import Clock
 from services.chassis.coordinator.candidacy import Candidacy
@@ -18,6 +20,8 @@ from services.oracle.ledger import ROLE, Ledger
 from services.oracle.oracle import Oracle, OracleCounts, OracleLimits
 from services.oracle.other_clocks import ClockUnconfirmed, OtherClocks
 from services.oracle.probe import Probe
+
+_log = structlog.get_logger("percolator.oracle")
 
 _RETRY_SECONDS = 0.5
 _CLOCKS_SECONDS = 10.0
@@ -35,6 +39,8 @@ class Site:
     """How others reach it."""
     cluster_id: str
     limits: OracleLimits
+    first_milliseconds: int = 0
+    """Nothing older can be stored."""
 
 
 class Candidate:
@@ -134,9 +140,18 @@ class Candidate:
         await oracle.extend()
         return oracle
 
-    async def _beginning(self, mark_milliseconds: int) -> int | None:
-        limits = self._site.limits
+    async def _beginning(self, mark_milliseconds: int) -> int:
+        site, limits = self._site, self._site.limits
         if self._clocks is None or limits.follow_jumps:
-            return None
-        jump = limits.jump_seconds_max
-        return await self._clocks.beginning(mark_milliseconds, jump_seconds_max=jump)
+            begin = max(site.clock.wall_milliseconds(), mark_milliseconds)
+        else:
+            jump = limits.jump_seconds_max
+            begin = await self._clocks.beginning(mark_milliseconds, jump_seconds_max=jump)
+        if begin < site.first_milliseconds:
+            _log.error(
+                "the wall clock of this machine is behind the epoch of the store, at which "
+                "timestamps begin now: correct it, and start this oracle again",
+                behind_seconds=(site.first_milliseconds - begin) / 1000,
+            )
+        # Otherwise, every commit would be refused until the clock is right.
+        return max(begin, site.first_milliseconds)

@@ -35,7 +35,15 @@ async def oracle_service(
     coordinator = store.coordinator(
         CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
     )
-    site = Site(clock, store.name, host.announced.address, host.cluster_id, settings.limits())
+    rows = store.rows()
+    site = Site(
+        clock,
+        store.name,
+        host.announced.address,
+        host.cluster_id,
+        settings.limits(),
+        rows.epoch_milliseconds if rows is not None else 0,
+    )
     probe = Probe(host.world, settings.masters, grace_seconds=silence)
     clocks = OtherClocks(host.world, settings.masters, site.address)
     candidate = Candidate(site, coordinator, probe if settings.standby else None, clocks)

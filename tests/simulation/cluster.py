@@ -26,6 +26,7 @@ from percolator.testing.simulator.network_faults import PERFECT
 from percolator.testing.simulator.simulated_loop import SimulationLoop
 from percolator.testing.simulator.simulated_process import Incarnation, Main, SimulatedProcess
 from percolator.testing.simulator.simulated_wire import Wire
+from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
 from services.chassis.serving import rpc
 from tests.simulation import observing
@@ -45,6 +46,7 @@ from tests.simulation.programs import (
 from tests.simulation.row_cluster import RowCluster
 from tests.simulation.row_collector import COLLECTOR, RowCollectorProgram
 from tests.simulation.rows import (
+    EPOCH_MILLISECONDS,
     ON_ROWS,
     ROW_STORE,
     WHOLLY_ON_ROWS,
@@ -102,7 +104,10 @@ class Cluster:
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
         self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
-        programs = Programs(self.root, self.masters)
+        rows = (
+            None if self.row_store is None else RowStorePlace(epoch_milliseconds=EPOCH_MILLISECONDS)
+        )
+        programs = Programs(self.root, self.masters, rows)
         self.row_cluster: RowCluster | None = None
         if self.row_store is not None and scenario.with_master:
             self.row_cluster = RowCluster(self.row_store, self.masters, self.struck)

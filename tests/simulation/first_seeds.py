@@ -19,6 +19,7 @@ FIRST_SEEDS = {
     "intents that were not answered taken for written": 2,
     "marker put over a lock": 78,
     "oracle on rows answers without a look": 204,
+    "oracle begins before the epoch of the store": 87500865,
     "prewrite passes newer lock only commits": 72,
     "refusal speaks for an unanswered message": 176,
     "rows that were not answered are taken for loaded": 20,

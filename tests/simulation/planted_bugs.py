@@ -57,6 +57,12 @@ BUGS = (
         Bug(plant, kinds, with_master=with_master, seconds_max=6.0, is_quickly_caught=quickly)
         for plant, kinds, with_master, quickly in clock_bugs.ALL
     ),
+    Bug(
+        clock_bugs.oracle_begins_before_the_epoch_of_the_store,
+        workload="sequential",
+        on_rows=True,
+        is_quickly_caught=True,
+    ),
     Bug(protocol_bugs.secondaries_decided_without_the_primary),
     Bug(server_bugs.mirror_after_the_snapshot),
     Bug(protocol_bugs.rollback_deletes_a_foreign_lock, is_quickly_caught=True),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.timestamps import SEQUENCE_BITS
 from services.oracle import other_clocks
+from services.oracle.candidate import Candidate, Site
 from services.oracle.other_clocks import OtherClocks
 from tests.simulation.scenario import Kind
 
@@ -39,6 +43,16 @@ def most_of_the_known_clocks_are_most_clocks(patch: Patch) -> None:
     """A master that has just begun to lead knows no clock but that of its own host, where the
     oracle is as wrong as it is."""
     patch.setattr(other_clocks, "_require_most", lambda told: None)
+
+
+def oracle_begins_before_the_epoch_of_the_store(patch: Patch) -> None:
+    """The first oracle's clock is years slow: nothing can be committed until it is corrected."""
+    correct = Candidate.__init__
+
+    def wrong(self: Candidate, site: Site, *rest: Any, **more: Any) -> None:
+        correct(self, replace(site, first_milliseconds=0), *rest, **more)
+
+    patch.setattr(Candidate, "__init__", wrong)
 
 
 ALL = (

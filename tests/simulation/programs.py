@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, lockservice_pb2
+from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire.methods import REGISTER
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
@@ -84,11 +85,24 @@ class StoreRoot:
         return files
 
 
+class _OraclesStore(DirectoryStore):
+    """The mark is in a directory, even if the cells are in a row store."""
+
+    place: RowStorePlace | None = None
+
+    def rows(self) -> RowStorePlace | None:
+        return self.place
+
+
 class Programs:
     """The programs that can be started. All state that outlives a process is in the store root."""
 
-    def __init__(self, root: StoreRoot, masters: Sequence[str]) -> None:
+    def __init__(
+        self, root: StoreRoot, masters: Sequence[str], rows: RowStorePlace | None = None
+    ) -> None:
+        """`rows`: where the cells are, if not in tablet servers."""
         self._root = root
+        self._rows = rows
         self._masters = masters
         self._several = len(masters) > 1
         """Not the stand-in for the master, which knows all servers anyway."""
@@ -98,7 +112,8 @@ class Programs:
         masters = tuple(self._masters) if self._several else ()
         settings = OracleSettings(store=str(ROOT), standby=True, masters=masters)
         host = host_for(incarnation, files, settings, cluster_pb2.SERVICE_KIND_ORACLE, CLUSTER_ID)
-        store = DirectoryStore(files, ROOT, incarnation.world)
+        store = _OraclesStore(files, ROOT, incarnation.world)
+        store.place = self._rows
         async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
             incarnation.listen(exposed)
             host.background(

@@ -47,7 +47,8 @@ WHOLLY_ON_ROWS = "run whose masters and oracles are on a row store, too"
 PLACE = Place(ROW_STORE, "simulated", "simulated")
 _RECORDS = PLACE.table(TABLE_ID)
 """What a cluster knows about itself: no cells of its tables."""
-_TIMES = Times(WALL_MILLISECONDS - 60_000)
+EPOCH_MILLISECONDS = WALL_MILLISECONDS - 60_000
+_TIMES = Times(EPOCH_MILLISECONDS)
 _CHUNK_BYTES = 40
 """Far less than Bigtable's, so that most records come in several parts."""
 _SECONDS = 10.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import World
 from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.coordinator.times import CoordinatorTimes
@@ -42,5 +43,5 @@ class DirectoryStore:
     def watch(self, host: AnyHost) -> None:
         host.watch_store(self.root)
 
-    def rows(self) -> None:
+    def rows(self) -> RowStorePlace | None:
         return None

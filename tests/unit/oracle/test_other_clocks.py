@@ -73,14 +73,16 @@ class Machine:
         self.right = VirtualClock(loop)
         self.masters = Masters(self.right)
 
-    def candidate(self, ahead: int, masters: tuple[str, ...], limits: OracleLimits) -> Candidate:
+    def candidate(
+        self, ahead: int, masters: tuple[str, ...], limits: OracleLimits, first: int = 0
+    ) -> Candidate:
         wall = self.right.wall_milliseconds() + ahead
         clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=wall)
         coordinator = DirectoryCoordinator(MemoryFiles(self.disk), clock, STORE)
         world = World(clock, self.masters, random.Random(1))
         clocks = OtherClocks(world, masters, "oracle:1")
         return Candidate(
-            Site(clock, str(STORE), "oracle:1", "", limits), coordinator, clocks=clocks
+            Site(clock, str(STORE), "oracle:1", "", limits, first), coordinator, clocks=clocks
         )
 
     @asynccontextmanager
@@ -90,9 +92,10 @@ class Machine:
         ahead: int = 0,
         masters: tuple[str, ...] = ("m:1", "n:1"),
         limits: OracleLimits = OracleLimits(),  # noqa: B008 - frozen
+        first: int = 0,
     ) -> AsyncIterator[Candidate]:
         """One life, which begins when the one before has ended."""
-        candidate = self.candidate(ahead, masters, limits)
+        candidate = self.candidate(ahead, masters, limits, first)
         running = asyncio.create_task(candidate.run())
         yield candidate
         running.cancel()
@@ -134,6 +137,19 @@ async def test_after_a_long_stop_a_clock_that_others_agree_with_is_followed(stop
     await asyncio.sleep(stopped / 1000)
     async with machine.oracle() as after:
         assert abs(await machine.lead(after)) < SECOND
+
+
+@pytest.mark.parametrize("masters", [("m:1", "n:1"), ()])
+async def test_a_slow_clock_is_not_below_the_epoch_of_a_row_store(masters: tuple[str, ...]) -> None:
+    """Nothing older can be stored there, so nothing could be committed."""
+    machine = Machine()
+    first = machine.right.wall_milliseconds() - 30 * DAY
+    async with machine.oracle(ahead=-YEAR, masters=masters, first=first) as slow:
+        assert await machine.lead(slow) == pytest.approx(-30 * DAY, abs=SECOND)
+        await asyncio.sleep(100)
+        assert await machine.lead(slow) == pytest.approx(-30 * DAY, abs=5 * SECOND)
+    async with machine.oracle(masters=masters, first=first) as right:
+        assert abs(await machine.lead(right)) < SECOND
 
 
 async def test_a_slow_clock_is_not_pushed_by_the_majority() -> None:
