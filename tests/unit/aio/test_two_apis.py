@@ -22,6 +22,7 @@ INTERNAL = {
     "require_not_ended",
     "scan_pages",
     "scan_cells",
+    "scan_joined",
     "get_cells",
     # What is written once for asyncio, and called by both kinds (percolator/either.py).
     "call_inside",
