@@ -102,6 +102,7 @@ class RowStoreHandler:
         store, rows = self._store(), request.rows
         is_identity = list(rows.row_keys) == [CLUSTER] and not rows.row_ranges
         own = rules.own(store.place, request, reads_identity=is_identity)
+        rules.require_known_families(own.filter, "filter")
         async for answer in _answers(store, store.read_rows, own):
             yield answer
 

@@ -16,7 +16,7 @@ from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, PermissionDenied
 from percolator.rowstore.identity import CLUSTER, TABLE_ID
 from percolator.rowstore.intents import INTENTS_TABLE
-from percolator.rowstore.layout import DATA, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
+from percolator.rowstore.layout import DATA, FAMILIES, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
 from percolator.rowstore.port import TIME_UNIT
 from percolator.v1 import bigtable_pb2 as wire
 from percolator.wire.roles import Role
@@ -57,8 +57,32 @@ def own(place: Place, request: RequestT, *, reads_identity: bool = False) -> Req
     return request
 
 
+def require_known_families(one: wire.BigtableRowFilter, field: str) -> None:
+    """Raises if a filter names a family that no table has: the store's answer would be taken for
+    that of a table whose family somebody has removed."""
+    match one.WhichOneof("filter"):
+        case "column_range_filter":
+            _require_known(one.column_range_filter.family_name, field)
+        case "chain":
+            for part in one.chain.filters:
+                require_known_families(part, field)
+        case "interleave":
+            for part in one.interleave.filters:
+                require_known_families(part, field)
+        case _:
+            pass
+
+
+def _require_known(family: str, field: str) -> None:
+    if family not in FAMILIES:
+        raise InvalidArgument(
+            field, f"names the family {family[:100]!r}; tables have {', '.join(sorted(FAMILIES))}"
+        )
+
+
 def require_step(request: wire.BigtableCheckAndMutateRowRequest) -> None:
     """Raises unless the changes are some that steps of transactions consist of."""
+    require_known_families(request.predicate_filter, "predicate_filter")
     _require_changes(request.true_mutations, "true_mutations", _OF_STEPS)
     _require_changes(request.false_mutations, "false_mutations", _OF_STEPS)
 
@@ -75,6 +99,11 @@ def require_may_write(place: Place, request: wire.BigtableMutateRowsRequest, rol
             "changes of rows have conditions",
             where=request.table_name,
         )
+    else:
+        for number, entry in enumerate(request.entries):
+            for change in entry.mutations:
+                family = change.set_cell.family_name or change.delete_from_column.family_name
+                _require_known(family, f"entries[{number}].mutations")
 
 
 def _require_changes(

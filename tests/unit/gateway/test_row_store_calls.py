@@ -272,6 +272,33 @@ async def test_no_caller_makes_what_no_step_consists_of(change: wire.BigtableMut
             await _served(model).check_and_mutate_row(request)
 
 
+def _of_no_table() -> wire.BigtableRowFilter:
+    unknown = wire.BigtableRowFilter()
+    unknown.column_range_filter.family_name = "x"
+    either = wire.BigtableRowFilter()
+    either.interleave.filters.extend([wire.BigtableRowFilter(), unknown])
+    found = wire.BigtableRowFilter()
+    found.chain.filters.append(either)
+    return found
+
+
+async def test_a_family_that_no_table_has_is_the_callers_mistake() -> None:
+    """Otherwise the error would say that somebody has removed it in the store."""
+    model = Watched()
+    await through(model)
+    handler, table = _served(model), PLACE.table(1)
+    reading = wire.BigtableReadRowsRequest(table_name=table, filter=_of_no_table())
+    with pytest.raises(InvalidArgument, match="filter: names the family 'x'"):
+        [one async for one in handler.read_rows(reading)]
+    checking = wire.BigtableCheckAndMutateRowRequest(
+        table_name=table, row_key=b"r", predicate_filter=_of_no_table()
+    )
+    with pytest.raises(InvalidArgument, match="predicate_filter: names the family 'x'"):
+        await handler.check_and_mutate_row(checking)
+    with pytest.raises(InvalidArgument, match=r"entries\[0\].mutations: names the family 'x'"):
+        await _write(handler, 1, _set("x"))
+
+
 async def test_what_the_gateway_does_not_know_is_not_passed_on() -> None:
     """Bigtable knows more than our messages say: to delete a whole row, or to call a view of
     another table by its name."""
