@@ -282,6 +282,7 @@ class _Run:
             collected_below=reading.collected_below,
             collected=self._cluster.root.collected,
             parts=self._cluster.chronicle.parts,
+            left_out=[one.table_id for one in reading.catalogue.tables.values() if one.deleting],
         )
         yield from map(str, found.report.violations)
         left = left_to_run(found.stored.notifications, history, watched) - {NAME}

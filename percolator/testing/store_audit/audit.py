@@ -10,7 +10,7 @@ that are missing, aborted ones that are there, and transactions that were torn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ def audit(
     collection_finished: bool = False,
     collected: Mapping[int, int] = MappingProxyType({}),
     parts: Mapping[int, int] = MappingProxyType({}),
+    left_out: Collection[int] = (),
     violations_max: int = 100,
 ) -> Audit:
     """Audits all tables together, because transactions may span several.
@@ -59,12 +60,13 @@ def audit(
     `collection_finished`, it must be. `collected` has the commit timestamps of transactions of
     which a record was seen to be collected, by their start timestamps: the store cannot tell.
     `parts` has the start timestamps of the parts of shared transactions that were chosen to be
-    committed, and those under which the history knows the whole.
+    committed, and those under which the history knows the whole. `left_out` has the ids of other
+    tables, such as dropped ones that are still stored: transactions may have their primaries there.
     """
     report = Report(violations_max)
     stored = StoredCells(tables, report, collected, parts)
     check_cells(stored, report)
-    check_transactions(stored, collected_below, report)
+    check_transactions(stored, collected_below, left_out, report)
     if timestamp_max is not None:
         check_issued(stored, timestamp_max, report)
     if collection_finished:

@@ -254,6 +254,13 @@ def test_transactions_reach_across_tables() -> None:
     assert "a['x']['v'] at 2, but b['x']['v'] at 3" in str(found.report)
 
 
+def test_a_lock_may_have_its_primary_in_a_table_that_is_left_out_and_in_no_unknown_one() -> None:
+    stored = [StoredTable(TABLE_ID + 1, "a", [lock("z", 1, "x")])]
+    assert audit(stored, left_out=[TABLE_ID]).report
+    assert audit(stored).report.counts == {Invariant.READABLE: 1}
+    assert audit(stored, left_out=[TABLE_ID + 2]).report.counts == {Invariant.READABLE: 1}
+
+
 def test_a_history_about_a_table_that_was_not_passed_is_refused() -> None:
     """The audit would otherwise call all its commits lost."""
     with pytest.raises(InvalidArgument, match="history writes t"):
