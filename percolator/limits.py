@@ -19,8 +19,8 @@ class Limits:
     """
 
     row_bytes_max: int = 4 * KIBIBYTE
-    """No longer than tablet servers allow: nobody could settle a transaction whose primary they
-    refuse."""
+    """Keep it within what tablet servers allow. If they refuse the primary of a transaction, its
+    other locks cannot be settled."""
     column_bytes_max: int = 255
     value_bytes_max: int = 4 * MEBIBYTE
     transaction_cells_max: int = 100_000

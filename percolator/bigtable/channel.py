@@ -150,7 +150,7 @@ class BigtableNetwork:
         lanes = self._lanes.get(address)
         if lanes is None:
             if self._is_closed:
-                raise network_closed()  # nobody would close what is opened now
+                raise network_closed()  # a channel opened now would never be closed
             lanes = self._lanes[address] = Lanes(self._opening(address))
         return lanes
 

@@ -32,7 +32,7 @@ class FamilyMissing(InvariantViolation):
     """A call names a family that the table does not have. It was not executed."""
 
     def __init__(self, table: str, families: str, *, where: str) -> None:
-        """`table` is the full name; `families` is empty if nobody has said which are missing."""
+        """`table` is the full name; `families` is empty if it is not known which are missing."""
         name = table.rpartition("/")[2]
         what = f"the family {families}" if families else "a family that it needs"
         super().__init__(f"the table {name} lacks {what}: {_WHAT_TO_DO}", where=where)

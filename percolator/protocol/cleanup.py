@@ -170,7 +170,7 @@ class Cleanup:
             elif self._primaries.is_gone(answer):
                 self._env.verdicts.put(start, ROLLED_BACK)
             elif isinstance(answer, InvariantViolation):
-                raise copy(answer)  # nobody can decide it, however long the caller waits
+                raise copy(answer)  # waiting will not decide it
             elif not isinstance(answer, Refused):
                 continue  # no answer: nothing is known, and the caller will ask again
             elif answer.condition == steps.OWN_COMMIT:

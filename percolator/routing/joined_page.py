@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -64,7 +64,7 @@ class JoinedPage(NamedTuple):
     """By name: the value of each row."""
     start: bytes
     end: bytes
-    locks: list[Cell] = []  # noqa: RUF012 - never changed
+    locks: Sequence[Cell] = ()
 
 
 SentPage = CellPage | JoinedPage

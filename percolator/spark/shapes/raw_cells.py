@@ -115,11 +115,14 @@ class RawCells:
     @staticmethod
     def _addresses(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
         rows, columns = column_of(batch, ROW), column_of(batch, COLUMN)
-        refuse_nulls(rows, ROW, "")
-        refuse_nulls(columns, COLUMN, "")
-        names: list[bytes] = bytes_in(columns)  # type: ignore[assignment]  # none is null
+        names = _without_nulls(columns, COLUMN)
         for name in set(names):
             Column(_ANY_TABLE, name, codecs.raw)  # raises if the name is not valid
-        found: list[bytes] = bytes_in(rows)  # type: ignore[assignment]  # none is null
+        found = _without_nulls(rows, ROW)
         check_rows(found, ROW)
         return found, names
+
+
+def _without_nulls(values: pa.Array, name: str) -> list[bytes]:
+    refuse_nulls(values, name, "")
+    return [value for value in bytes_in(values) if value is not None]

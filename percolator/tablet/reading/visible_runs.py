@@ -126,9 +126,10 @@ class VisibleRuns(VisibleCells):
         if len(parts) != 2 * len(cells) + 1:
             return False  # damage
         rows, columns = parts[0:-1:2], parts[1::2]
-        names = {column: self._name(column + END) for column in {*columns}}
-        if None in names.values():
-            wanted = [names[column] is not None for column in columns]
+        met = {column: self._name(column + END) for column in {*columns}}
+        names = {column: name for column, name in met.items() if name is not None}
+        if len(names) < len(met):
+            wanted = [column in names for column in columns]
             cells, commits, values, rows, columns = _only(
                 wanted, cells, commits, values, rows, columns
             )
@@ -147,7 +148,7 @@ class VisibleRuns(VisibleCells):
         room.rows += sum(map(ne, rows, chain((before,), rows)))
         self._stand_behind(keys[-1], rows)
         self.rows += rows
-        self.columns += map(names.__getitem__, columns)  # type: ignore[arg-type]  # all are wanted
+        self.columns += map(names.__getitem__, columns)
         self._commits += commits
         self.values += [value[WRITE_HEADER_BYTES:] for value in values]
         self.bytes += size

@@ -18,7 +18,14 @@ from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork
 from services.chassis.serving.trailers import failure
-from tests.unit.gateway.forwarding_site import OWN, REQUEST_BYTES_MAX, SECONDS, Behind, site
+from tests.unit.gateway.forwarding_site import (
+    OWN,
+    REQUEST_BYTES_MAX,
+    SECONDS,
+    Behind,
+    Site,
+    site,
+)
 
 pytestmark = pytest.mark.real_time
 
@@ -291,19 +298,25 @@ async def test_a_call_whose_channel_is_closed_ends_for_its_caller(streaming: boo
         assert error.retry is errors.Retry.UNKNOWN, "the server may have executed it"
 
 
+def halting(here: Site) -> asyncio.Event:
+    """Streams from the server behind halt after their first message, until this is set."""
+    going_on = asyncio.Event()
+
+    async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        await going_on.wait()
+        yield b"last"
+
+    here.behind.stream = produce
+    return going_on
+
+
 async def test_a_stream_in_progress_keeps_its_connection_however_many_servers_are_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(by_address, "UNUSED_SECONDS", 0.0)
     async with site() as here:
-        going_on = asyncio.Event()
-
-        async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
-            yield b"first"
-            await going_on.wait()
-            yield b"last"
-
-        here.behind.stream = produce
+        going_on = halting(here)
         scan = here.scan()
         assert await scan.read() == b"first"
         line = here.routes.line(here.server)
@@ -319,14 +332,7 @@ async def test_a_stream_in_progress_keeps_its_connection_however_many_servers_ar
 
 async def test_at_shutdown_watches_are_told_to_come_back_and_scans_finish() -> None:
     async with site() as here:
-        going_on = asyncio.Event()
-
-        async def produce(raw: bytes, context: Any) -> AsyncIterator[bytes]:
-            yield b"first"
-            await going_on.wait()
-            yield b"last"
-
-        here.behind.stream = produce
+        going_on = halting(here)
         watch = here.scan(path=methods.WATCH_NOTIFICATIONS.path)
         scan = here.scan()
         assert [await watch.read(), await scan.read()] == [b"first", b"first"]
