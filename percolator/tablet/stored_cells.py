@@ -35,14 +35,17 @@ async def pages(
     start, end = clipped(state, request.range)
     if request.space == NOTIFY and state.index.worth_filling:
         await fill_index(state)
+    until = request.until_timestamp
+    if request.space == LOCK and until and not state.mirror.has_older(until):
+        state.require_open()
+        await state.require_ownership()
+        return
     first: bytes | None
     first, stop = keys.space_bounds(PREFIX_OF_SPACE[request.space], start, end)
     cells_left = request.cell_limit or _NO_LIMIT
     while first is not None and cells_left:
         state.require_open()
-        response, first = _page(
-            request, _entries(state, request.space, first, stop), cells_left, state
-        )
+        response, first = _page(request, _entries(state, request, first, stop), cells_left, state)
         if first is not None:
             row, _ = keys.split_component(first, 1)
             response.rest.CopyFrom(cells_pb2.RowRange(start=row, end=end))
@@ -94,19 +97,32 @@ def _in_time(request: pb.ScanCellsRequest, cell: keys.CellKey, value: bytes) -> 
     return request.from_timestamp <= timestamp and (not until or timestamp < until)
 
 
-def _entries(state: TabletState, space: int, first: bytes, stop: bytes) -> Iterator[Entry]:
+def _entries(
+    state: TabletState, request: pb.ScanCellsRequest, first: bytes, stop: bytes
+) -> Iterator[Entry]:
     """Entries from `first` on: one more than a page examines, so that it knows what follows.
 
     They are read one by one, because each may hold megabytes, and then few fit into a page.
     """
-    most = state.limits.slice_entries + 1
+    space, most = request.space, state.limits.slice_entries + 1
     if space == LOCK:
-        cells = state.mirror.between(first[1:], _behind_space(stop))
-        return _present(state, keys.L, (cell for cell, _ in islice(cells, most)))
+        locks = state.mirror.between(first[1:], _behind_space(stop))
+        return _locks(state, islice(locks, most), request.until_timestamp)
     if space == NOTIFY and state.index.complete:
         found = state.index.between(first[1:], _behind_space(stop))
         return _present(state, keys.N, islice(found, most))
     return islice(state.storage.iterate(first, stop), most)
+
+
+def _locks(state: TabletState, locks: Iterable[tuple[bytes, bytes]], until: int) -> Iterator[Entry]:
+    """The stored locks of these cells. Those of younger transactions are not read: beside one old
+    lock, there may be millions of a job that is under way."""
+    before = until.to_bytes(START_TIMESTAMP_BYTES, "big") if until else None
+    get = state.storage.get
+    for cell, header in locks:
+        key = keys.L + cell
+        is_asked_for = before is None or header[:START_TIMESTAMP_BYTES] < before
+        yield key, get(key) if is_asked_for else None
 
 
 def _behind_space(stop: bytes) -> bytes | None:

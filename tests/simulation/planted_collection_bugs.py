@@ -7,10 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from percolator.aio.engine import OpenStarts
+from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.tablet import opening
 from percolator.tablet.collection import collection
 from percolator.tablet.collection.answered_cells import AnsweredCells, Record
 from percolator.tablet.collection.sweep import Sweep
+from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.state import SafePoints, TabletState
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.writing import mutation_queue
@@ -29,9 +31,20 @@ def collects_before_old_locks_are_resolved(patch: Patch) -> None:
         return
 
     patch.setattr(OldLocks, "resolve", nothing)
-    patch.setattr(collection, "_require_no_older_locks", nothing)
+    patch.setattr(collection, "_require_no_older_locks", lambda state, below: None)
     # Tablets also refuse rollback markers below what they have collected. With that, nothing would
     # be torn: the locks would stay, and the cells behind them would never be read again.
+    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
+    collect_eagerly(patch)
+
+
+def a_transaction_counts_as_gone_with_its_first_lock(patch: Patch) -> None:
+    """The search for old locks does not find its other locks, and nobody rolls them forward."""
+
+    def wrong(self: LockMirror, header: bytes) -> None:
+        self._starts.pop(header[:START_TIMESTAMP_BYTES], None)
+
+    patch.setattr(LockMirror, "_forget_start", wrong)
     patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
 
@@ -81,6 +94,7 @@ def collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (
     (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
+    (a_transaction_counts_as_gone_with_its_first_lock, (Kind.CLIENT_STEP,), None),
     (safe_point_checked_before_the_read, (Kind.PAUSE,), None),
     (newest_version_under_a_notification_collected, (Kind.PAUSE, Kind.CRASH), "chains"),
     (acknowledgement_collected_although_its_cell_is_there, (Kind.PAUSE, Kind.CRASH), "chains"),

@@ -27,7 +27,6 @@ The walk may end anywhere (a crash, a move); the next collection starts again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -36,7 +35,6 @@ from percolator.formats.hidden_cells import tells_of_a_dead_letter
 from percolator.formats.reach import Fate, Reach
 from percolator.formats.records import (
     KIND_PUT_IN_DATA,
-    LOCK_HEADER,
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
 )
@@ -73,7 +71,7 @@ async def collect(
             f"{state.identity} would collect below {below}, and of ended transactions below "
             f"{ended_below}; its safe points are {reads} and {transactions}"
         )
-    await _require_no_older_locks(state, ended_below)
+    _require_no_older_locks(state, ended_below)
     last, recent = state.collected, state.recent
     newest = max(recent.newest_commit, recent.newest_marker)
     if not last.spared and below < last.more_at and newest < last.below:
@@ -97,15 +95,12 @@ async def collect(
     )
 
 
-async def _require_no_older_locks(state: TabletState, below: int) -> None:
-    for number, header in enumerate(list(state.mirror.headers.values()), 1):
-        if LOCK_HEADER.unpack(header)[0] < below:
-            raise NotReady(
-                f"a lock below the safe point {below} is left in {state.identity}",
-                retry_after_seconds=1.0,
-            )
-        if number % state.limits.slice_entries == 0:
-            await asyncio.sleep(0)
+def _require_no_older_locks(state: TabletState, below: int) -> None:
+    if state.mirror.has_older(below):
+        raise NotReady(
+            f"a lock below the safe point {below} is left in {state.identity}",
+            retry_after_seconds=1.0,
+        )
 
 
 class _WalkOfVersions:

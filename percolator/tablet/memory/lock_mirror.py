@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from percolator.formats.records import LOCK_HEADER_BYTES
+from percolator.formats.records import LOCK_HEADER_BYTES, START_TIMESTAMP_BYTES
 from percolator.tablet.memory.ordered_keys import OrderedKeys
 
 
@@ -26,27 +26,47 @@ class LockMirror:
         self.headers: dict[bytes, bytes] = {}
         """Public for lookups on the hottest paths; changed only through `put` and `remove`."""
         self._order = OrderedKeys()
+        self._starts: dict[bytes, int] = {}
+        """How many locks there are by the start of their transaction, as it is stored. A single
+        transaction may hold millions: to find out that none is old, nobody looks at each."""
 
     def __len__(self) -> int:
         return len(self.headers)
 
     def put(self, cell: bytes, record: bytes) -> None:
-        if cell not in self.headers:
-            self._order.add(cell)
-        self.headers[cell] = record[:LOCK_HEADER_BYTES]
+        self.put_all(((cell, record),))
 
     def put_all(self, locks: Iterable[tuple[bytes, bytes]]) -> None:
         """Puts the locks of a batch: cells, each at most once, and records."""
-        headers, added = self.headers, []
+        headers, starts, added = self.headers, self._starts, []
         for cell, record in locks:
-            if cell not in headers:
+            before = headers.get(cell)
+            if before is None:
                 added.append(cell)
+            else:
+                self._forget_start(before)
+            start = record[:START_TIMESTAMP_BYTES]
+            starts[start] = starts.get(start, 0) + 1
             headers[cell] = record[:LOCK_HEADER_BYTES]
         self._order.add_all(added)
 
     def remove(self, cell: bytes) -> None:
-        if self.headers.pop(cell, None) is not None:
+        header = self.headers.pop(cell, None)
+        if header is not None:
+            self._forget_start(header)
             self._order.remove(cell)
+
+    def has_older(self, below: int) -> bool:
+        """Whether a transaction that began below this timestamp has a lock."""
+        return any(int.from_bytes(start, "big") < below for start in self._starts)
+
+    def _forget_start(self, header: bytes) -> None:
+        start = header[:START_TIMESTAMP_BYTES]
+        left = self._starts[start] - 1
+        if left:
+            self._starts[start] = left
+        else:
+            del self._starts[start]
 
     def between(
         self, start: bytes, stop: bytes | None, *, reverse: bool = False

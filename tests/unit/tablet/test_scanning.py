@@ -273,6 +273,20 @@ async def test_locks_can_be_found_by_their_age() -> None:
     assert [cell.row for cell in await rig.cells(LOCK, cell_limit=2)] == [b"10", b"20"]
 
 
+async def test_a_search_for_old_locks_reads_none_of_those_that_a_large_job_holds() -> None:
+    """A master searches once a minute. Reading ten million locks takes minutes."""
+    storage = ValueCountingStorage(SlowDisk())
+    rig = await Rig(storage=storage).open()
+    await rig.apply(*(prewrite(b"%05d" % number, 30) for number in range(3000)))
+    storage.values_read = 0
+    assert await rig.cells(LOCK, until_timestamp=30) == []
+    assert storage.values_read == 0
+    await rig.apply(prewrite(b"02999x", 20))
+    storage.values_read = 0
+    assert [cell.row for cell in await rig.cells(LOCK, until_timestamp=30)] == [b"02999x"]
+    assert storage.values_read == 1
+
+
 async def test_pages_of_stored_cells_say_what_remains() -> None:
     rig = await Rig().open()
     versions = [put(WRITE, write_record(time), time + 1) for time in range(2, 9)]

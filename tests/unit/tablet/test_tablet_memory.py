@@ -11,12 +11,22 @@ from hypothesis import strategies as st
 
 from percolator.tablet import opening
 from percolator.tablet.memory import ordered_keys
+from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.notify_index import NotifyIndex
 from percolator.tablet.memory.ordered_keys import OrderedKeys
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.statistics import Rate
 from percolator.testing.simulator.virtual_time import VirtualClock
-from tests.unit.tablet.tablets import NOTIFY, Rig, delete, mutation, prewrite, put, roll_back
+from tests.unit.tablet.tablets import (
+    NOTIFY,
+    Rig,
+    delete,
+    lock_record,
+    mutation,
+    prewrite,
+    put,
+    roll_back,
+)
 
 KEYS = st.binary(max_size=2)
 
@@ -53,6 +63,29 @@ def test_the_number_of_keys_that_wait_to_be_sorted_is_limited(
     for number in range(100):
         ordered.add(b"%03d" % number)
         assert len(ordered._unsorted) <= 4
+
+
+# ---------------------------------------------------------------- locks
+
+
+@given(
+    operations=st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=40),
+    below=st.integers(0, 4),
+)
+def test_whether_there_are_older_locks_is_always_known(
+    operations: list[tuple[bytes, int]], below: int
+) -> None:
+    """0 removes the cell's lock; another number is the start of a lock that is put."""
+    mirror, model = LockMirror(), dict[bytes, int]()
+    for cell, start in operations:
+        if start:
+            mirror.put(cell, lock_record(start))
+            model[cell] = start
+        else:
+            mirror.remove(cell)
+            model.pop(cell, None)
+        assert mirror.has_older(below) == any(one < below for one in model.values())
+        assert len(mirror) == len(model)
 
 
 # ---------------------------------------------------------------- notifications
