@@ -87,10 +87,13 @@ async def job(address: str, rows: int, progress: Progress) -> None:
 
 async def scan(address: str, rows: int) -> None:
     """Scans all of them, in a process of its own."""
-    found = 0
+    found, began = 0, time.perf_counter()
     async with aio.connect(address) as db, db.snapshot() as snapshot:
         async for page in snapshot.scan_cells(TABLE):
+            tenths = found * TENTHS // rows
             found += len(page.rows)
+            if found * TENTHS // rows > tenths:
+                print(f"{found:,} rows scanned in {time.perf_counter() - began:.0f} s", flush=True)
     if found != rows:
         raise SystemExit(f"the scan found {found:,} of {rows:,} rows")
 
@@ -145,9 +148,11 @@ class Spent(NamedTuple):
 
 
 class Readers:
-    """Threads that read, and how long each read took."""
+    """Threads that read, and how long each read took. Each phase says so at its end: with millions
+    of rows, the report comes much later."""
 
-    def __init__(self, db: percolator.Database, rows: int) -> None:
+    def __init__(self, phase: str, db: percolator.Database, rows: int) -> None:
+        self.phase = phase
         self._db = db
         self._rows = rows
         self.seconds: dict[str, list[float]] = {"one row": [], f"{SCANNED} rows": []}
@@ -166,6 +171,14 @@ class Readers:
         self._ended.set()
         for thread in self._threads:
             thread.join()
+        for name, found in self.seconds.items():
+            ordered = sorted(found)
+            print(
+                f"{self.phase}: {name}, {len(ordered):,} reads, median "
+                f"{percentile(ordered, 0.5):.1f} ms, p99 {percentile(ordered, 0.99):.1f} ms, "
+                f"slowest {ordered[-1] * 1000:.0f} ms, {len(self.errors)} errors",
+                flush=True,
+            )
 
     def _read(self, seed: int) -> None:
         chosen = random.Random(seed)
@@ -216,23 +229,24 @@ def measure(directory: Path, rows: int, report: Report) -> None:
     ):
         db.create_table(TABLE, [rows // 2])
         server = next(p.pid for n, p in cluster.processes.items() if n.startswith("tabletserver"))
-        with Readers(db, rows) as beside:
+        with Readers("plain writes", db, rows) as beside:
             _ended(begun(plain, min(rows, PLAIN_ROWS_MAX)))
         with WatchedMemory({"tablet server": server}) as memory:
             before = memory.now()["tablet server"]
-            with Readers(db, rows) as during:
+            with Readers("job locks rows", db, rows) as during:
                 driver = begun(job, rows, progress)
                 memory.add("the job's process", driver.pid or 0)
                 tenths = progress.tenths(rows, driver, server)
             locked = memory.now()["tablet server"]
             print(f"all locked; the tablet server has {locked:.0f} MiB, {before:.0f} before")
-            with Readers(db, rows) as held:
+            with Readers("all are locked", db, rows) as held:
                 _ended(driver)
-            print("committed")
+            print("committed; first scan, beside readers", flush=True)
             began = Spent.by(server)
-            with Readers(db, rows) as after:
+            with Readers("after commit", db, rows) as after:
                 _ended(begun(scan, rows))
             scanned = Spent.by(server)
+            print(f"scanned in {(scanned - began).seconds:.0f} s; second scan", flush=True)
             _ended(begun(scan, rows))
             again = Spent.by(server)
     report.add("rows of the job", rows, "rows")
@@ -256,15 +270,10 @@ def measure(directory: Path, rows: int, report: Report) -> None:
     report.add("    for each lock", (locked - before) * (1 << 20) / rows, "bytes")
     for name, most in memory.most.items():
         report.add(f"{name}, at most", most, "MiB")
-    for title, readers in (
-        ("plain writes", beside),
-        ("job locks rows", during),
-        ("all are locked", held),
-        ("after commit", after),
-    ):
+    for readers in (beside, during, held, after):
         for name, found in readers.seconds.items():
             ordered = sorted(found)
-            report.add(f"{title}: {name}, median", percentile(ordered, 0.5), "ms")
+            report.add(f"{readers.phase}: {name}, median", percentile(ordered, 0.5), "ms")
             for share in (0.95, 0.99):
                 report.add(f"    p{share * 100:.0f}", percentile(ordered, share), "ms")
             report.add(f"    slowest of {len(ordered):,}", ordered[-1] * 1000, "ms")
