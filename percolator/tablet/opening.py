@@ -135,10 +135,12 @@ async def _create(state: TabletState) -> None:
 async def _load_locks(state: TabletState) -> None:
     first, stop = keys.space_bounds(L, state.identity.start, state.identity.end)
     # One record at a time: each may hold a value, and a slice of them may not fit into memory.
-    for number, (key, record) in enumerate(state.storage.iterate(first, stop), 1):
-        state.mirror.put(key[1:], record)
-        if number % _SLICE == 0:
-            await asyncio.sleep(0)
+    locks = ((key[1:], record) for key, record in state.storage.iterate(first, stop))
+    mirror, before = state.mirror, -1
+    while len(mirror) > before:
+        before = len(mirror)
+        mirror.put_all(islice(locks, _SLICE))
+        await asyncio.sleep(0)
 
 
 def _load_counts(state: TabletState) -> None:
