@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
-from percolator.errors import UsageError
-from percolator.routing.cells import FollowedCommit, Refused
-from percolator.routing.lanes import Problem, Queued, SchemaVersions, by_target, malformed
+from percolator.errors import PercolatorError, UsageError
+from percolator.routing.cells import FollowedCommit
+from percolator.routing.lanes import (
+    Lane,
+    Problem,
+    Queued,
+    SchemaVersions,
+    by_target,
+    fill_target,
+    malformed,
+    require_batches,
+    unapplied,
+)
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.methods import COMMIT_TRANSACTIONS
@@ -15,32 +24,26 @@ from percolator.wire.status import from_detail
 from percolator.world import Network
 
 
-class CommitLane:
-    """One kind of calls to one server."""
+class CommitLane(Lane):
+    """The transactions for one server."""
 
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
-        self.queue: deque[Queued] = deque()
-        self.calls = 0
-        self.rows_in_flight = 0
-        self._address = address
+        super().__init__(address, versions)
         self._commit = network.unary(address, COMMIT_TRANSACTIONS)
-        self._versions = versions
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         groups = by_target(entries, self._versions)
         request = wire.CommitTransactionsRequest()
-        for (tablet_id, epoch, version), group in groups:
+        for target, group in groups:
             batch = request.batches.add()
-            target = batch.target
-            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            fill_target(batch.target, target)
             _fill(batch, group)
         try:
             response = await self._commit(request, timeout_seconds)
         except UsageError:
             older = TwoPhasesOnly("this release needs two phases", where=self._address)
             return [(entries, older)]
-        if len(response.batches) != len(groups):
-            raise malformed("it has the wrong number of batches")
+        require_batches(response.batches, groups)
         problems: list[Problem] = []
         for (_, group), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
@@ -97,15 +100,12 @@ def _answer(group: Sequence[Queued], result: wire.TransactionBatchResult) -> lis
         answers[index] = FollowedCommit(commits[index])
     problems: list[Problem] = []
     for one in result.uncommitted:
-        entry, found = group[one.transaction], one.result
-        answers[one.transaction] = None
-        if found.outcome == wire.OUTCOME_REFUSED:
-            cell = found.cell if found.HasField("cell") else None
-            answers[one.transaction] = Refused(found.failed_condition, cell)
-        elif found.HasField("error"):
-            problems.append(([entry], from_detail(found.error)))
+        entry, found = group[one.transaction], unapplied(one.result)
+        if isinstance(found, PercolatorError):
+            answers[one.transaction] = None
+            problems.append(([entry], found))
         else:
-            problems.append(([entry], malformed("it has a result without an outcome")))
+            answers[one.transaction] = found
     if 0 in answers:
         raise ValueError("it has a transaction without an outcome")
     for entry, answer in zip(group, answers, strict=True):

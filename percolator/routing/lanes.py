@@ -7,14 +7,17 @@ malformed, its rows may have been executed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from percolator.errors import ExecutionUnknown, NotReady, PercolatorError, SchemaChanged
+from percolator.routing.cells import Refused
 from percolator.routing.pending_cell import PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import NOWHERE, PendingRow
+from percolator.v1 import tabletserver_pb2 as wire
+from percolator.wire.status import from_detail
 
 Queued = PendingRow | PendingCell | PendingCommit
 """A row, or a whole transaction, on its way to a tablet server and back."""
@@ -47,19 +50,22 @@ class SchemaVersions:
         return self.of_table.get(table_id, 0) if version is None else version
 
 
-class Lane(Protocol):
-    """One kind of calls."""
+class Lane(ABC):
+    """One kind of calls to one server."""
 
-    queue: deque[Queued]
-    calls: int
-    """The number of calls in flight."""
-    rows_in_flight: int
-    """The number of rows in those calls."""
+    def __init__(self, address: str, versions: SchemaVersions) -> None:
+        self.queue: deque[Queued] = deque()
+        self.calls = 0
+        """The number of calls in flight."""
+        self.rows_in_flight = 0
+        """The number of rows in those calls."""
+        self._address = address
+        self._versions = versions
 
+    @abstractmethod
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         """Sends the rows and answers those that it can; returns the others, with the reason.
         Raises when the whole call failed."""
-        ...
 
 
 def by_target(
@@ -94,9 +100,23 @@ def parted(
     return found
 
 
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        raise malformed(f"it has the wrong number of {what}")
+def fill_target(target: wire.TabletTarget, asked: Target) -> None:
+    target.tablet_id, target.epoch, target.schema_version = asked
+
+
+def require_batches(found: Sequence[object], asked: Sequence[object]) -> None:
+    """Raises unless the response has a batch for each batch of the request."""
+    if len(found) != len(asked):
+        raise malformed("it has the wrong number of batches")
+
+
+def unapplied(result: wire.MutationResult) -> Refused | PercolatorError:
+    """What the server says of a mutation, or of a whole transaction, that it has not applied."""
+    if result.outcome == wire.OUTCOME_REFUSED:
+        return Refused(result.failed_condition, result.cell if result.HasField("cell") else None)
+    if result.HasField("error"):
+        return from_detail(result.error)
+    return malformed("it has a result without an outcome")
 
 
 def malformed(what: str) -> ExecutionUnknown:

@@ -5,21 +5,23 @@ Those that most transactions send travel as parallel lists, to servers that say 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from percolator.errors import InvalidArgument, PercolatorError
-from percolator.routing.cells import APPLIED, Refused
+from percolator.routing.cells import APPLIED
 from percolator.routing.common_step import CommonStep
 from percolator.routing.lanes import (
+    Lane,
     Problem,
     Queued,
     SchemaVersions,
     by_target,
+    fill_target,
     malformed,
     overlooked,
     parted,
-    require,
+    require_batches,
+    unapplied,
 )
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.methods import MUTATE
@@ -27,36 +29,30 @@ from percolator.wire.status import from_detail
 from percolator.world import Network
 
 _APPLIED = wire.OUTCOME_APPLIED
-_REFUSED = wire.OUTCOME_REFUSED
 
 
-class MutationLane:
+class MutationLane(Lane):
     """The mutations for one server."""
 
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
-        self.queue: deque[Queued] = deque()
-        self.calls = 0
-        self.rows_in_flight = 0
-        self._address = address
+        super().__init__(address, versions)
         self._mutate = network.unary(address, MUTATE)
-        self._versions = versions
         self._takes_steps = False
         """Whether the server has said that it knows lists of steps."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         request = wire.MutateRequest()
         groups = parted(by_target(entries, self._versions), self._is_listed)
-        for (tablet_id, epoch, version), group, listed in groups:
+        for target, group, listed in groups:
             batch = request.batches.add()
-            target = batch.target
-            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            fill_target(batch.target, target)
             if listed:
                 fill_list(batch.steps, [entry.message for entry in group])
             else:
                 batch.mutations.extend([_mutation(entry) for entry in group])
         response = await self._mutate(request, timeout_seconds)
         self._takes_steps = response.takes_steps
-        require(len(response.batches) == len(groups), "batches")
+        require_batches(response.batches, groups)
         problems: list[Problem] = []
         for (_, group, listed), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
@@ -122,10 +118,8 @@ def _answer_steps(group: Sequence[Queued], result: wire.MutationBatchResult) -> 
 
 
 def _answer_unapplied(entry: Queued, result: wire.MutationResult) -> list[Problem]:
-    if result.outcome == _REFUSED:
-        cell = result.cell if result.HasField("cell") else None
-        entry.pending.answer(entry.index, Refused(result.failed_condition, cell))
-        return []
-    if result.HasField("error"):
-        return [([entry], from_detail(result.error))]
-    return [([entry], malformed("it has a result without an outcome"))]
+    found = unapplied(result)
+    if isinstance(found, PercolatorError):
+        return [([entry], found)]
+    entry.pending.answer(entry.index, found)
+    return []

@@ -5,20 +5,21 @@ Reads of single cells travel as parallel lists, to servers that say that they kn
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from percolator.routing.cells import FoundCell, RowResult
 from percolator.routing.lanes import (
+    Lane,
     Problem,
     Queued,
     SchemaVersions,
     by_target,
+    fill_target,
     malformed,
     overlooked,
     parted,
-    require,
+    require_batches,
 )
 from percolator.routing.pending_cell import PendingCell
 from percolator.v1 import tabletserver_pb2 as wire
@@ -27,33 +28,28 @@ from percolator.wire.status import from_detail
 from percolator.world import Network
 
 
-class ReadLane:
+class ReadLane(Lane):
     """The reads for one server."""
 
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
-        self.queue: deque[Queued] = deque()
-        self.calls = 0
-        self.rows_in_flight = 0
-        self._address = address
+        super().__init__(address, versions)
         self._read = network.unary(address, READ)
-        self._versions = versions
         self._takes_cells = False
         """Whether the server has said that it knows lists of cells."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         request = wire.ReadRequest()
         groups = parted(by_target(entries, self._versions), self._is_listed)
-        for (tablet_id, epoch, version), group, listed in groups:
+        for target, group, listed in groups:
             batch = request.batches.add()
-            target = batch.target
-            target.tablet_id, target.epoch, target.schema_version = tablet_id, epoch, version
+            fill_target(batch.target, target)
             if listed:
                 _list_cells(batch.cells, group)
             else:
                 _add_reads(batch, group)
         response = await self._read(request, timeout_seconds)
         self._takes_cells = response.takes_cells
-        require(len(response.batches) == len(groups), "batches")
+        require_batches(response.batches, groups)
         problems: list[Problem] = []
         for (_, group, listed), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
