@@ -56,3 +56,8 @@ class TabletLimits:
     """Live notifications kept in memory; the rest are found by scanning the store."""
     recent_writes_max: int = 16_384
     """Cells remembered in each generation of recent_writes.py: about 6 MiB in total."""
+
+
+def too_long(found: bytes, bytes_max: int) -> str:
+    """Why a field is refused."""
+    return f"{len(found)} bytes, at most {bytes_max} allowed"

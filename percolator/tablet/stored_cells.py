@@ -20,6 +20,8 @@ from percolator.tablet.reading.scans import clipped
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
+_NO_LIMIT = 2**63
+
 Entry = tuple[bytes, bytes | None]
 """A key and its value, which is None if it has been deleted meanwhile."""
 
@@ -135,6 +137,3 @@ def _present(state: TabletState, prefix: bytes, addresses: Iterable[bytes]) -> I
     a page that saw fewer entries than it asked for would assume that nothing follows."""
     get = state.storage.get
     return ((prefix + address, get(prefix + address)) for address in addresses)
-
-
-_NO_LIMIT = 2**63

@@ -134,8 +134,6 @@ class GroupCommit:
             result = await self._judge_and_write(batch)
             if result is None and self._answers_something:
                 batch.publish()
-                if batch.notifications and state.watch is not None:
-                    state.watch.tell(state.identity.table_id, batch.notifications)
         except BaseException as error:
             # A bug, or the end of the process: no caller may be left waiting for an answer, and
             # nothing may be judged or read while memory does not know what is durable.

@@ -40,7 +40,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 
 TIMESTAMPS_AT_ONCE_MAX = 1_024
 OWN_COMMIT = 0
-"""The first of the conditions below: the transaction is committed."""
+"""The first of `prewrite_conditions` to fail: the transaction is committed already."""
 
 
 class HeldTransactions:
@@ -63,9 +63,7 @@ class HeldTransactions:
         self._may_hold = may_hold
         self._stir = stir
         self._on_answered = on_answered
-        self._judge = Judge(
-            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
-        )
+        self._judge = Judge.of(state)
         self._lines = lines
         self._waiting: dict[WholeTransaction, None] = {}
         """Those in lines."""

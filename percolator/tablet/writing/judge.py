@@ -43,6 +43,7 @@ from percolator.tablet.memory.last_change import (
 from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.recent_writes import RecentWrites
+from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading import versions
 from percolator.tablet.reading.versions import VERSIONS_MAX, TooManyVersions, Version, limited
 from percolator.tablet.writing.commit_work import not_executed
@@ -85,6 +86,11 @@ class Judge:
         self._read_locks = read_locks
         self._exclusion = Exclusion(storage, mirror, recent, read_locks)
         self._open_cursor: Cursor | None = None
+
+    @classmethod
+    def of(cls, state: TabletState) -> Judge:
+        """The judge of what a tablet has stored and remembers."""
+        return cls(state.storage, state.mirror, state.recent, state.last_changes, state.read_locks)
 
     def close(self) -> None:
         if self._open_cursor is not None:

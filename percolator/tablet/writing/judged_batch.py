@@ -54,8 +54,8 @@ class JudgedBatch:
         self.refused = 0
         self._locks_put: list[tuple[bytes, bytes]] = []
         self._locks_removed: list[bytes] = []
-        self.notifications: list[bytes] = []
-        """The notifications that the batch puts: keys without their space byte."""
+        self._notifications_put: list[bytes] = []
+        """Keys without their space byte."""
         self._notifications_removed: list[bytes] = []
         self._committed: dict[bytes, int] = {}
         self._under_locks: dict[bytes, int] = {}
@@ -95,7 +95,7 @@ class JudgedBatch:
                 size = len(key) + len(value)
                 self.bytes += size
                 if space == NOTIFY:
-                    self.notifications.append(cell + suffix)
+                    self._notifications_put.append(cell + suffix)
                     continue
                 self._cells_added += 1
                 self._bytes_added += size
@@ -124,7 +124,8 @@ class JudgedBatch:
             self.writes.put(NEWEST_KEY, NEWEST.pack(*newest))
 
     def publish(self) -> None:
-        """Applies the batch to memory. Call it only when the batch is durable."""
+        """Applies the batch to memory, and tells workers of its notifications. Call it only when
+        the batch is durable."""
         state, counters = self._state, self._state.counters
         mirror, index, recent = state.mirror, state.index, state.recent
         if state.read_locks.used:
@@ -136,7 +137,7 @@ class JudgedBatch:
         mirror.put_all(self._locks_put)
         for key in self._notifications_removed:
             index.remove(key)
-        for key in self.notifications:
+        for key in self._notifications_put:
             index.put(key)
         if self._committed:
             # Leave out cells with a newer commit, which may be a change.
@@ -150,13 +151,15 @@ class JudgedBatch:
         if self._committed or self._newest_marker:
             recent.publish(self._committed, self._newest_commit, self._newest_marker)
         counters.locks_written += len(self._locks_put)
-        counters.notifications_written += len(self.notifications)
+        counters.notifications_written += len(self._notifications_put)
         counters.cells += self._cells_added
         counters.bytes += self._bytes_added
         counters.batches_synced += self._changed
         counters.mutations_applied += self.applied
         counters.mutations_refused += self.refused
         counters.mutation_rate.add(self.applied + self.refused)
+        if self._notifications_put and state.watch is not None:
+            state.watch.tell(state.identity.table_id, self._notifications_put)
 
     def _lock_only(self, mutation: CheckedMutation, timestamp: int, record: bytes) -> bytes:
         """The record with the timestamp of the change below it, whatever the client has sent."""

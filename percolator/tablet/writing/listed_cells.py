@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from percolator.errors import InvalidArgument
 from percolator.tablet.keys import ColumnEncoder, component
+from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -26,11 +27,9 @@ class ListedCells:
         if row < self._start or (self._end and row >= self._end):
             refuse_listed(f"{prefix}rows", at, "not in this tablet")
         if len(row) > limits.row_bytes_max:
-            reason = f"{len(row)} bytes, at most {limits.row_bytes_max} allowed"
-            refuse_listed(f"{prefix}rows", at, reason)
+            refuse_listed(f"{prefix}rows", at, too_long(row, limits.row_bytes_max))
         if len(column) > limits.column_bytes_max:
-            reason = f"{len(column)} bytes, at most {limits.column_bytes_max} allowed"
-            refuse_listed(f"{prefix}columns", at, reason)
+            refuse_listed(f"{prefix}columns", at, too_long(column, limits.column_bytes_max))
         return component(row) + self._columns[column]
 
     def observed(

@@ -19,6 +19,7 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder
+from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.commit_work import APPLIED
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
@@ -101,8 +102,7 @@ class StepChecker:
         return found, weight
 
     def _refuse_length(self, at: int, value: bytes) -> NoReturn:
-        reason = f"{len(value)} bytes, at most {self._limits.value_bytes_max} allowed"
-        refuse_listed("steps.values", at, reason)
+        refuse_listed("steps.values", at, too_long(value, self._limits.value_bytes_max))
 
     def _check(self, at: int, kind: int, value: bytes, start: int, commit: int) -> None:
         admitted_to, limits = self._guard.admitted_to, self._limits

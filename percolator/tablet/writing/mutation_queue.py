@@ -35,10 +35,8 @@ class MutationQueue:
         self._state = state
         self._lines = lines
         self._on_answered = on_answered
-        self._conditions = Judge(
-            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
-        )
-        self.last_change = self._conditions.last_change
+        self._judge = Judge.of(state)
+        self.last_change = self._judge.last_change
         self._queue: deque[CommitWork] = deque()
         self._called: deque[Place[_Waiting]] = deque()
         """Those that waited for their cell and are the next to have it."""
@@ -90,7 +88,7 @@ class MutationQueue:
 
     def end_judging(self) -> None:
         """Closes what was opened to judge this batch."""
-        self._conditions.close()
+        self._judge.close()
 
     def _is_refused(self, work: CommitWork) -> bool:
         """Whether nothing more of the work is judged. If so, its mutations end."""
@@ -123,7 +121,7 @@ class MutationQueue:
     ) -> int:
         """Judges these mutations; those whose cells are not free wait. Returns how many were
         judged."""
-        state, lines, judge = self._state, self._lines, self._conditions
+        state, lines, judge = self._state, self._lines, self._judge
         _, safe_point, collected = state.safe_points
         fences = state.load_fences or None
         mutations, results, judged = work.mutations, work.results, work.judged

@@ -23,6 +23,7 @@ from percolator.formats.records import (
 )
 from percolator.tablet import keys
 from percolator.tablet.keys import LOCK, NOTIFY, ROLLBACK, WRITE
+from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -91,9 +92,9 @@ class MutationChecker:
             if row < start or (end and row >= end):
                 _refuse(index, "row", "not in this tablet")
             if len(row) > limits.row_bytes_max:
-                _refuse(index, "row", _too_long(row, limits.row_bytes_max))
+                _refuse(index, "row", too_long(row, limits.row_bytes_max))
             if len(column) > limits.column_bytes_max:
-                _refuse(index, "column", _too_long(column, limits.column_bytes_max))
+                _refuse(index, "column", too_long(column, limits.column_bytes_max))
             not_below = mutation.not_below
             if not_below > admitted_to:
                 self._guard.admit(not_below, "mutations[%d].not_below", index)
@@ -159,7 +160,7 @@ class MutationChecker:
         weight = 0
         for at, (kind, space, timestamp, value, qualifier) in enumerate(changes):
             if len(value) > limits.value_bytes_max:
-                _refuse(index, f"changes[{at}].value", _too_long(value, limits.value_bytes_max))
+                _refuse(index, f"changes[{at}].value", too_long(value, limits.value_bytes_max))
             if not 1 <= kind <= DELETE_IF_PREFIX:
                 _refuse(index, f"changes[{at}].kind", f"{kind} is not a kind of change")
             if space == LOCK:
@@ -230,10 +231,6 @@ def _refuse(index: int, field: str, reason: str) -> NoReturn:
 def _field(before: list[CheckedCondition], name: str) -> str:
     """The name of a field of the condition that follows these."""
     return f"conditions[{len(before)}].{name}"
-
-
-def _too_long(found: bytes, bytes_max: int) -> str:
-    return f"{len(found)} bytes, at most {bytes_max} allowed"
 
 
 def _too_many(found: Sized, most: int) -> str:

@@ -46,9 +46,7 @@ async def apply_together(
             raise state.schema_changed()
         if state.clock.monotonic_seconds() >= deadline_seconds:
             raise NotExecuted("the deadline passed while the mutations waited for their turn")
-        judge = Judge(
-            state.storage, state.mirror, state.recent, state.last_changes, state.read_locks
-        )
+        judge = Judge.of(state)
         batch = JudgedBatch(state, judge.last_change)
         try:
             refusals = [_refusal(state, judge, mutation) for mutation in mutations]
@@ -94,8 +92,6 @@ async def _write(state: TabletState, batch: JudgedBatch) -> None:
     if not owned:
         raise ExecutionUnknown(f"it may have been done: {state.closed_because}")
     batch.publish()
-    if batch.notifications and state.watch is not None:
-        state.watch.tell(state.identity.table_id, batch.notifications)
 
 
 def require_different_cells(mutations: Sequence[CheckedMutation]) -> None:

@@ -21,6 +21,7 @@ from percolator.formats.records import (
     WRITE_HEADER,
 )
 from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder
+from percolator.tablet.limits import too_long
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
@@ -210,9 +211,7 @@ class TransactionChecker:
                     refuse_listed("columns", at, "not the column of a read lock")
                 kind, self._read_locks.used = KIND_LOCK_ONLY, True
             if len(value) > value_bytes_max:
-                refuse_listed(
-                    "values", at, f"{len(value)} bytes, at most {value_bytes_max} allowed"
-                )
+                refuse_listed("values", at, too_long(value, value_bytes_max))
             if value and kind not in (KIND_PUT, KIND_PUT_IN_DATA):
                 refuse_listed("values", at, "only a put has a value")
             observers = observed.get(column, ()) if kind != KIND_LOCK_ONLY else ()
