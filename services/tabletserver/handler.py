@@ -97,9 +97,7 @@ class TabletServerHandler:
 
     async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
         started = self._now()
-        remaining = remaining_seconds()
-        seconds = self._limits.request_seconds_max if remaining is None else remaining
-        deadline = started + seconds
+        deadline = self._deadline(started)
         batches = request.batches
         rows = sum(len(batch.mutations) + len(batch.steps.rows) for batch in batches)
         self._check_rows(len(batches), rows)
@@ -116,35 +114,30 @@ class TabletServerHandler:
         self, request: wire.MutateTogetherRequest
     ) -> wire.MutateTogetherResponse:
         started = self._now()
-        remaining = remaining_seconds()
-        seconds = self._limits.request_seconds_max if remaining is None else remaining
+        deadline = self._deadline(started)
         batch = request.batch
         self._check_rows(1, len(batch.mutations))
         bytes_held = request.ByteSize()
         self.counts.queue_bytes += bytes_held
         try:
-            if self._disk.full is not None:
-                raise self._disk.full.with_traceback(None)
+            self._require_disk()
             self._require_room()
             tablet = await self._tablets.serving(batch.target)
-            response = await tablet.mutate_together(batch, deadline_seconds=started + seconds)
+            response = await tablet.mutate_together(batch, deadline_seconds=deadline)
         finally:
             self.counts.queue_bytes -= bytes_held
         self._note_slow("MutateTogether", started, [batch])
         return response
 
     async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
-        if self._disk.full is not None:
-            raise self._disk.full.with_traceback(None)
+        self._require_disk()
         return await (await self._tablets.serving(request.target)).roll_forward(request)
 
     async def commit_transactions(
         self, request: wire.CommitTransactionsRequest
     ) -> wire.CommitTransactionsResponse:
         started = self._now()
-        remaining = remaining_seconds()
-        seconds = self._limits.request_seconds_max if remaining is None else remaining
-        deadline = started + seconds
+        deadline = self._deadline(started)
         batches = request.batches
         self._check_rows(len(batches), sum(len(batch.rows) for batch in batches))
         self._check_notifications(sum(len(batch.notifications) for batch in batches))
@@ -267,8 +260,7 @@ class TabletServerHandler:
         return await (await self._tablets.serving(request.target)).fence(request)
 
     async def load(self, request: wire.LoadRequest) -> wire.LoadResponse:
-        if self._disk.full is not None:
-            raise self._disk.full.with_traceback(None)
+        self._require_disk()
         self._check_rows(1, len(request.rows))
         return await (await self._tablets.serving(request.target)).load(request)
 
@@ -336,14 +328,24 @@ class TabletServerHandler:
         self, index: int, batch: wire.TransactionBatch, deadline: float
     ) -> wire.TransactionBatchResult:
         try:
-            if self._disk.full is not None:
-                raise self._disk.full.with_traceback(None)
+            self._require_disk()
             self._require_room()
             tablet = await self._tablets.serving(batch.target)
             return await tablet.commit(batch, deadline_seconds=deadline)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return wire.TransactionBatchResult(error=detail)
+
+    def _deadline(self, started: float) -> float:
+        """When the caller of a request that begins now stops waiting."""
+        remaining = remaining_seconds()
+        return started + (self._limits.request_seconds_max if remaining is None else remaining)
+
+    def _require_disk(self) -> None:
+        """Refuses what needs space on the disk while there is none."""
+        if self._disk.full is not None:
+            # All requests get the same error: its traceback would grow with each.
+            raise self._disk.full.with_traceback(None)
 
     def _require_room(self) -> None:
         if self.counts.queue_bytes > self._limits.queue_bytes_max:
