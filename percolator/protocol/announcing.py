@@ -23,8 +23,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 
 from percolator.errors import CellAddress, ExecutionUnknown, PercolatorError, Retry
-from percolator.protocol.announced_stores import Announcing
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import Announcing, Environment
 from percolator.protocol.weak_notifying import learn_schemas
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Answer

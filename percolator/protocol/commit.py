@@ -64,7 +64,7 @@ class Commit:
         "_heartbeats",
         "_is_committed",
         "_one_round",
-        "_phases",
+        "_only_two_phases",
         "_settling",
         "_started_seconds",
         "_two_phases",
@@ -101,8 +101,8 @@ class Commit:
         self._one_round = OneRound(
             env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
         )
-        self._phases: TwoPhases | None = None
-        self._two_phases = two_phases or not self._one_round.is_possible
+        self._two_phases: TwoPhases | None = None
+        self._only_two_phases = two_phases or not self._one_round.is_possible
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
         self._is_committed = False
@@ -151,16 +151,17 @@ class Commit:
         """Committed in one round: no cell has a lock left."""
         return self._one_round.is_whole
 
-    def _in_two_phases(self) -> TwoPhases:
-        if self._phases is None:
+    def _begin_two_phases(self) -> TwoPhases:
+        """The two phases, which begin with the first call."""
+        if self._two_phases is None:
             parts = self._env, self._write, self._started_seconds
-            self._phases = TwoPhases.after(self._one_round, *parts)
-        return self._phases
+            self._two_phases = TwoPhases.after(self._one_round, *parts)
+        return self._two_phases
 
     @property
     def _is_sent(self) -> bool:
         """The commit of the primary was sent, and it is not known whether it was applied."""
-        return self._phases is not None and self._phases.point.sent
+        return self._two_phases is not None and self._two_phases.point.sent
 
     async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
         env, write, one_round = self._env, self._write, self._one_round
@@ -168,7 +169,7 @@ class Commit:
         commit = 0
         try:
             try:
-                if not prewritten and not self._two_phases:
+                if not prewritten and not self._only_two_phases:
                     table_id = write.primary[0]
                     schema = env.schemas.get(table_id)
                     if schema is None:
@@ -180,12 +181,12 @@ class Commit:
                     else:
                         commit = await one_round.run(answer, deadline)
                 if not commit:
-                    point, prewrite = self._in_two_phases()
+                    point, prewrite = self._begin_two_phases()
                     self._heartbeats.add(point)
                     commit = 0 if prewritten else await prewrite.run(deadline)
                     commit = commit or await point.reach(deadline)
             except AnotherWriteSet:
-                raise
+                raise  # what is stored is not ours: rolling it back might hit the other write set
             except PercolatorError as problem:
                 if self._is_sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
                     raise self._unknown(problem) from problem
@@ -195,8 +196,8 @@ class Commit:
                 self._go_on_alone()
             raise
         finally:
-            if self._phases is not None:
-                self._heartbeats.discard(self._phases.point)
+            if self._two_phases is not None:
+                self._heartbeats.discard(self._two_phases.point)
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._is_committed = True
         one_round.ended()
@@ -220,7 +221,7 @@ class Commit:
         raised.
         """
         self._given_up = True
-        one_round, phases = self._one_round, self._phases
+        one_round, phases = self._one_round, self._two_phases
         touched = () if phases is None else phases.prewrite.touched
         problem = copy(problem)  # other callers may have received the same error object
         if problem.retry is Retry.UNKNOWN:
@@ -251,7 +252,7 @@ class Commit:
 
     def _roll_back_in_background(self) -> None:
         work = aftermath.roll_back_all(
-            self._env, self._write, self._in_two_phases().prewrite.touched
+            self._env, self._write, self._begin_two_phases().prewrite.touched
         )
         self._env.background.start(work)
 
@@ -263,7 +264,7 @@ class Commit:
             self._start_settling(aftermath.background_deadline(self._env))
             return
         # Unanswered prewrites may still arrive.
-        self._in_two_phases().prewrite.touched = self._write.cells
+        self._begin_two_phases().prewrite.touched = self._write.cells
         if self._one_round.is_out:
             # A late copy may commit it before the marker is there: only the marker tells.
             self._given_up = True
@@ -288,7 +289,7 @@ class Commit:
             # to retrieve an exception.
             return outcome
         except AnotherWriteSet:
-            raise
+            raise  # it says nothing of how this transaction ended
         except PercolatorError:
             return conflicts.given_up(self._write)  # whatever the reason was, it is rolled back
         finally:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from percolator import named_codecs
 from percolator.errors import CellAddress, PercolatorError
 from percolator.limits import Limits
-from percolator.protocol.announced_stores import Announcing
 from percolator.protocol.hot_cells import HotCells, Loss
 from percolator.protocol.rivals import Rivals
 from percolator.protocol.tally import Tally
@@ -54,6 +53,28 @@ class Schemas(Protocol):
 
     async def refresh(self, table_id: int, deadline: float) -> TableSchema:
         """Fetch the current one."""
+        ...
+
+
+class Announcing(Protocol):
+    """A store that has to be told which cells may change, before they do: a row store."""
+
+    async def announce(
+        self, start: int, cells: Sequence[tuple[CellAddress, bytes]], deadline: float
+    ) -> None:
+        """Returns when it is durable that the transaction that began then may change these cells,
+        each for an observer."""
+        ...
+
+    async def announce_locked(
+        self,
+        table_id: int,
+        observed: Collection[tuple[bytes, bytes]],
+        starts: Collection[int],
+        deadline: float,
+    ) -> None:
+        """The same for all cells of a table that the transactions that began then have locked, in
+        these columns, each with an observer."""
         ...
 
 

@@ -100,8 +100,8 @@ class Prewrite:
         self._statistics.round_trips += 1
         locks = [prewrite(cell, min_commit, ttl) for cell in cells]
         answers = self._env.cells.mutate(locks, deadline)
-        told = self._point.announcement
-        return answers if told is None else told.beside(cells, answers, deadline)
+        announcement = self._point.announcement
+        return answers if announcement is None else announcement.beside(cells, answers, deadline)
 
     def _sort_out(
         self, cells: Sequence[CellAddress], answers: Sequence[Answer], unlocked: _Unlocked

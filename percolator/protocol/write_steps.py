@@ -25,7 +25,8 @@ from percolator.routing.table_info import TableSchema
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
 
 Write = tuple[int, bytes]
-"""KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put."""
+"""KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put. In a `WriteSet`, it may be a
+KIND_READ_LOCK, too: a lock-only write of a hidden cell, once the start timestamp is known."""
 
 
 class WriteSteps:

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from percolator.errors import CellAddress
-from percolator.protocol.announced_stores import Announcing
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import Announcing, Environment
 from percolator.protocol.weak_notifying import learn_schemas
 from percolator.routing.table_info import TableSchema
 

@@ -19,9 +19,9 @@ async def _left_behind(here: World, *, committed: bool) -> int:
     """Leaves locks on A (the primary) and B by a client that died; returns the start timestamp."""
     dead = here.client(PATIENT)
     commit = dead.commit(await dead.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    await commit._in_two_phases().prewrite.run(dead.deadline())
+    await commit._begin_two_phases().prewrite.run(dead.deadline())
     if committed:
-        await commit._in_two_phases().point.reach(dead.deadline())
+        await commit._begin_two_phases().point.reach(dead.deadline())
     dead.crash()
     return commit._write.start
 

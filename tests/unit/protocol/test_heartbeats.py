@@ -162,7 +162,7 @@ async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> 
 async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
     here = World(1, NO_FAULTS)
     client = here.client(PATIENT)
-    point = (await locked(client, A))._in_two_phases().point
+    point = (await locked(client, A))._begin_two_phases().point
 
     def stored() -> LockRecord:
         lock = here.store.lock_of(A)
@@ -188,7 +188,7 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
 async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set() -> None:
     here = World(1, NO_FAULTS)
     client = here.client(PATIENT)
-    point = (await locked(client, A))._in_two_phases().point
+    point = (await locked(client, A))._begin_two_phases().point
     lock = here.store.lock_of(A)
     assert lock is not None
     here.store.apply(push_step(A, lock, here.oracle.next() + 1))
@@ -208,7 +208,7 @@ async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
     commits = [client.commit(start, {A: put(b"1")}) for client in clients]
     points = []
     for client, commit in zip(clients, commits, strict=True):
-        point, prewrite = commit._in_two_phases()
+        point, prewrite = commit._begin_two_phases()
         await prewrite.run(client.deadline())
         points.append(point)
     await asyncio.sleep(1.0)
