@@ -10,8 +10,8 @@ from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.finding.intents import IntentNotifications
+from percolator.observers.finding.tablet_notifications import TabletNotifications
 from percolator.observers.finding.tablet_pass import TabletContext
-from percolator.observers.finding.tablets import TabletNotifications
 from percolator.observers.port import Notifications
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits

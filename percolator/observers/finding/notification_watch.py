@@ -2,7 +2,7 @@
 
 There is one stream per tablet server. Broken streams are reopened, and a server that begins to
 serve one of the tables is watched as soon as this process learns of it. Streams only make work
-quick to find: `notifications.find_work` finds whatever they did not deliver.
+quick to find: `tablet_search.find_work` finds whatever they did not deliver.
 """
 
 from __future__ import annotations

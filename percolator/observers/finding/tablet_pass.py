@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from percolator.errors import PercolatorError, TabletLocation
-from percolator.observers.finding.notifications import find_work
+from percolator.observers.finding.tablet_search import find_work
 from percolator.observers.port import Admission, FoundWork, WorkRequest
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment

@@ -17,7 +17,7 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.observers.finding.notification_watch import watch_work
-from percolator.observers.finding.notifications import find_work
+from percolator.observers.finding.tablet_search import find_work
 from percolator.observers.port import FoundWork, WorkHints, WorkRequest
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import Cell, RowRange

@@ -8,8 +8,8 @@ from math import inf
 
 from percolator.errors import PercolatorError
 from percolator.observers.finding.notification_watch import watch_work
-from percolator.observers.finding.notifications import find_work
 from percolator.observers.finding.tablet_pass import TabletContext, TabletPass
+from percolator.observers.finding.tablet_search import find_work
 from percolator.observers.port import Admission, FoundWork, Waiting, WorkHints, WorkRequest
 from percolator.protocol import steps
 from percolator.routing.cells import CellMutation

@@ -1,9 +1,8 @@
 """Finds work for observers, by asking tablets for it.
 
 `find_work` asks tablets what waits, with one call per tablet server for all of its tablets, and
-follows tablets that have moved or been split. `notification_watch.watch_work` receives
-notifications as they are written: quick and incomplete hints. `find_work` finds whatever a stream
-did not deliver.
+follows tablets that have moved or been split. It finds whatever the streams of
+`notification_watch.watch_work` did not deliver: those are quick, and may leave something out.
 """
 
 from __future__ import annotations
