@@ -53,7 +53,7 @@ def _float(value: object) -> float:
     except OverflowError:
         raise Unfit("the number is too large for a float") from None
     if not math.isfinite(number):
-        raise Unfit(f"{number} is no number in JSON")
+        raise Unfit(f"{number} is not a number in JSON")
     return number
 
 
@@ -89,7 +89,7 @@ def _moment(text: str) -> datetime:
 def _exact_text(value: object) -> str:
     require(Decimal, value)
     if not typing.cast("Decimal", value).is_finite():
-        raise Unfit(f"{value} is no exact number")
+        raise Unfit(f"{value} is not an exact number")
     return str(value)
 
 

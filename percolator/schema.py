@@ -346,7 +346,7 @@ class Row(Generic[K]):
     def family(self, family: Family[T]) -> dict[str, T]:
         """The values of a family's columns by what follows the prefix in their names, in order.
 
-        Raises `SchemaError` if that is no text: `items()` has such columns, too.
+        Raises `SchemaError` if that is not text: `items()` has such columns, too.
         """
         self._check(family, Family)
         found: dict[str, T] = {}
@@ -356,7 +356,7 @@ class Row(Generic[K]):
             except UnicodeDecodeError:
                 raise SchemaError(
                     f"table {self._table.name!r}, row {self.key!r}: the name of column "
-                    f"{column.name!r} is no text after {family.prefix!r}; use items()"
+                    f"{column.name!r} is not text after {family.prefix!r}; use items()"
                 ) from None
             found[name] = decoded_value(column, self.key, self._cells[column.name])
         return found

@@ -68,7 +68,7 @@ class RecordForms:
         column = row_bytes("column", name)
         field = f"column {name!r}"
         if not column or column[0] == 0:
-            raise InvalidArgument(field, "is no name of a column")
+            raise InvalidArgument(field, "is not the name of a column")
         if isinstance(written, str) and written.startswith(HEX):
             return column, row_bytes(field, written)
         codec = self._codecs.get(column)

@@ -97,7 +97,7 @@ def _cells(line: bytes, forms: RecordForms) -> list[LoadedCell]:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number in JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -35,8 +35,9 @@ def read_lock_of(cell: CellAddress, start: int) -> CellAddress:
 
 
 def stored_column(found: Cell) -> bytes:
-    """The column of a lock or record that a tablet has returned: of that of a read lock when the
-    locked cell was asked about, and the other way round."""
+    """The column of a lock or record that a tablet has returned. It need not be the one that was
+    asked about: a read lock is in the way of its cell, and the cell's lock in that of a read lock.
+    """
     return found.qualifier or found.column
 
 
@@ -56,7 +57,7 @@ def explained(error: BaseException) -> BaseException:
         return error
     return InvalidArgument(
         "shared",
-        "a tablet server is of an earlier release, which does not know read locks: update all "
+        "a tablet server runs an earlier release, which does not know read locks: update all "
         "servers before programs use them",
         where=error.where,
     )

@@ -43,4 +43,4 @@ class CommonStep:
 
     def mutation(self) -> Mutation:
         """The same as a message, for servers that do not know such lists."""
-        raise InvariantViolation(f"{type(self).__name__} is no kind of step")
+        raise InvariantViolation(f"{type(self).__name__} is not a kind of step")

@@ -45,7 +45,7 @@ def grouped(steps: Sequence[Step], ranges_max: int, times: Times) -> Group:
         proofs = [proof(*cell, times) for cell in looked]
         return Group(Check(obstacles, found=False), [*changes, *proofs])
     if len({step.start for step in locked}) < len(locked):
-        raise InvalidArgument("mutations", "two of a group expect locks of one transaction")
+        raise InvalidArgument("mutations", "two steps of a group expect locks of one transaction")
     if len(locked) > ranges_max:
         raise UsageError(
             f"in a row store, at most {ranges_max} parts of a shared transaction can be committed "

@@ -89,7 +89,7 @@ class SparkSnapshot:
 
     def __enter__(self) -> SparkSnapshot:
         if self._entered:
-            raise UsageError("the snapshot was begun already: make a new one for another block")
+            raise UsageError("the snapshot has begun already: make a new one for another block")
         self._entered = True
         self.begin()
         return self

@@ -62,7 +62,7 @@ async def fence(
     asked = _asked(request.fence)
     action = _ACTIONS.get(request.action)
     if action is None:
-        raise InvalidArgument("action", f"{request.action} is none")
+        raise InvalidArgument("action", f"{request.action} is not an action")
     async with latch:
         state.require_open()
         response = await action(state, asked)
@@ -104,7 +104,9 @@ async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
 async def _clear(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     present = _of_run(state, asked)
     if present.commit_timestamp:
-        raise InvalidArgument("action", f"the load {present.name!r} is complete: it is not cleared")
+        raise InvalidArgument(
+            "action", f"the load {present.name!r} is complete, so it cannot be cleared"
+        )
     entries = _entries(state, present, _CLEARED_SPACES)
     for _ in range(WRITES_PER_CALL):
         # One walk for all writes: each new walk would first pass everything already deleted.

@@ -145,7 +145,7 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> int:
         if all(done):
             shown = sides[1].getpeercert() or {}
             return ssl.cert_time_to_seconds(str(shown["notAfter"]))
-    raise ssl.SSLError("the handshake does not end")
+    raise ssl.SSLError("the handshake did not end")
 
 
 def _is_done(side: ssl.SSLObject) -> bool:

@@ -249,7 +249,7 @@ def _require_not_forwarded(context: Context, names: Sequence[object]) -> None:
     if any(key == FORWARDED_METADATA for key, _ in context.invocation_metadata() or ()):
         name = str(names[0]) if names else ""
         raise UnknownServer(
-            f"the server listed as {name!r} is another: this gateway was reached in its place",
+            f"calls to server {name!r} reach this gateway instead",
             server=name,
         )
 

@@ -208,7 +208,7 @@ def _members(
         if name not in required + optional:
             raise _wrong(where, f"{name!r} is not known here")
         if where and (not isinstance(value, str) or not value):
-            raise _wrong(f"{where}.{name}", "expected a text")
+            raise _wrong(f"{where}.{name}", "expected text")
     return entry
 
 

@@ -95,7 +95,7 @@ class _Parser:
     def type(self, depth: int) -> DataType:
         name = self.next()
         if depth > _DEPTH_MAX:
-            raise ValueError(f"types are nested more than {_DEPTH_MAX} deep")
+            raise ValueError(f"types are nested more than {_DEPTH_MAX} levels deep")
         if name == "array":
             self._expect("<", name)
             element = self.type(depth + 1)

@@ -118,7 +118,7 @@ class HeldCells:
             _, pending = await asyncio.wait(changes, timeout=deadline - loop.time())
             if pending:
                 raise NotReady(
-                    "a commit of these cells takes long: the oracle or the disk is slow",
+                    "a commit of these cells is taking long: the oracle or the disk is slow",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
 

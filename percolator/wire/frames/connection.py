@@ -219,7 +219,7 @@ class FrameConnection(asyncio.Protocol):
                 try:
                     self._welcome.set_result(FramesWelcome.FromString(received.body))
                 except DecodeError as error:
-                    raise NotFrames(f"a welcome that is no message: {error}") from None
+                    raise NotFrames(f"a welcome that is not a message: {error}") from None
             case Kind.PONG:
                 pass
             case Kind.LEAVING:

@@ -218,7 +218,7 @@ def test_what_is_nested_deeply_is_read_back_however_deep_the_stack_is(tmp_path: 
         ('{"row": ["eu"], "columns": {"stock": 1}}', "row: expected tuple_of"),
         ('{"row": "eu", "columns": {"stock": 1}}', "row: expected tuple_of"),
         ('{"row": ["eu", 17], "columns": {}}', "columns: expected the columns"),
-        ('{"row": ["eu", 17], "columns": {"": "a"}}', "is no name of a column"),
+        ('{"row": ["eu", 17], "columns": {"": "a"}}', "is not the name of a column"),
         ('{"row": ["eu", 17], "columns": {"a": "b", "a": "b"}}', "appears twice"),
         ('{"row": ["eu", 17], "columns": {"a": "b"}, "at": 1}', "and nothing else"),
         ('{"row": ["eu", 17]}', "and nothing else"),

@@ -159,7 +159,7 @@ async def test_a_call_is_forwarded_once_although_the_gateway_is_listed_with_anot
         error = from_rpc_error(caught.value, "")
         assert isinstance(error, errors.UnknownServer)
         assert error.server == "former-id"
-        assert "this gateway was reached in its place" in str(error)
+        assert "reach this gateway instead" in str(error)
 
 
 async def test_a_request_above_the_limit_is_refused_by_the_gateway() -> None:

@@ -107,7 +107,7 @@ def _line(**changed: object) -> Any:
     ("wrong", "says"),
     [
         (_line(price=1.5), "model Line, field 'price': expected Decimal, got float"),
-        (_line(price=Decimal("NaN")), "model Line, field 'price': NaN is no exact number"),
+        (_line(price=Decimal("NaN")), "model Line, field 'price': NaN is not an exact number"),
         (_line(product="\ud800"), "model Line, field 'product': the text cannot be encoded"),
         (_line(colour="red"), "model Line, field 'colour': expected Colour, got str"),
         ({"product": "tea"}, "model Line: expected Line, got dict"),
@@ -140,7 +140,7 @@ def _order(**changed: object) -> Any:
     [
         ({"number": True}, "field 'number': expected int, got bool"),
         ({"number": 10**5000}, "model Order: .*digits"),
-        ({"weight": float("nan")}, "field 'weight': nan is no number in JSON"),
+        ({"weight": float("nan")}, "field 'weight': nan is not a number in JSON"),
         ({"placed": datetime(2026, 1, 1)}, "field 'placed': the datetime has no time zone"),  # noqa: DTZ001 - the mistake
         ({"due": datetime(2026, 1, 1, tzinfo=UTC)}, "field 'due': expected date, got datetime"),
         ({"lines": [_line(), _line(price=2)]}, r"field 'lines\[1\].price': expected Decimal"),

@@ -122,7 +122,7 @@ def test_a_row_shows_a_family_by_name_in_order() -> None:
 def test_a_name_in_a_family_that_is_no_text_is_refused_where_it_cannot_be_shown() -> None:
     row = Row(accounts, "hub", {b"edge:\xff": codecs.integer.encode(1)}, [edges])
     with pytest.raises(
-        SchemaError, match=r"row 'hub': the name of column b'edge:\\xff' is no text"
+        SchemaError, match=r"row 'hub': the name of column b'edge:\\xff' is not text"
     ):
         row.family(edges)
     assert row.items() == [(edges.column(b"\xff"), 1)]
