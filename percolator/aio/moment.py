@@ -66,7 +66,11 @@ class Moment:
         return Timestamp(self._start or await self._begin(deadline))
 
     async def _begin(self, deadline: float) -> int:
-        """Fetches the timestamp. Never before the first use, so that all earlier commits show."""
+        """Fetches the timestamp. Never before the first use, so that all earlier commits show.
+
+        Fetched in the background on entering the block, it would be of no known moment: the program
+        could not tell which commits of other clients come before it.
+        """
         if self._at is not None:
             return await self._begin_in_the_past(self._at, deadline)
         while True:

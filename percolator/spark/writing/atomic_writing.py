@@ -47,7 +47,7 @@ class Locked(Written):
     receipt: Receipt | None = None
 
 
-def begun(here: Connection, options: WriteOptions) -> Ticket:
+def begin(here: Connection, options: WriteOptions) -> Ticket:
     """The ticket of a new transaction. Called on the driver, before any task."""
     internal, target = here.database.internal, options.target
     return here.call(lambda: internal.shared_ticket(options.keep_seconds, target.timeout_seconds))

@@ -12,7 +12,7 @@ from percolator.spark.connections import checked
 from percolator.spark.options import BULK_LOAD, MERGE, WriteOptions
 from percolator.spark.shapes.fields import field_named
 from percolator.spark.shapes.shape import shape_of
-from percolator.spark.writing.atomic_writing import AtomicWriter, begun
+from percolator.spark.writing.atomic_writing import AtomicWriter, begin
 from percolator.spark.writing.bulk_load_writer import BulkLoadWriter
 from percolator.spark.writing.joint_writes import part_of_job
 from percolator.spark.writing.plain_writing import TransactionWriter
@@ -45,7 +45,7 @@ def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
         part = part_of_job(options.together)
         return AtomicWriter(options, part.ticket, part)
     if options.atomic:
-        return AtomicWriter(options, begun(here, options))
+        return AtomicWriter(options, begin(here, options))
     now = here.call(here.database.timestamp)
     if since is not None and since > now:
         raise InvalidArgument(

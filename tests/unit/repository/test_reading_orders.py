@@ -57,9 +57,17 @@ def _defined(file: str) -> set[str]:
     return names
 
 
-def test_there_is_an_order_for_each_way_to_commit_a_read_and_a_notification() -> None:
+def test_there_is_an_order_for_each_way_to_commit_to_read_and_to_find_work() -> None:
     found = [name.removesuffix(" in this order").split(maxsplit=2)[2] for name in ORDERS]
-    assert found == ["commit", "commit in one round", "read", "notification"]
+    assert found == [
+        "commit",
+        "commit in one round",
+        "read",
+        "scan",
+        "shared transaction",
+        "row store",
+        "notification",
+    ]
 
 
 @pytest.mark.parametrize("order", ORDERS)
