@@ -53,6 +53,7 @@ from services.chassis.serving.rpc import Gate
 from services.chassis.serving.server import CannotListen, Server, listening_metrics
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
+from services.chassis.settings.environment import unknown_variables
 from services.chassis.store.real_files import RealFiles
 from services.chassis.version import version
 
@@ -75,6 +76,10 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
     descriptors.raise_limit()
     logs.configure(settings.service, settings.log_format, settings.log_level)
     process = _Process(settings, kind, build)
+    for name, nearest in unknown_variables(type(settings), os.environ):
+        process.log.warning(
+            "environment variable is no setting", name=name, nearest=nearest or "none"
+        )
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(process.run())

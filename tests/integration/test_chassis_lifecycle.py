@@ -70,6 +70,18 @@ async def test_a_ready_service_reports_its_address_and_health(tmp_path: Path) ->
             assert f"\n{name}" in metrics
 
 
+async def test_a_mistyped_variable_is_a_warning_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERCOLATOR_WAITER_LOGLEVEL", "debug")
+    async with service(tmp_path, "--listen=127.0.0.1:0") as running:
+        entry = await running.log_until("environment variable is no setting")
+        assert entry["level"] == "warning"
+        assert entry["name"] == "PERCOLATOR_WAITER_LOGLEVEL"
+        assert entry["nearest"] == "PERCOLATOR_WAITER_LOG_LEVEL"
+        await running.ready()
+
+
 async def listed_services(address: str) -> list[str]:
     async with grpc.aio.insecure_channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

@@ -3,8 +3,8 @@
 Defaults < TOML file (`--config`) < environment (`PERCOLATOR_ORACLE_LISTEN`) < flags (`--listen`).
 A value that cannot be right stops the process before it does anything: one line that names the
 field and where the value came from, exit code 2. Unknown keys and flags are refused, and the
-nearest one that exists is suggested. Unknown environment variables are not refused: container
-platforms invent some with any prefix (`PERCOLATOR_ORACLE_PORT`).
+nearest one that exists is suggested. Unknown environment variables are only logged
+(`environment.py`).
 """
 
 from __future__ import annotations
