@@ -63,6 +63,11 @@ def require_text(value: object, field: str) -> None:
         raise InvalidArgument(field, f"expected a str, got {type(value).__name__}")
 
 
+def require_function(function: object, field: str = "function") -> None:
+    if not callable(function):
+        raise InvalidArgument(field, f"expected a function, got {type(function).__name__}")
+
+
 def as_timestamp(moment: object, field: str) -> Timestamp:
     """The timestamp for a moment of the past that a program names.
 

@@ -21,6 +21,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
+from percolator.arguments import require_function
 from percolator.errors import UsageError
 from percolator.observers.definition import (
     ATTEMPTS,
@@ -79,6 +80,8 @@ def transactional(function: Any = None, *, retry: RetryPolicy | None = None) -> 
 def _transactional(
     function: Callable[..., Any], *, retry: RetryPolicy | None
 ) -> Callable[..., Any]:
+    require_function(function)
+
     @functools.wraps(function)
     def call(first: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):

@@ -38,6 +38,7 @@ from percolator.arguments import (
     listed,
     listed_tables,
     require_bool,
+    require_function,
     require_no_internal_name,
     require_table,
     retention_milliseconds,
@@ -321,6 +322,7 @@ class Database:
 
         `@transactional` does this when its function is called with a database.
         """
+        require_function(function)
         attempts = self.internal.attempts(retry, function)
         retries = 0
         try:

@@ -15,7 +15,7 @@ from percolator.aio.database import DRAIN_SECONDS
 from percolator.aio.following import Following
 from percolator.aio.set_many import source_of
 from percolator.aio.tickets import Ticket
-from percolator.arguments import finished, listed_tables
+from percolator.arguments import finished, listed_tables, require_function
 from percolator.blocking import loop_thread
 from percolator.blocking.changes import Changes
 from percolator.blocking.loop_thread import LoopThread
@@ -322,6 +322,7 @@ class Database:
         the calling thread.
         """
         self._loop_thread.require_usable()
+        require_function(function)
         attempts = self._database.internal.attempts(retry, function)
         retries = 0
         try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from percolator.arguments import require_bool, require_seconds, require_whole
+from percolator.arguments import require_bool, require_function, require_seconds, require_whole
 from percolator.errors import InvalidArgument, UsageError
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Table
 
@@ -111,6 +111,7 @@ def observer_of(
         raise UsageError(
             f"{function!r} is already an observer: name all its columns in one @observes"
         )
+    require_function(function)
     is_async = inspect.iscoroutinefunction(function)
     own_name = _checked_name(getattr(function, "__name__", "") if name is None else name)
     return Observer(

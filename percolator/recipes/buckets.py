@@ -11,7 +11,7 @@ observers may then meet at the same entries. They delete them, so only one of th
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from percolator.arguments import require_whole
 from percolator.codecs import KeyCodec, after_prefix, raw
@@ -140,9 +140,3 @@ class BucketRows(HashedParts[K]):
         if values:
             splits += [_VALUE, *(_VALUE + part for part in parts)]
         return [*splits, _WAKE]
-
-
-def require_function(function: Any, field: str) -> None:  # noqa: ANN401 - anything
-    """Refuses what cannot be called."""
-    if not callable(function):
-        raise InvalidArgument(field, f"expected a function, got {function!r:.80}")

@@ -21,6 +21,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from percolator import aio
+from percolator.arguments import require_function
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import Codec, KeyCodec
 from percolator.either import (
@@ -30,7 +31,6 @@ from percolator.either import (
     on_transaction,
 )
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
-from percolator.recipes.buckets import require_function
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
 from percolator.schema import decoded_value
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar, overload
 
 from percolator import aio, codecs
+from percolator.arguments import require_function
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import KeyCodec
@@ -28,7 +29,6 @@ from percolator.either import (
 from percolator.errors import InvalidArgument, UsageError
 from percolator.key_codec import is_key_codec
 from percolator.observers.definition import Observer
-from percolator.recipes.buckets import require_function
 from percolator.recipes.index_entries import ENTRY, IndexEntries
 from percolator.recipes.index_mending import IndexMending
 from percolator.schema import OBSERVER_BYTES_MAX, Column

@@ -15,6 +15,7 @@ from percolator import codecs
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.schema import Table
 from percolator.testing import connect
+from tests.unit.connected import connected
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -133,6 +134,23 @@ WRONG: dict[str, tuple[type[PercolatorError], Call]] = {
         lambda db, tx: db.changes(accounts),
     ),
     "got a coroutine function": (UsageError, lambda db, tx: db.run(_never_begun)),
+    "^function: expected a function, got int": (InvalidArgument, lambda db, tx: db.run(5)),
+    "^function: expected a function, got NoneType": (
+        InvalidArgument,
+        lambda db, tx: db.run(None),
+    ),
+    "^function: expected a function, got RetryPolicy": (
+        InvalidArgument,
+        lambda db, tx: untyped.transactional(percolator.RetryPolicy()),
+    ),
+    "^function: expected a function, got str": (
+        InvalidArgument,
+        lambda db, tx: untyped.transactional(retry=percolator.RetryPolicy())("f"),
+    ),
+    "^function: expected a function, got float": (
+        InvalidArgument,
+        lambda db, tx: untyped.observes(balance)(0.5),
+    ),
 }
 
 
@@ -147,6 +165,13 @@ def test_an_error_names_the_bad_argument(db: percolator.Database, message: str) 
         call(db, tx)
     assert db.tables() == ["accounts"]
     assert not list(db.snapshot().scan(accounts))
+
+
+async def test_what_cannot_be_called_is_refused_by_name_under_asyncio() -> None:
+    five: Any = 5
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match=r"^function: expected a function, got int$"):
+            await db.run(five)
 
 
 def test_columns_may_come_from_a_generator_and_a_limit_may_be_as_large_as_it_likes(
