@@ -25,6 +25,10 @@ _MILLISECOND = timedelta(milliseconds=1)
 SECONDS_MAX = 1e9
 """Thirty years: as good as no time-out, and not too large for any clock."""
 
+WHOLE_MAX = 2**31 - 1
+"""The most that a limit in rows, cells, bytes or attempts may be: no message counts further."""
+_DIGITS_SHOWN_MAX = 12
+
 TABLES_MAX = 1_000
 """The most tables that one call creates."""
 
@@ -39,17 +43,25 @@ def require_seconds(seconds: object, field: str = "timeout") -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise InvalidArgument(field, f"expected a number, got {type(seconds).__name__}")
     if not 0 < seconds <= SECONDS_MAX:
-        shown = seconds if isinstance(seconds, float) or abs(seconds) < 10**12 else "more"
         raise InvalidArgument(
-            field, f"expected a positive number, at most {SECONDS_MAX:.0f}, got {shown}"
+            field, f"expected a positive number, at most {SECONDS_MAX:.0f}, got {_shown(seconds)}"
         )
 
 
-def require_whole(number: object, field: str, least: int) -> None:
+def require_whole(number: object, field: str, least: int, most: int | None = None) -> None:
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidArgument(field, f"expected a whole number, got {type(number).__name__}")
     if number < least:
-        raise InvalidArgument(field, f"expected at least {least}, got {number}")
+        raise InvalidArgument(field, f"expected at least {least}, got {_shown(number)}")
+    if most is not None and number > most:
+        raise InvalidArgument(field, f"expected at most {most}, got {_shown(number)}")
+
+
+def _shown(number: float) -> str:
+    """A number for an error. Python shows none with more than 4,300 digits."""
+    if isinstance(number, int) and abs(number) >= 10**_DIGITS_SHOWN_MAX:
+        return f"one with more than {_DIGITS_SHOWN_MAX} digits"
+    return str(number)
 
 
 def require_bool(value: object, field: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from percolator.arguments import require_seconds, require_whole
+from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
 from percolator.errors import InvalidArgument
+from percolator.formats.records import ROW_BYTES_MAX
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE
@@ -19,8 +20,7 @@ class Limits:
     """
 
     row_bytes_max: int = 4 * KIBIBYTE
-    """Keep it within what tablet servers allow. If they refuse the primary of a transaction, its
-    other locks cannot be settled."""
+    """At most 64 KiB. Above the limit of the tablet servers, commits are refused."""
     column_bytes_max: int = 255
     value_bytes_max: int = 4 * MEBIBYTE
     transaction_cells_max: int = 100_000
@@ -78,7 +78,9 @@ class Limits:
             if isinstance(field.default, float):
                 require_seconds(value, field.name)
             else:
-                require_whole(value, field.name, 0 if field.name == "one_round_cells_max" else 1)
+                least = 0 if field.name == "one_round_cells_max" else 1
+                most = ROW_BYTES_MAX if field.name == "row_bytes_max" else WHOLE_MAX
+                require_whole(value, field.name, least, most)
         if self.server_calls_max < 2:
             raise InvalidArgument(
                 "server_calls_max", "must be at least 2: one for reads and one for mutations"

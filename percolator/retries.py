@@ -6,7 +6,7 @@ import asyncio
 from copy import copy
 from dataclasses import dataclass
 
-from percolator.arguments import require_seconds, require_whole
+from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
 from percolator.protocol.baton import Baton
 from percolator.protocol.environment import Environment
@@ -31,7 +31,7 @@ class RetryPolicy:
     backoff_seconds_max: float = 1.0
 
     def __post_init__(self) -> None:
-        require_whole(self.attempts_max, "attempts_max", 1)
+        require_whole(self.attempts_max, "attempts_max", 1, WHOLE_MAX)
         for field in ("deadline_seconds", "backoff_seconds_min", "backoff_seconds_max"):
             require_seconds(getattr(self, field), field)
         if self.backoff_seconds_min > self.backoff_seconds_max:

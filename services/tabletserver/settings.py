@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from percolator.bigtable.place import SCHEME
+from percolator.formats.records import ROW_BYTES_MAX
 from percolator.tablet.limits import TabletLimits
 from services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
 from services.tabletserver.handler import RequestLimits
@@ -42,12 +43,12 @@ class TabletServerSettings(FramedSettings):
     )
     """Mutations of one tablet waiting for their group commit; above it, Overloaded."""
 
-    # Neither may be below what clients allow. A transaction whose primary is refused here could
-    # leave locks on other cells, and nobody could ask the primary what became of it.
-    row_bytes_max: Annotated[int, Field(ge=_DEFAULTS.row_bytes_max, le=64 << 10)] = (
+    # Neither may be below what clients allow by default: commits would fail, and earlier clients
+    # leave locks that nobody can settle.
+    row_bytes_max: Annotated[int, Field(ge=_DEFAULTS.row_bytes_max, le=ROW_BYTES_MAX)] = (
         _DEFAULTS.row_bytes_max
     )
-    """The longest row."""
+    """The longest row in which something new is stored. Those that are there can be settled."""
 
     column_bytes_max: Annotated[int, Field(ge=_DEFAULTS.column_bytes_max, le=64 << 10)] = (
         _DEFAULTS.column_bytes_max

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
+from percolator.formats.records import ROW_BYTES_MAX
 from percolator.tablet.keys import ColumnEncoder, component
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
@@ -21,12 +22,15 @@ class ListedCells:
         self._limits = state.limits
         self._columns = columns
 
-    def cell(self, prefix: str, at: int, row: bytes, column: bytes) -> bytes:
-        """Returns `keys.cell_prefix` of a row and a column."""
+    def cell(
+        self, prefix: str, at: int, row: bytes, column: bytes, *, is_new: bool = True
+    ) -> bytes:
+        """Returns `keys.cell_prefix` of a row and a column. A long row is only refused where it
+        `is_new`: a transaction that has such a primary can still be settled."""
         limits = self._limits
         if row < self._start or (self._end and row >= self._end):
             refuse_listed(f"{prefix}rows", at, "not in this tablet")
-        if len(row) > limits.row_bytes_max:
+        if len(row) > limits.row_bytes_max and (is_new or len(row) > ROW_BYTES_MAX):
             refuse_listed(f"{prefix}rows", at, too_long(row, limits.row_bytes_max))
         if len(column) > limits.column_bytes_max:
             refuse_listed(f"{prefix}columns", at, too_long(column, limits.column_bytes_max))

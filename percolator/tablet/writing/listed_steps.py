@@ -75,7 +75,7 @@ class StepChecker:
         locked, head = PrewriteConditions(-1, ()), b""
         for at, step in enumerate(zip(*lists, strict=True)):
             kind, row, column, value, start, commit, min_commit = step
-            cell = self._cells.cell("steps.", at, row, column)
+            cell = self._cells.cell("steps.", at, row, column, is_new=kind == PREWRITE)
             # Most locks of a transaction begin as the one before, which was checked.
             if kind != PREWRITE or commit or not value.startswith(head) or start != locked.start:
                 self._check(at, kind, value, start, commit)

@@ -17,12 +17,13 @@ from percolator.formats.records import (
     LOCK_HEADER,
     LOCK_HEADER_BYTES,
     LOCK_KIND_OFFSET,
+    ROW_BYTES_MAX,
     START_TIMESTAMP_BYTES,
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
 )
 from percolator.tablet import keys
-from percolator.tablet.keys import LOCK, NOTIFY, ROLLBACK, WRITE
+from percolator.tablet.keys import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.v1 import cells_pb2
@@ -92,7 +93,7 @@ class MutationChecker:
             if row < start or (end and row >= end):
                 _refuse(index, "row", "not in this tablet")
             if len(row) > limits.row_bytes_max:
-                _refuse(index, "row", too_long(row, limits.row_bytes_max))
+                self._check_long_row(index, mutation)
             if len(column) > limits.column_bytes_max:
                 _refuse(index, "column", too_long(column, limits.column_bytes_max))
             not_below = mutation.not_below
@@ -110,6 +111,15 @@ class MutationChecker:
                 (row, column, component(row) + columns[column], not_below, conditions, changes)
             )
         return checked, weight
+
+    def _check_long_row(self, index: int, mutation: pb.Mutation) -> None:
+        """Refuses what would store something new there. What became of a transaction can always be
+        asked and settled: if such a row was to be its primary, other cells may be locked."""
+        is_new = any(
+            change.kind == PUT and change.space in (LOCK, DATA) for change in mutation.changes
+        )
+        if is_new or len(mutation.row) > ROW_BYTES_MAX:
+            _refuse(index, "row", too_long(mutation.row, self._limits.row_bytes_max))
 
     def _conditions(
         self, index: int, column: bytes, asked: Sequence[pb.Condition]

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -60,6 +61,35 @@ def test_invalid_retry_policies_are_refused_by_name(field: str, value: Any) -> N
     with pytest.raises(InvalidArgument) as caught:
         RetryPolicy(**{field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("value", [10**30, 10**5_000], ids=["thirty digits", "5,000 digits"])
+@pytest.mark.parametrize(
+    ("kind", "field", "bound"),
+    [
+        *((Limits, field.name, "2147483647") for field in fields(Limits) if field.type == "int"),
+        *((Limits, field.name, "1000000000") for field in fields(Limits) if field.type == "float"),
+        (RetryPolicy, "attempts_max", "2147483647"),
+        (RetryPolicy, "deadline_seconds", "1000000000"),
+    ],
+)
+def test_a_number_without_reason_is_refused_with_the_bound(
+    kind: Any, field: str, bound: str, value: int
+) -> None:
+    if field == "row_bytes_max":
+        bound = "65536"
+    with pytest.raises(InvalidArgument, match=f"^{field}: expected .*at most {bound}, got "):
+        kind(**{field: value})
+
+
+def test_the_bound_itself_is_accepted() -> None:
+    assert RetryPolicy(attempts_max=2**31 - 1).attempts_max == 2**31 - 1
+    assert Limits(row_bytes_max=65_536, call_seconds=1e9).row_bytes_max == 65_536
+
+
+def test_a_number_far_below_the_bound_is_refused_like_others() -> None:
+    with pytest.raises(InvalidArgument, match=r"^attempts_max: expected at least 1, got one"):
+        RetryPolicy(attempts_max=-(10**5_000))
 
 
 async def test_a_number_is_no_retry_policy() -> None:

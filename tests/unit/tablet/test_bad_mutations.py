@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
-from percolator.formats.records import RecordKind
+from percolator.formats.records import ROW_BYTES_MAX, RecordKind
 from percolator.tablet.tablet import TabletIdentity
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
@@ -51,7 +51,9 @@ def check(**fields: Any) -> pb.Mutation:
 
 
 BAD: list[tuple[str, pb.Mutation]] = [
-    ("row", mutation(b"r" * 9)),
+    ("row", mutation(b"r" * 9, put(LOCK, lock_record(5)))),
+    ("row", mutation(b"r" * 9, put(DATA, b"v", 5))),
+    ("row", mutation(b"r" * (ROW_BYTES_MAX + 1))),
     ("column", mutation(b"row", column=b"c" * 9)),
     ("not_below", mutation(b"row", not_below=NOW + HOUR + MARGIN)),
     ("conditions", mutation(b"row", conditions=[condition(LOCK, ABSENT)] * 3)),
@@ -97,6 +99,16 @@ async def test_the_field_is_named_and_nothing_is_applied(field: str, bad: pb.Mut
     await asyncio.sleep(10)
     assert await rig.cells(WRITE) == []
     assert await rig.cells(LOCK) == []
+
+
+async def test_a_long_row_can_be_asked_rolled_back_and_unlocked() -> None:
+    """It may be the primary of locks on other cells: without an answer, they would stay."""
+    rig = await Rig(**SMALL).open()
+    await rig.apply(
+        mutation(b"r" * 9, conditions=[condition(LOCK, ABSENT)]),
+        mutation(b"r" * 9, delete_if(LOCK, b"x"), put(ROLLBACK, b"", 5)),
+    )
+    assert [cell.row for cell in await rig.cells(ROLLBACK)] == [b"r" * 9]
 
 
 async def test_rows_outside_the_tablet_are_refused() -> None:

@@ -122,6 +122,16 @@ async def test_bad_steps_are_refused_by_the_name_of_their_list(
     assert await rig.cells(LOCK) == await rig.cells(WRITE) == []
 
 
+async def test_a_long_row_can_be_committed_once_it_is_locked() -> None:
+    """The limit may have been lowered since, and other cells may wait for the outcome."""
+    rig = await Rig(row_bytes_max=5000).open()
+    await _apply(rig, _prewrites(b"r" * 5000))
+    rig = await Rig(disk=rig.disk).open()
+    assert not (await _apply(rig, _commit(rows=[b"r" * 5000]))).unapplied
+    with pytest.raises(InvalidArgument, match=r"steps.rows\[0\]: 65537 bytes"):
+        await _apply(rig, _commit(rows=[b"r" * 65_537]))
+
+
 async def test_a_batch_has_mutations_or_steps_and_a_group_has_mutations() -> None:
     rig = await Rig().open()
     batch = pb.MutationBatch(target=TARGET, steps=_prewrites(b"a"))
