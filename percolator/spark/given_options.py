@@ -46,6 +46,10 @@ WRITE = frozenset(
         "transactions_in_flight",
     )
 )
+KEEP_SECONDS_MIN = 15.0
+"""Shared transactions keep their locks for no less (percolator/aio/shared.py)."""
+KEEP_SECONDS_MAX = 86_400.0
+
 SPARK_PATH = "path"
 """The argument of `load(...)` and `save(...)`."""
 SPARK_CHECKPOINT = "checkpointlocation"

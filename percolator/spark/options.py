@@ -55,6 +55,8 @@ from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
 from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
 from percolator.spark.given_options import (
     COMMON,
+    KEEP_SECONDS_MAX,
+    KEEP_SECONDS_MIN,
     NO_CREATE_TABLE,
     READ,
     READ_BY_STREAMS,
@@ -310,7 +312,9 @@ class WriteOptions:
             retry_seconds=given.number("retry_seconds", float, 120.0, least=0.1, most=86_400.0),
             atomic=atomic,
             overwrite=overwrite,
-            keep_seconds=given.number("keep_seconds", float, 60.0, least=15.0, most=86_400.0),
+            keep_seconds=given.number(
+                "keep_seconds", float, 60.0, least=KEEP_SECONDS_MIN, most=KEEP_SECONDS_MAX
+            ),
             together=given.get("together"),
             load_name=given.get("load_name") or "",
             load_rows=given.rows("load_from", "load_to", catalogue),

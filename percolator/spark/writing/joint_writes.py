@@ -21,9 +21,11 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from percolator.aio.tickets import Receipt, Ticket
+from percolator.arguments import require_seconds
 from percolator.blocking.shared import SharedTransaction
 from percolator.errors import ConflictError, InvalidArgument, OutcomeUnknown, UsageError
 from percolator.spark.executors import shared_database
+from percolator.spark.given_options import KEEP_SECONDS_MAX, KEEP_SECONDS_MIN
 from percolator.timestamps import Timestamp
 
 _SUFFIX = ".receipts"
@@ -70,6 +72,10 @@ class Together:
     an error gives all of it up."""
 
     def __init__(self, address: str | None, keep_seconds: float) -> None:
+        require_seconds(keep_seconds, "keep_seconds")
+        if not KEEP_SECONDS_MIN <= keep_seconds <= KEEP_SECONDS_MAX:
+            bounds = f"from {KEEP_SECONDS_MIN:.0f} to {KEEP_SECONDS_MAX:.0f}"
+            raise InvalidArgument("keep_seconds", f"expected a number {bounds}, got {keep_seconds}")
         self._address = address
         self._keep_seconds = keep_seconds
         self._whole: SharedTransaction | None = None

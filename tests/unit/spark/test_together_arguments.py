@@ -1,0 +1,28 @@
+"""A job of several writes refuses a wrong argument before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import percolator.spark
+from percolator import InvalidArgument
+from percolator.aio.shared import TTL_TIMES
+from percolator.limits import Limits
+from percolator.spark.given_options import KEEP_SECONDS_MIN
+
+
+@pytest.mark.parametrize("seconds", [1, 14.9, 86_401, 0, -1, float("nan"), 10**30, "60", None])
+def test_locks_are_kept_as_long_as_the_option_of_a_write_allows(seconds: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^keep_seconds: expected a (positive )?number"):
+        percolator.spark.together(keep_seconds=seconds)
+
+
+def test_the_least_and_the_most_are_accepted() -> None:
+    for seconds in (15, 86_400):
+        percolator.spark.together(keep_seconds=seconds)
+
+
+def test_the_least_is_what_shared_transactions_keep_their_locks_for_anyway() -> None:
+    assert KEEP_SECONDS_MIN == TTL_TIMES * Limits().lock_ttl_seconds
