@@ -11,6 +11,7 @@ from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, confirm, connection, fail, plain
 from percolator.cli.given import ObserverOption, TableOption
+from percolator.cli.registered import require_observer
 from percolator.cli.values import Forms, forms_of
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError, UsageError
@@ -171,6 +172,8 @@ def _letters(
                 forms[letter.table] = await _forms(database, letter.table, here.timeout_seconds)
             if row is None or _is_of(letter, row, forms[letter.table]):
                 chosen.append(letter)
+        if not chosen:
+            await require_observer(database.internal.engine, table, observer)
         return chosen, forms
 
     return here.run_with_database(run)

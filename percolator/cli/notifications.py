@@ -18,6 +18,7 @@ from percolator.aio.engine import Engine
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, connection, console, plain
 from percolator.cli.given import ObserverOption, TableOption
+from percolator.cli.registered import no_observer, require_observer
 from percolator.errors import SchemaError
 from percolator.observers.port import WorkRequest
 from percolator.row_text import row_text
@@ -108,6 +109,8 @@ async def _list(database: aio.Database, table: str, observer: str, limit: int) -
         listed.append(one)
         if len(listed) > limit:
             break
+    if not listed:
+        await require_observer(database.internal.engine, table, observer)
     return listed
 
 
@@ -116,6 +119,8 @@ async def _count(database: aio.Database, table: str, observer: str) -> Counter[C
     counts: Counter[Count] = Counter()
     async for one in waiting(database.internal.engine, table, observer):
         counts[one.table, one.observer] += 1
+    if not counts:
+        await require_observer(database.internal.engine, table, observer)
     return counts
 
 
@@ -161,11 +166,9 @@ async def _follow(here: Connection, engine: Engine, table: str, observer: str) -
         names[one.table_id] = one.name
         watched[one.table_id] = [name.encode() for name in wanted]
     if not watched:
-        raise SchemaError(
-            f"no observer matches --table {table!r} --observer {observer!r}"
-            if table or observer
-            else "no observers are registered"
-        )
+        if table or observer:
+            raise no_observer(table, observer)
+        raise SchemaError("no observers are registered")
     async with aclosing(
         worker_context(engine).notifications.hints(watched, listen_only=True)
     ) as hints:

@@ -14,8 +14,8 @@ from percolator.cli.activity import Activities, LostCell, ObserverFigures
 from percolator.cli.connection import connection, fail, plain
 from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.notifications import waiting
+from percolator.cli.registered import no_observer
 from percolator.cli.sessions import list_sessions
-from percolator.errors import SchemaError
 from percolator.observers.waiting import count_dead_letters
 from percolator.row_text import row_text
 from percolator.timestamps import seconds_between
@@ -53,7 +53,7 @@ def stats(
     here = connection(context)
     stored = here.run_with_database(lambda database: _stored(database, table, observer))
     if not stored.registered and (table or observer):
-        fail(SchemaError(f"no observer matches --table {table!r} --observer {observer!r}"))
+        fail(no_observer(table, observer))
     sessions = here.run(lambda network: list_sessions(here, network, activity=True))
     figures = Activities.of(sessions).observers
     rows = [(name, figures.get(name, ObserverFigures())) for name in stored.registered]

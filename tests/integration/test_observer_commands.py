@@ -71,7 +71,6 @@ def test_waiting_notifications_are_listed_counted_and_thrown_away(command: Comma
     assert "only the first 2" in command.text("notifications", "--limit", "2")
     counted = [{"table": "pages", "observer": "measure", "cells": 6}]
     assert command.data("notifications", "--count") == counted
-    assert command.data("notifications", "--observer", "other") == []
     late = command.error("wait", "--timeout", "2", code=1)
     assert "6 for 'measure' of 'pages'" in late
     assert "--yes" in command.error("observers", "remove", "pages", "measure", "--purge", code=2)
@@ -91,9 +90,22 @@ def test_an_unknown_observer_or_table_is_named_in_the_error(command: CommandLine
     assert "--from" in command.error(
         "observers", "backfill", "pages", "measure", "--from", "hex:0", code=2
     )
-    assert "no observer matches --table 'pages' --observer 'unknown'" in command.error(
-        "notifications", "--follow", "--table", "pages", "--observer", "unknown", code=1
-    )
+    for named in (["--observer", "unknown"], ["--observer", "unknown", "--table", "pages"]):
+        of_table = " of table 'pages'" if "--table" in named else ""
+        for asked in (
+            ["notifications"],
+            ["notifications", "--count"],
+            ["notifications", "--follow"],
+            ["observers", "stats"],
+            ["dead-letters", "list"],
+            ["dead-letters", "show", "row"],
+            ["dead-letters", "retry"],
+            ["dead-letters", "clear", "--yes"],
+        ):
+            says = f"no observer 'unknown'{of_table} is registered"
+            assert says in command.error(*asked, *named, code=1)
+    assert command.data("notifications", "--observer", "measure") == []
+    assert command.data("dead-letters", "list", "--observer", "measure") == []
 
 
 def test_following_notifications_takes_no_work_from_the_workers(
@@ -146,7 +158,7 @@ def test_workers_of_the_library_and_what_they_do_are_shown(
         shown = command.text("top", "--times", "2", "--every", "0.2")
         assert shown.count("commits/s") == 4, "two tables, twice"
         assert "measure" in shown
-    assert "no observer matches" in command.error("observers", "stats", "--table", "x", code=1)
+    assert "no observer of table 'x' is registered" in command.error("observers", "stats", "--table", "x", code=1)
 
 
 def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped(

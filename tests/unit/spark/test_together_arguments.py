@@ -25,4 +25,4 @@ def test_the_least_and_the_most_are_accepted() -> None:
 
 
 def test_the_least_is_what_shared_transactions_keep_their_locks_for_anyway() -> None:
-    assert KEEP_SECONDS_MIN == TTL_TIMES * Limits().lock_ttl_seconds
+    assert TTL_TIMES * Limits().lock_ttl_seconds == KEEP_SECONDS_MIN
