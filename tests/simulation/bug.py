@@ -9,7 +9,7 @@ import pytest
 
 from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.ambush import aimed
-from tests.simulation.scenario import Kind, Scenario, harsh, in_bursts, scenario_of
+from tests.simulation.scenario import PAGE_ROWS_MAX, Kind, Scenario, harsh, in_bursts, scenario_of
 
 Patch = pytest.MonkeyPatch
 
@@ -30,6 +30,9 @@ class Bug:
     """The share of transactions with two committers."""
     one_round_share: float = 0.0
     """The share of transactions that try to commit in one round. Most bugs are in two phases."""
+    joined_share: float = 0.0
+    """The share of scans that are made with joined pages, too."""
+    page_rows_max: int = PAGE_ROWS_MAX
     seconds_max: float = 1.0
     """How long a strike lasts."""
     seeds_max: int = 100
@@ -83,6 +86,8 @@ class Bug:
             on_rows=self.on_rows,
             doubled_share=self.doubled_share,
             one_round_share=self.one_round_share,
+            joined_share=self.joined_share,
+            page_rows_max=self.page_rows_max,
             # Some workloads need the real master: without it they fail, with a bug or without.
             with_master=self.with_master or found.with_master,
         )

@@ -79,6 +79,7 @@ class Cluster:
             lock_wait_seconds=1.5,
             lock_ttl_seconds=scenario.lock_ttl_seconds,
             heartbeat_seconds=scenario.lock_ttl_seconds / 3,
+            page_rows_max=scenario.page_rows_max,
         )
         self.workload = workload
         self.struck: Counter[str] = Counter()
@@ -90,6 +91,7 @@ class Cluster:
             doubled_share=scenario.doubled_share,
             switches_feeds=scenario.with_master,
             one_round_share=scenario.one_round_share,
+            joined_share=scenario.joined_share,
         )
         self.down_until: dict[str, float] = {}
         """The earliest time of a restart, by address."""

@@ -6,6 +6,7 @@ from collections import Counter
 
 from percolator.testing.simulator.network_faults import Fault
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP
+from tests.simulation.joined_scans import JOINED
 from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
 from tests.simulation.row_cluster import MASTERS_REPLACED, ORACLES_REPLACED
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
@@ -46,6 +47,7 @@ EXPECTED = (
     HELD_UP,
     TORN,
     IN_ONE_ROUND,
+    JOINED,
     ON_ROWS,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,

@@ -14,8 +14,9 @@ from percolator.testing.store_audit.stored_tables import stored_tables
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.wire import methods
-from percolator.world import World
+from percolator.world import Random, World
 from tests.simulation.cluster import Cluster
+from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.workloads.workload import Rows
 
 _RETRY_SECONDS = 0.3
@@ -30,6 +31,9 @@ class LastReading:
     def __init__(self, cluster: Cluster, tables: Sequence[Table[bytes]]) -> None:
         self._cluster = cluster
         self._tables = tables
+        self._joined = JoinedScans(
+            cluster.scenario.joined_share, Random("last joined scans"), cluster.chronicle.struck
+        )
         self.tables: dict[str, Rows] = {}
         self.stored: list[StoredTable] = []
         self.timestamp = 0
@@ -83,6 +87,8 @@ class LastReading:
                         for cell in sorted(cells.items())
                     )
                     recorded.scan(Scan(table.name, b"", b"", found))
+                    if self._joined.is_due():
+                        recorded.scan(await self._joined.scan(snapshot, table))
         except PercolatorError:
             recorded.aborted()
             return False

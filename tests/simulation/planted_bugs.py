@@ -17,6 +17,7 @@ from tests.simulation import planted_expiry_bugs as expiry_bugs
 from tests.simulation import planted_family_bugs as family_bugs
 from tests.simulation import planted_feed_bugs as feed_bugs
 from tests.simulation import planted_intent_bugs as intent_bugs
+from tests.simulation import planted_joined_bugs as joined_bugs
 from tests.simulation import planted_load_bugs as load_bugs
 from tests.simulation import planted_lock_only_bugs as lock_only_bugs
 from tests.simulation import planted_newest_bugs as newest_bugs
@@ -39,7 +40,7 @@ from tests.simulation import planted_table_bugs as table_bugs
 from tests.simulation.bug import Bug
 from tests.simulation.first_seeds import FIRST_SEEDS
 from tests.simulation.run import Verdict, simulate
-from tests.simulation.scenario import Kind
+from tests.simulation.scenario import FEW_ROWS, Kind
 
 Patch = pytest.MonkeyPatch
 
@@ -170,6 +171,16 @@ BUGS = (
         for plant in lock_only_bugs.ALL
     ),
     *(Bug(plant, workload="predicates", is_quickly_caught=True) for plant in scan_bugs.ALL),
+    *(
+        Bug(
+            plant,
+            workload="predicates",
+            joined_share=1.0,
+            page_rows_max=FEW_ROWS,
+            is_quickly_caught=True,
+        )
+        for plant in joined_bugs.ALL
+    ),
     *(
         Bug(plant, workload="successors", with_master=True, is_quickly_caught=True)
         for plant in table_bugs.ALL

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from percolator.aio import Transaction
+from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.schema import Column, Family, Table
@@ -15,6 +16,7 @@ from percolator.testing.isolation.history import (
     RecordedTransaction,
     Scan,
 )
+from tests.simulation.joined_scans import JoinedScans
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,12 @@ class Cells:
 class RecordedTx:
     """A transaction together with its record."""
 
-    def __init__(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
+    def __init__(
+        self, transaction: Transaction, recorded: RecordedTransaction, joined: JoinedScans
+    ) -> None:
         self._transaction = transaction
         self._recorded = recorded
+        self._joined = joined
 
     @property
     def itself(self) -> Transaction:
@@ -117,7 +122,14 @@ class RecordedTx:
         reverse: bool = False,
         limit: int = 0,
     ) -> dict[bytes, dict[bytes, bytes]]:
-        """All columns of a range of rows, including the transaction's own writes."""
+        """All columns of a range of rows, including the transaction's own writes.
+
+        Some ranges are read as joined pages, too: before that, when locks may be in the way, and
+        again after it.
+        """
+        also_joined = self._joined.is_due() and not self._transaction.internal.writes.cells
+        if also_joined:
+            await self._scan_joined(table, start, stop)
         found: list[Found] = []
         rows = self._transaction.scan(
             table,
@@ -132,10 +144,19 @@ class RecordedTx:
         self._recorded.scan(
             Scan(table.name, start, stop, tuple(found), reverse=reverse, row_limit=limit)
         )
+        if also_joined:
+            await self._scan_joined(table, start, stop)
         by_row: dict[bytes, dict[bytes, bytes]] = {}
         for one in found:
             by_row.setdefault(one.row, {})[one.column] = one.value
         return by_row
+
+    async def _scan_joined(self, table: Table[bytes], start: bytes, stop: bytes) -> None:
+        """Only snapshots can be scanned like this: nothing must have been written yet."""
+        at = await self._transaction.timestamp()
+        self.note_start()
+        async with Snapshot(self._transaction._engine, at, None) as snapshot:
+            self._recorded.scan(await self._joined.scan(snapshot, table, start, stop))
 
 
 Body = Callable[[RecordedTx], Awaitable[None]]

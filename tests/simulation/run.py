@@ -130,6 +130,7 @@ class _Run:
         verdict.struck = cluster.struck + Counter(
             {fault.value: count for fault, count in cluster.wire.counts.items()}
         )
+        verdict.struck += cluster.chronicle.struck
         verdict.struck[IN_ONE_ROUND] = cluster.chronicle.committed_in_one_round
         if cluster.row_store is not None:
             verdict.struck[COLLECTED_FROM_ROWS] = len(cluster.root.collected)

@@ -38,6 +38,9 @@ _TABLET_SERVERS = 3
 _STRIKES_MAX = 9
 _MASTER_SHARE = 0.5
 _HARSH_STRIKES = 20
+PAGE_ROWS_MAX = 1_000
+"""No tablet has so many rows."""
+FEW_ROWS = 4
 
 
 class Kind(Enum):
@@ -100,6 +103,10 @@ class Scenario:
     """The share of transactions that two committers commit concurrently."""
     one_round_share: float = 0.6
     """The share of transactions that try to commit in one round; the others take two phases."""
+    joined_share: float = 0.3
+    """The share of scans that are made with joined pages, too."""
+    page_rows_max: int = PAGE_ROWS_MAX
+    """The most rows in one page of a scan."""
     with_master: bool = False
     """Whether the real masters run instead of the stand-in: on tablets with splits and moves, on a
     row store with leaders that are rows, as the oracles' are then, too."""
@@ -166,6 +173,7 @@ def scenario_of(
         chance.choice((0.4, 1.0, 3.0)),
         chance.choice((0.003, 0.003, 0.03)),
         with_master=master if with_master is None else with_master,
+        page_rows_max=Random(f"pages {seed}").choice((FEW_ROWS, PAGE_ROWS_MAX)),
         transactions=transactions,
     )
     rows = Random(f"rows {seed}")

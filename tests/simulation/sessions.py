@@ -8,6 +8,7 @@ middle, or asks afterwards for its outcome, and later checks that the library's 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ from percolator.testing.isolation.history import (
     TransactionRecord,
 )
 from percolator.world import Random
+from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.recorded_tx import Body, RecordedTx
 
 _ABANDONED_SECONDS_MAX = 0.02
@@ -58,6 +60,10 @@ class Chronicle:
     one_round_share: float = 0.0
     """The share of transactions that try to commit in one round."""
     committed_in_one_round: int = 0
+    joined_share: float = 0.0
+    """The share of scans that are made with joined pages, too."""
+    struck: Counter[str] = field(default_factory=Counter)
+    """What clients have met, and a run of many seeds must not go without."""
     doubled: set[int] = field(default_factory=set)
     """Start timestamps of transactions that two committers commit concurrently."""
     stopped: bool = False
@@ -84,6 +90,11 @@ class Session:
         # Separate, so that the share of one kind does not change what the transactions do.
         self._phases = Random(f"phases of {self._recorded_as}")
         self._delays = Random(f"delays of {self._recorded_as}")
+        self._joined = JoinedScans(
+            chronicle.joined_share,
+            Random(f"joined scans of {self._recorded_as}"),
+            chronicle.struck,
+        )
         self._chronicle = chronicle
         self._database = database
 
@@ -161,7 +172,7 @@ class Session:
         recorded = self._chronicle.recorder.begin(self._recorded_as)
         try:
             recorded.began(await transaction.timestamp())
-            await body(RecordedTx(transaction, recorded))
+            await body(RecordedTx(transaction, recorded, self._joined))
         except PercolatorError as error:
             transaction.rollback()
             recorded.aborted()
@@ -190,7 +201,7 @@ class Session:
             await asyncio.sleep(self._delays.random() * _DELAY_SECONDS_MAX)
         recorded = self._chronicle.recorder.begin(self._recorded_as)
         try:
-            recorded_tx = RecordedTx(transaction, recorded)
+            recorded_tx = RecordedTx(transaction, recorded, self._joined)
             await body(recorded_tx)  # its first read may wait for its turn
             await transaction.timestamp()
             recorded_tx.note_start()
