@@ -87,6 +87,8 @@ def _conf(directory: Path, java: str = _SHARED) -> SparkConf:
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.shuffle.partitions": "2",
+        # A stream that has nothing to do would ask its source a hundred times a second.
+        "spark.sql.streaming.pollingDelay": "100ms",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
