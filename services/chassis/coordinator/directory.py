@@ -8,11 +8,8 @@ directory over at the next epoch, exactly as a tablet is taken over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import structlog
 
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
 from percolator.world import Clock
@@ -27,9 +24,9 @@ from services.chassis.coordinator.directory_leadership import (
 )
 from services.chassis.coordinator.directory_sessions import DirectorySessions, SessionFile
 from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
+from services.chassis.coordinator.own_process import OwnProcess
 from services.chassis.coordinator.silence import Silence
 from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
-from services.chassis.coordinator.watching import values_of
 from services.chassis.store import epoch_names
 from services.chassis.store.epoch_directory import remove_superseded, take_over
 from services.chassis.store.epoch_names import EpochName, Stage
@@ -41,25 +38,19 @@ _LOOKS_MAX = 20
 _SMALL_BYTES_MAX = 4096
 _PATHS_MAX = 1024
 
-_log = structlog.get_logger("percolator.coordinator")
 
-
-class DirectoryCoordinator:
+class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
     """The coordinator for one process. Belongs to one event loop."""
 
     def __init__(
         self, files: Files, clock: Clock, root: Path, times: CoordinatorTimes = USUAL_TIMES
     ) -> None:
+        super().__init__(clock, times)
         self._files = files
-        self._clock = clock
         self._directory = root / DIRECTORY
-        self._times = times
         self._sessions = DirectorySessions(
             files, clock, self._directory / SESSIONS, grace_seconds=times.grace_seconds
         )
-        self._open: list[BeatingSession] = []
-        self._led: list[DirectoryLeadership] = []
-        """Those that may still stand, or have not noticed yet that they do not."""
         self._paths: dict[tuple[str, ...], Path] = {}
         """Kept, because a process that waits for a leader checks the same few again and again."""
         self._made: set[str] = set()
@@ -90,10 +81,7 @@ class DirectoryCoordinator:
                 except BaseException:
                     leadership.abandon()
                     raise
-                self._led = [former for former in self._led if not former.is_over]
-                self._led.append(leadership)
-                _log.info("leading", role=role, epoch=leadership.epoch)
-                return leadership
+                return self._leads(role, leadership)
             await self._clock.sleep(self._times.poll_seconds)
 
     async def leader(self, role: str) -> KnownLeader | None:
@@ -104,22 +92,10 @@ class DirectoryCoordinator:
         found = await self._read(role, key, live_only=False)
         return None if found is None else found[1]
 
-    def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
-        return values_of(partial(self.read, role, key), self._clock, self._times.poll_seconds)
-
     async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)
         directory = await self._role(SESSIONS)
-        session = BeatingSession(
-            SessionFile(self._files, directory / name),
-            self._clock,
-            name,
-            value,
-            beat_seconds=self._times.beat_seconds,
-        )
-        await session.begin()
-        self._open.append(session)
-        return session
+        return await self._begin_session(SessionFile(self._files, directory / name), name, value)
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
         await self._role(SESSIONS)
@@ -130,14 +106,6 @@ class DirectoryCoordinator:
             self._made.discard(SESSIONS)
             await self._role(SESSIONS)
             return await self._sessions.alive(prefix)
-
-    async def close(self) -> None:
-        for session in self._open:
-            await session.close()
-        for leadership in self._led:
-            await leadership.resign()
-        self._open.clear()
-        self._led.clear()
 
     # ------------------------------------------------------------------------- candidates
 

@@ -8,8 +8,7 @@ that was killed is replaced after the grace period, as one that is paused.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -18,6 +17,7 @@ from percolator.world import World
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.beating_session import BeatingSession, value_of
 from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
+from services.chassis.coordinator.own_process import OwnProcess
 from services.chassis.coordinator.row_leadership import (
     LEADER,
     RoleRow,
@@ -27,7 +27,6 @@ from services.chassis.coordinator.row_leadership import (
 from services.chassis.coordinator.silence import Silence, SilentSessions
 from services.chassis.coordinator.stamp import Stamp
 from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
-from services.chassis.coordinator.watching import values_of
 from services.chassis.records.records import Records
 
 SESSIONS = b"session/"
@@ -37,38 +36,32 @@ SESSION = b"session"
 _log = structlog.get_logger("percolator.coordinator")
 
 
-class RowCoordinator:
+class RowCoordinator(OwnProcess[RowLeadership]):
     """The coordinator for one process. Belongs to one event loop."""
 
     def __init__(
         self, records: Records, world: World, times: CoordinatorTimes = USUAL_TIMES
     ) -> None:
+        super().__init__(world.clock, times)
         self._records = records
-        self._world = world
-        self._times = times
+        self._random = world.random
         self._silent = SilentSessions(world.clock, times.grace_seconds)
-        self._open: list[BeatingSession] = []
-        self._led: list[RowLeadership] = []
-        """Those that may still stand, or have not noticed yet that they do not."""
 
     async def campaign(
         self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
     ) -> RowLeadership:
         check_name("role", role)
         row = RoleRow(self._records, role)
-        token = f"{self._world.random.getrandbits(64):016x}"
-        silence = Silence(self._world.clock, self._times.grace_seconds)
+        token = f"{self._random.getrandbits(64):016x}"
+        silence = Silence(self._clock, self._times.grace_seconds)
         while True:
             stamp = await self._try(row, token, holder, silence, lost)
             if stamp is not None:
                 leadership = RowLeadership(
-                    row, self._world.clock, stamp, beat_seconds=self._times.beat_seconds
+                    row, self._clock, stamp, beat_seconds=self._times.beat_seconds
                 )
-                self._led = [former for former in self._led if not former.is_over]
-                self._led.append(leadership)
-                _log.info("leading", role=role, epoch=leadership.epoch)
-                return leadership
-            await self._world.clock.sleep(self._times.poll_seconds)
+                return self._leads(role, leadership)
+            await self._clock.sleep(self._times.poll_seconds)
 
     async def leader(self, role: str) -> KnownLeader | None:
         check_name("role", role)
@@ -85,21 +78,9 @@ class RowCoordinator:
         found = (await RoleRow(self._records, role).look(column)).cells.get(column)
         return None if found is None else stored_value.decode(found, f"{role}/{key}")
 
-    def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
-        return values_of(partial(self.read, role, key), self._world.clock, self._times.poll_seconds)
-
     async def open_session(self, name: str, value: bytes) -> BeatingSession:
         check_name("name", name)
-        session = BeatingSession(
-            SessionRow(self._records, name),
-            self._world.clock,
-            name,
-            value,
-            beat_seconds=self._times.beat_seconds,
-        )
-        await session.begin()
-        self._open.append(session)
-        return session
+        return await self._begin_session(SessionRow(self._records, name), name, value)
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
         if prefix:
@@ -111,14 +92,6 @@ class RowCoordinator:
         for name in judged.forgotten:
             await SessionRow(self._records, name).remove()
         return {name: value_of(content) for name, content in judged.alive.items()}
-
-    async def close(self) -> None:
-        for session in self._open:
-            await session.close()
-        for leadership in self._led:
-            await leadership.resign()
-        self._open.clear()
-        self._led.clear()
 
     # ------------------------------------------------------------------------- candidates
 
