@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from percolator.errors import PercolatorError, SchemaError, SnapshotTooOld
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 from percolator.rowstore.intents import Intent
@@ -68,11 +67,11 @@ class Fates:
             elif not isinstance(answer, Refused):
                 judged.problem = answer  # a pass finds it again
             elif answer.condition == steps.OWN_COMMIT:
-                judged.commit(intent, offending_cell(answer).timestamp)
+                judged.commit(intent, answer.offender.timestamp)
             elif answer.condition == steps.OWN_ROLLBACK:
                 judged.rolled_back.append(intent)
             else:
-                judged.locked.append((intent, offending_cell(answer)))
+                judged.locked.append((intent, answer.offender))
         return judged
 
     async def put_markers(self, dead: Sequence[Intent], judged: Judged) -> list[Intent]:
@@ -94,7 +93,7 @@ class Fates:
             if answer is APPLIED:
                 judged.rolled_back.append(intent)
             elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                judged.commit(intent, offending_cell(answer).timestamp)
+                judged.commit(intent, answer.offender.timestamp)
             elif isinstance(answer, SnapshotTooOld):
                 # Collected: whatever it was, a run that begins now sees it.
                 judged.commit(intent, intent.timestamp)

@@ -19,36 +19,11 @@ from percolator.errors import (
 )
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
+from percolator.protocol.portions import portion, portions
 from percolator.protocol.primaries import Primaries
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, CellMutation, Refused
-from percolator.v1.cells_pb2 import Cell
-
-STEPS_AT_ONCE_MAX = 4_096
-"""A large transaction is sent in portions, so that its messages do not all exist at one time."""
-
-
-def portions(cells: Sequence[CellAddress]) -> range:
-    """The indexes at which the portions begin."""
-    return range(0, len(cells), STEPS_AT_ONCE_MAX)
-
-
-def portion(cells: Sequence[CellAddress], first: int) -> Sequence[CellAddress]:
-    """The portion that begins at this index."""
-    if len(cells) <= STEPS_AT_ONCE_MAX:
-        return cells  # the usual case, in which nothing is copied
-    return cells[first : first + STEPS_AT_ONCE_MAX]
-
-
-def offending_cell(answer: Refused) -> Cell:
-    """The cell because of which the mutation was refused: its condition demanded that there be
-    none."""
-    if answer.cell is None:
-        raise InvariantViolation(
-            f"condition {answer.condition} failed, and the tablet did not return the cell"
-        )
-    return answer.cell
 
 
 async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -> None:
@@ -84,7 +59,7 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
 
 def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
     """Another client may have committed it, at the same timestamp; otherwise the commit is torn."""
-    if answer.condition == steps.OWN_COMMIT and offending_cell(answer).timestamp == commit:
+    if answer.condition == steps.OWN_COMMIT and answer.offender.timestamp == commit:
         return
     raise InvariantViolation(
         f"transaction {write.start} is committed at {commit}, but {cell} holds neither its lock "
@@ -109,7 +84,7 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
             env.verdicts.put(write.start, ROLLED_BACK)
             return 0
         if isinstance(answer, Refused):
-            return offending_cell(answer).timestamp
+            return answer.offender.timestamp
         if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
             raise answer
 

@@ -37,7 +37,6 @@ from percolator.formats.records import (
     LockRecord,
 )
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.asked_once import About, AskedOnce
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
@@ -174,7 +173,7 @@ class Cleanup:
             elif not isinstance(answer, Refused):
                 continue  # no answer: nothing is known, and the caller will ask again
             elif answer.condition == steps.OWN_COMMIT:
-                self._env.verdicts.put(start, offending_cell(answer).timestamp)
+                self._env.verdicts.put(start, answer.offender.timestamp)
             elif answer.condition == steps.OWN_ROLLBACK:
                 self._env.verdicts.put(start, ROLLED_BACK)
             else:
@@ -223,7 +222,7 @@ class Cleanup:
                 if answer is APPLIED or self._primaries.is_gone(answer):
                     self._env.verdicts.put(start, ROLLED_BACK)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                    self._env.verdicts.put(start, offending_cell(answer).timestamp)
+                    self._env.verdicts.put(start, answer.offender.timestamp)
                 elif isinstance(answer, SnapshotTooOld):
                     overtaken.add(start)
         return alive, overtaken
@@ -285,7 +284,7 @@ def _expired(lock: LockRecord, now: int) -> bool:
 
 
 def _primary_lock(met: MetLock, answer: Refused) -> LockRecord:
-    lock = LockRecord.decode(offending_cell(answer).value)
+    lock = LockRecord.decode(answer.offender.value)
     if lock.primary != met.lock.primary:
         # One transaction with two deciding cells would be committed and rolled back at once.
         raise InvariantViolation(

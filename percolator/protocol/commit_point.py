@@ -28,7 +28,6 @@ from percolator.errors import (
 )
 from percolator.formats.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
 from percolator.protocol import aftermath, conflicts, steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.raising import (
@@ -137,7 +136,7 @@ class CommitPoint:
                 return commit
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
-                    return offending_cell(answer).timestamp
+                    return answer.offender.timestamp
                 if not self._is_own_lock(answer):
                     return await self._no_lock(answer, deadline)
                 self.learn_lock(answer)
@@ -219,7 +218,7 @@ class CommitPoint:
     def learn_lock(self, answer: Refused) -> None:
         """Takes over both numbers of our lock on the primary as it is stored: there, they only
         grow."""
-        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(offending_cell(answer).value)
+        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(answer.offender.value)
         self.min_commit = max(self.min_commit, min_commit)  # answers may overtake each other
         # Until the primary is known to be locked, our `ttl` is what the last attempt would have
         # set. If we kept it, and an earlier attempt had set another, every heartbeat would fail.

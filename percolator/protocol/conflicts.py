@@ -9,7 +9,6 @@ from __future__ import annotations
 from percolator.errors import CellAddress, ConflictError
 from percolator.formats.hidden_cells import locked_column
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import is_read_lock, locked_cell, stored_column
@@ -26,7 +25,7 @@ def obstacle(
     That lock is added to `met`.
     """
     if answer.condition == steps.PREWRITE_LOCKED:
-        lock = MetLock.of(cell.table_id, offending_cell(answer))
+        lock = MetLock.of(cell.table_id, answer.offender)
         if lock.lock.start_timestamp < write.start:
             met.append(lock)
             return None
@@ -34,7 +33,7 @@ def obstacle(
         return locked(env, write.start, lock)
     if answer.condition == steps.OWN_ROLLBACK:
         return rolled_back_by_others(env, write, cell)
-    return written(env, write, cell, offending_cell(answer))
+    return written(env, write, cell, answer.offender)
 
 
 def locked(env: Environment, start: int, met: MetLock) -> ConflictError:

@@ -35,7 +35,6 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT_IN_DATA, KIND_READ_LOCK
 from percolator.protocol import conflicts, steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
@@ -131,7 +130,7 @@ class OneRound:
         while not isinstance(answer, int):
             problem: PercolatorError | None = None
             if isinstance(answer, Refused):
-                found = offending_cell(answer)
+                found = answer.offender
                 cell = CellAddress(write.primary.table_id, found.row, found.column)
                 if answer.condition == steps.OWN_COMMIT:
                     require_same(write, cell, answer)

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Sequence
 
 from percolator.errors import CellAddress, PercolatorError, Retry
 from percolator.protocol import conflicts, steps
-from percolator.protocol.aftermath import offending_cell, portion, portions
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.portions import portion, portions
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, Refused
@@ -117,7 +117,7 @@ class Prewrite:
                 elif isinstance(answer, Refused):
                     if answer.condition == steps.OWN_COMMIT:
                         require_same(write, cell, answer)
-                        return offending_cell(answer).timestamp
+                        return answer.offender.timestamp
                     if is_own_lock(write, cell, answer):
                         # Set by an attempt whose answer was lost, or by another committer.
                         touched.append(cell)

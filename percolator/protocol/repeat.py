@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
 from percolator.formats.records import LockRecord
 from percolator.protocol import aftermath, steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
+from percolator.protocol.portions import portion, portions
 from percolator.protocol.same_writes import another, require_same
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
@@ -90,7 +90,7 @@ async def abandon(env: Environment, write: WriteSteps, deadline: float) -> None:
     withdrawals = []
     for cell, answer in zip(write.cells, answers, strict=True):
         if isinstance(answer, Refused) and answer.condition > steps.OWN_ROLLBACK:
-            seen = offending_cell(answer).value
+            seen = answer.offender.value
             if LockRecord.decode(seen).primary == write.primary:
                 withdrawal = steps.roll_back_expired(cell.row, cell.column, write.start, seen)
                 withdrawals.append(CellMutation(cell.table_id, withdrawal))
@@ -107,10 +107,10 @@ async def _settle_primary(
         burial = steps.roll_back_expired(row, column, start, b"")
         if isinstance(answer, Refused):
             if answer.condition == steps.OWN_COMMIT:
-                return offending_cell(answer).timestamp
+                return answer.offender.timestamp
             if answer.condition == steps.OWN_ROLLBACK:
                 return ROLLED_BACK
-            lock = LockRecord.decode(offending_cell(answer).value)
+            lock = LockRecord.decode(answer.offender.value)
             if lock.primary != primary:
                 raise InvalidArgument(
                     field, f"transaction {start} is decided at {lock.primary}, not at {primary}"
@@ -120,7 +120,7 @@ async def _settle_primary(
         if answer is APPLIED:
             return ROLLED_BACK
         if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-            return offending_cell(answer).timestamp
+            return answer.offender.timestamp
         # The cell was locked between the two steps: look again.
 
 
@@ -129,7 +129,7 @@ def _checked(write: WriteSteps, cell: CellAddress, answer: Answer) -> int:
     if not isinstance(answer, Refused) or answer.condition == steps.OWN_ROLLBACK:
         return 0
     require_same(write, cell, answer)
-    return offending_cell(answer).timestamp if answer.condition == steps.OWN_COMMIT else 0
+    return answer.offender.timestamp if answer.condition == steps.OWN_COMMIT else 0
 
 
 def _has_trace(answer: Answer) -> bool:
@@ -141,8 +141,8 @@ async def _status(
     env: Environment, write: WriteSteps, cells: Sequence[CellAddress], deadline: float
 ) -> list[Answer]:
     answers: list[Answer] = []
-    for first in aftermath.portions(cells):
-        some = aftermath.portion(cells, first)
+    for first in portions(cells):
+        some = portion(cells, first)
         requests = [_request(cell, write.start) for cell in some]
         answers += await _ask(env, requests, deadline)
     return answers

@@ -10,7 +10,6 @@ from __future__ import annotations
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, LockRecord, WriteRecord
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.read_locks import stored_column
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import Refused
@@ -34,7 +33,7 @@ def is_own_lock(write: WriteSteps, cell: CellAddress, answer: Refused) -> bool:
     """Whether a prewrite of the cell was refused because of the transaction's own lock."""
     if answer.condition != steps.PREWRITE_LOCKED:
         return False
-    found = offending_cell(answer)
+    found = answer.offender
     if int.from_bytes(found.value[:8], "big") != write.start:
         return False
     if stored_column(found) != cell.column:
@@ -50,9 +49,9 @@ def require_same(write: WriteSteps, cell: CellAddress, answer: Refused) -> None:
     """
     stored: LockRecord | WriteRecord
     if answer.condition == steps.OWN_COMMIT:
-        stored = WriteRecord.decode(offending_cell(answer).value)
+        stored = WriteRecord.decode(answer.offender.value)
     else:
-        stored = LockRecord.decode(offending_cell(answer).value)
+        stored = LockRecord.decode(answer.offender.value)
         if stored.primary != write.primary:
             what = f"is locked for a commit that {stored.primary} decides"
             raise another(write, cell, what)

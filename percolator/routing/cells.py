@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from percolator.errors import NotExecuted, PercolatorError, TabletLocation
+from percolator.errors import InvariantViolation, NotExecuted, PercolatorError, TabletLocation
 from percolator.routing.common_step import CommonStep
 from percolator.v1.cells_pb2 import Cell
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
@@ -55,6 +55,15 @@ class Refused:
         """The index of the first condition that failed."""
         self.cell = cell
         """The cell that failed it; None if a cell was expected and there was none."""
+
+    @property
+    def offender(self) -> Cell:
+        """The cell that failed a condition by being there."""
+        if self.cell is None:
+            raise InvariantViolation(
+                f"condition {self.condition} failed, and the tablet did not return the cell"
+            )
+        return self.cell
 
     def __repr__(self) -> str:
         return f"Refused({self.condition}, {self.cell})"

@@ -19,7 +19,6 @@ from typing import TypeGuard
 from percolator.errors import CellAddress, PercolatorError, SchemaError
 from percolator.formats.records import LockRecord
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.routing.cells import Answer, CellMutation, Refused
@@ -85,7 +84,7 @@ class Undecided:
                 continue  # it did not answer: it is asked again in the next pass
             if _is_locked(answer):
                 one.due = now + min((now - one.since) * _OF_ITS_AGE, _AGAIN_SECONDS_MAX)
-                locks.append(MetLock.of(one.primary.table_id, offending_cell(answer)))
+                locks.append(MetLock.of(one.primary.table_id, answer.offender))
             else:
                 decided.append(start)
                 del self._open[start]

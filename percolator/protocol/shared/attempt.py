@@ -33,10 +33,10 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import conflicts, steps
-from percolator.protocol.aftermath import offending_cell, portion, portions
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.portions import portion, portions
 from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
 from percolator.protocol.shared.names import Job, PartKey, PartName
@@ -263,7 +263,7 @@ class Attempt:
             elif answer.condition == steps.OWN_ROLLBACK:
                 raise part.gone()
             elif answer.condition == steps.PREWRITE_LOCKED:
-                met = MetLock.of(cell.table_id, offending_cell(answer))
+                met = MetLock.of(cell.table_id, answer.offender)
                 if met.lock.start_timestamp in self._chosen:
                     result.left.append(cell)
                     continue
@@ -277,7 +277,7 @@ class Attempt:
                 raise self._changed(cell, answer)
             elif writes[cell] is KEPT:
                 result.changed.append(cell)
-                result.is_overtaken |= offending_cell(answer).timestamp > part.start
+                result.is_overtaken |= answer.offender.timestamp > part.start
             else:
                 result.is_overtaken = True
             result.missed.append(cell)
@@ -293,7 +293,7 @@ class Attempt:
         return True
 
     def _changed(self, cell: CellAddress, answer: Refused) -> ConflictError:
-        record = offending_cell(answer)
+        record = answer.offender
         return ConflictError(
             f"{self._env.described(cell)} was committed at {record.timestamp}, and the shared "
             f"transaction writes only what was not changed since {self._job.unchanged_since}",

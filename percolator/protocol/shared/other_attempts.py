@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from percolator.errors import ConflictError, UsageError, WrittenTwice
 from percolator.formats.records import LockRecord
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.part_states import FINISHED
@@ -103,12 +102,12 @@ class OtherAttempts:
         if not isinstance(answer, Refused):
             return None
         if answer.condition == steps.OWN_COMMIT:
-            verdicts.put(start, offending_cell(answer).timestamp)
+            verdicts.put(start, answer.offender.timestamp)
             return True
         if answer.condition == steps.OWN_ROLLBACK:
             verdicts.put(start, ROLLED_BACK)
             return True
-        return LockRecord.decode(offending_cell(answer).value).value == FINISHED
+        return LockRecord.decode(answer.offender.value).value == FINISHED
 
 
 def _status(lock: LockRecord) -> CellMutation:

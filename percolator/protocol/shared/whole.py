@@ -28,7 +28,6 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol import steps
-from percolator.protocol.aftermath import offending_cell
 from percolator.protocol.environment import Environment
 from percolator.protocol.shared.announcing import Observed, announce_to_newer
 from percolator.protocol.shared.closing import close
@@ -152,7 +151,7 @@ class Whole:
         commits = set()
         for answer in answers:
             if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                commits.add(offending_cell(answer).timestamp)
+                commits.add(answer.offender.timestamp)
         if not commits:
             return 0
         refused = sum(isinstance(answer, Refused) for answer in answers)
