@@ -12,9 +12,10 @@ through filters: `port.py`. `cells.py` is the door: `percolator.routing.cells.Ce
     reads                   selecting.py (what a read needs), gathering.py (reads in one call),
                             reading.py, scanning.py
     collection              collecting.py (a row), collected.py (its notes), collector.py (a table)
-    for others              ranges.py (to divide work by), contents.py and locks.py (what is stored)
+    waiting                 patience.py (until a deadline), steady_scan.py (over whole tables)
+    for others              ranges.py (to divide work by), contents.py, locks.py (what is stored),
+                            loading.py (bulk loads), conformance.py, capacity.py (checking one)
 
 Nothing here knows who runs the store (percolator/bigtable does) or how it is reached. No rule of
-transactions belongs here either: a step's conditions are translated, not understood. Two facts
-about steps are used, and mapping.py names them.
+transactions belongs here: a step's conditions are translated, not understood (mapping.py).
 """

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError
 from percolator.limits import Limits
 from percolator.rowstore.layout import WRITES
-from percolator.rowstore.locked_cells import cells_locked_by
+from percolator.rowstore.locks import cells_locked_by
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import (
     TIME_UNIT,

@@ -1,16 +1,26 @@
-"""The locks of a table, found by scanning it."""
+"""The locks of a table, found by scanning it: all old ones, or those of some transactions."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
+from typing import Final
 
+from percolator.errors import CellAddress, PercolatorError
+from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
 from percolator.limits import Limits
-from percolator.rowstore.layout import LOCKS, column_of, row_of
-from percolator.rowstore.port import RowStore, Selection
+from percolator.rowstore.layout import LOCKS, column_bounds, column_of, row_of
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import TIME_UNIT, RowStore, Selection
 from percolator.rowstore.steady_scan import steady_scan
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
 from percolator.world import World
+
+_ROWS_PER_PAGE: Final = 1_000
+
+Locked = list[tuple[int, CellAddress]]
+"""Cells with the start timestamps of the transactions that have locked them."""
 
 
 async def stored_locks(
@@ -33,3 +43,48 @@ async def stored_locks(
             async for key, cells in rows
             for one in cells
         ]
+
+
+async def cells_locked_by(
+    store: RowStore,
+    times: Times,
+    table_id: int,
+    columns: Iterable[bytes],
+    starts: Collection[int],
+    patience: Patience,
+) -> AsyncGenerator[Locked, None]:
+    """The cells of these columns that the transactions that began then have locked to change them,
+    page by page. A lock that is there from beginning to end is found."""
+    between = times.time(min(starts)), times.time(max(starts)) + TIME_UNIT
+    selections = [Selection(LOCKS, *column_bounds(one), *between) for one in sorted(columns)]
+    at = b""
+    while True:
+        try:
+            stream = store.scan(
+                table_id,
+                at,
+                b"",
+                selections,
+                rows_max=_ROWS_PER_PAGE,
+                reverse=False,
+                timeout_seconds=patience.attempt_seconds,
+            )
+            async with aclosing(stream) as found:
+                rows = [row async for row in found]
+        except PercolatorError as error:
+            await patience.outlast(error, is_read=True)
+            continue
+        yield [
+            (start, CellAddress(table_id, row_of(key), column_of(cell.column)))
+            for key, cells in rows
+            for cell in cells
+            if (start := times.timestamp(cell.time)) in starts and _changes(cell.value)
+        ]
+        if len(rows) < _ROWS_PER_PAGE:
+            return
+        at = rows[-1].key + b"\0"
+
+
+def _changes(lock: bytes) -> bool:
+    *_, kind = LOCK_HEADER.unpack_from(lock)
+    return bool(kind != KIND_LOCK_ONLY)
