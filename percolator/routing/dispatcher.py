@@ -49,10 +49,10 @@ TWO_PHASES_SECONDS = 60.0
 class _Call:
     """A call in flight."""
 
-    __slots__ = ("begun", "given_up", "rows", "size_bytes", "started", "task")
+    __slots__ = ("begun", "entries", "given_up", "size_bytes", "started", "task")
 
-    def __init__(self, rows: list[Queued], size_bytes: int, started: float) -> None:
-        self.rows = rows
+    def __init__(self, entries: list[Queued], size_bytes: int, started: float) -> None:
+        self.entries = entries
         self.size_bytes = size_bytes
         self.started = started
         self.task: asyncio.Task[None] | None = None
@@ -227,7 +227,7 @@ class Dispatcher:
         return entries, size_bytes
 
     async def _call(self, lane: Lane, call: _Call) -> None:
-        entries = call.rows
+        entries = call.entries
         self.calls_sent += 1
         self.rows_sent += len(entries)
         call.begun = True
@@ -355,7 +355,7 @@ class Dispatcher:
         Rows that still wait for such a tablet were not sent, and can be sent elsewhere.
         """
         for call in self._in_flight:
-            if call.task is not None and any(map(is_elsewhere, call.rows)):
+            if call.task is not None and any(map(is_elsewhere, call.entries)):
                 call.given_up = DeadlineExceeded(
                     "no answer, and its tablets are now served elsewhere", where=self.address
                 )
@@ -380,7 +380,7 @@ class Dispatcher:
         """Gives up all calls in flight."""
         for call in self._in_flight:
             if not call.begun:
-                _closed(call.rows)
+                _closed(call.entries)
         tasks = [call.task for call in self._in_flight if call.task is not None]
         for task in tasks:
             task.cancel()

@@ -51,6 +51,7 @@ class PendingCommit:
         rows, weak = commit.rows, commit.notifications
         self.row = rows[0]
         self.rows = len(rows) + len(weak)
+        """As how many rows it counts in a call: one for each cell."""
         self.schema_version = commit.schema_version
         self.deadline = deadline
         size_bytes = _OTHER_BYTES * self.rows

@@ -32,6 +32,7 @@ class PendingRow:
     )
 
     rows = 1
+    """As how many rows it counts in a call."""
 
     def __init__(
         self,
