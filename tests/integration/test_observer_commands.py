@@ -158,7 +158,9 @@ def test_workers_of_the_library_and_what_they_do_are_shown(
         shown = command.text("top", "--times", "2", "--every", "0.2")
         assert shown.count("commits/s") == 4, "two tables, twice"
         assert "measure" in shown
-    assert "no observer of table 'x' is registered" in command.error("observers", "stats", "--table", "x", code=1)
+    assert "no observer of table 'x' is registered" in command.error(
+        "observers", "stats", "--table", "x", code=1
+    )
 
 
 def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped(
