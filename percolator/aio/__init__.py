@@ -7,10 +7,12 @@
 
 A database belongs to the event loop in which it was opened.
 
-Open `database.py` first, then `transaction.py`; `reading.py` contains what snapshots and
-transactions share. `engine.py` wires together what all transactions of a database use, and
-`connecting.py` finds the parts of a cluster. The rules of transactions are in
-`percolator.protocol`, not here.
+Open `database.py` first, then `transaction.py`. A transaction is a chain of classes, each of which
+adds one thing: `moment.py` (one timestamp), `named_cells.py`, `scanning.py`, `reading.py` (so far,
+`snapshot.py` is the same), `reading_in_turn.py`, `row_writes.py`, `weak_notifications.py`.
+
+`engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
+parts of a cluster. The rules of transactions are in `percolator.protocol`, not here.
 """
 
 from percolator.aio.changes import Changes

@@ -20,8 +20,9 @@ Rules, each with the failure that it prevents:
   oracle is above it.
 - A commit's lock that is above the oracle already is not raised: no reader pushes it, so another
   committer has. Two of them would raise it ever higher, and neither could commit.
-- While an ordinary commit has a timestamp that no reader has passed, its heartbeats raise no
-  higher. Each would make the commit in progress fail, and a slow one would never be applied.
+- While an ordinary commit has a timestamp that no reader has passed, its heartbeats raise the lock
+  no higher than that. Otherwise each of them would make the commit in progress fail, and a slow
+  commit would never be applied.
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ class BulkRolling:
         env = self._env
         starts = {one.lock.start_timestamp for one in met}
         verdicts = {start: env.verdicts.get(start) for start in starts}
-        commits = {start: at for start, at in verdicts.items() if at and at != ROLLED_BACK}
+        commits = {
+            start: at for start, at in verdicts.items() if at is not None and at != ROLLED_BACK
+        }
         row = min(one.address.row for one in met)
         deadline = env.now() + env.limits.background_seconds
         await tell_of_commits(env, table_id, commits, deadline, row, await_cells)
