@@ -5,7 +5,6 @@ from __future__ import annotations
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.wire.status import to_detail
-from services.master import collection_report
 from services.master.leader import Leader
 from services.master.map import locations
 from services.master.map.cluster_map import ClusterMap, Tablet
@@ -50,13 +49,6 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
         async with self._master.leading() as leader:
             moved = await leader.changes.move(request.tablet_id, request.server, self._deadline())
         return wire.MoveTabletResponse(location=location_message(moved))
-
-    async def describe_collection(
-        self, request: wire.DescribeCollectionRequest
-    ) -> wire.DescribeCollectionResponse:
-        async with self._master.leading() as leader:
-            tables = leader.store.current.tables.values()
-            return collection_report.describe(leader.collection, tables, leader.now())
 
     # ------------------------------------------------------------------------- row stores
 

@@ -9,6 +9,7 @@ from percolator.errors import SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.world import Clock
 from services.chassis.serving.rpc import remaining_seconds
+from services.master import collection_report
 from services.master.map import locations
 from services.master.map.catalogue import Table
 from services.master.map.map_record import table_message
@@ -82,6 +83,13 @@ class TableHandler(Generic[MapT, TermT]):
             lambda leader: leader.tables.change_codecs(request, self._deadline())
         )
         return wire.ChangeCodecsResponse(table=table)
+
+    async def describe_collection(
+        self, request: wire.DescribeCollectionRequest
+    ) -> wire.DescribeCollectionResponse:
+        async with self._master.leading() as leader:
+            tables = leader.stored.current.tables.values()
+            return collection_report.describe(leader.collection, tables, leader.now())
 
     async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> wire.Table:
         """The table as the leader describes it after a change."""

@@ -20,6 +20,7 @@ from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
 from services.chassis.lived_time import ASK_SECONDS
+from services.master.history.collection import Collection
 from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
 from services.master.registry import Registry
@@ -32,6 +33,9 @@ _log = structlog.get_logger("percolator.master")
 
 class Term(ABC, Generic[MapT]):
     """`begin` starts its work; `until_over` returns or raises when the term has ended."""
+
+    collection: Collection
+    """Collects history. Each kind of term makes its own."""
 
     def __init__(self, world: World, store: StoredMap[MapT], registry: Registry) -> None:
         self._world = world

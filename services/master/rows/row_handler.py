@@ -7,7 +7,6 @@ from typing import NoReturn
 from percolator.errors import InvalidArgument
 from percolator.v1 import master_pb2 as wire
 from percolator.world import Clock
-from services.master import collection_report
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_record import table_message
 from services.master.master import Master
@@ -24,13 +23,6 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
         """`store` is named in refusals."""
         super().__init__(clock, master)
         self._store = store
-
-    async def describe_collection(
-        self, request: wire.DescribeCollectionRequest
-    ) -> wire.DescribeCollectionResponse:
-        async with self._master.leading() as leader:
-            tables = leader.stored.current.tables.values()
-            return collection_report.describe(leader.collection, tables, leader.now())
 
     async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
         async with self._master.leading() as leader:
