@@ -124,7 +124,7 @@ class Share:
         written afterwards. Raises `ConflictError` if another attempt has replaced this one."""
         self._require_open()
         # Before anything is awaited: a write that came later would succeed, and be lost.
-        self._ending = "is being finished, or has failed to: begin a new attempt"
+        self._ending = "is being finished, or could not be finished: begin a new attempt"
         async with self._turn:
             await self._lock_buffered()
             parts = await self._attempt.finish(self._deadline())
