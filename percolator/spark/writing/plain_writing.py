@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from percolator.collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.errors import SchemaError
 from percolator.spark.connections import DRAIN_SECONDS, checked
 from percolator.spark.options import MERGE, WriteOptions
@@ -27,8 +28,6 @@ from percolator.spark.writing.created_tables import refuse_created_table
 from percolator.spark.writing.transactions import Transactions
 from percolator.spark.writing.written import Written, log, show_log, total
 from percolator.timestamps import Timestamp
-
-COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 class TransactionWriter(DataSourceArrowWriter):
@@ -146,7 +145,7 @@ def _count(written: Written, transactions: Transactions, began: float) -> None:
 def collecting_rarely() -> Iterator[None]:
     """Thousands of rows in flight are not garbage, and searching them for some is expensive."""
     before = gc.get_threshold()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, MIDDLE_COLLECTIONS)
     try:
         yield
     finally:
