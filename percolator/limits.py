@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
 from percolator.errors import InvalidArgument
-from percolator.formats.records import ROW_BYTES_MAX
+from percolator.schema import ROW_BYTES_MAX
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

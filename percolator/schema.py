@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 else:
     R = TypeVar("R")
 
+ROW_BYTES_MAX = 64 << 10
+"""The longest row that a tablet server stores, however it is configured."""
 COLUMN_BYTES_MAX = 255
 OBSERVER_BYTES_MAX = 64
 TABLE_BYTES_MAX = 255

@@ -26,9 +26,6 @@ from enum import IntEnum
 
 from percolator.errors import CellAddress, InvariantViolation
 
-ROW_BYTES_MAX = 64 << 10
-"""The longest row that any tablet server stores, however high its limit for new ones is."""
-
 
 class RecordKind(IntEnum):
     """What a lock will do to its cell when it is committed, and what a write record did."""

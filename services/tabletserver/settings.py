@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from percolator.bigtable.place import SCHEME
-from percolator.formats.records import ROW_BYTES_MAX
+from percolator.schema import ROW_BYTES_MAX
 from percolator.tablet.limits import TabletLimits
 from services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
 from services.tabletserver.handler import RequestLimits

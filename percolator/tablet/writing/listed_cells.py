@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
-from percolator.formats.records import ROW_BYTES_MAX
+from percolator.schema import ROW_BYTES_MAX
 from percolator.tablet.keys import ColumnEncoder, component
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState

@@ -17,11 +17,11 @@ from percolator.formats.records import (
     LOCK_HEADER,
     LOCK_HEADER_BYTES,
     LOCK_KIND_OFFSET,
-    ROW_BYTES_MAX,
     START_TIMESTAMP_BYTES,
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
 )
+from percolator.schema import ROW_BYTES_MAX
 from percolator.tablet import keys
 from percolator.tablet.keys import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
 from percolator.tablet.limits import too_long
