@@ -54,6 +54,8 @@ class PercolatorError(Exception):
 
     retry: Retry = Retry.USELESS
     """Whether to retry. It is set by the class, unless more is known about this one error."""
+    retry_after_seconds: float = 0.0
+    """How long whoever answered asks to wait before another attempt; 0 if that was not said."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(message)

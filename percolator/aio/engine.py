@@ -200,6 +200,7 @@ class Engine:
     def _use(self, rows: Rows, intents: Intents) -> None:
         """Has the cells in a row store, in place of tablets."""
         world, limits = self.world, self.limits
+        rows.store.name_of = self.catalog.name_of
         self.ranges = SampledRanges(rows.store, world, limits)
         self.contents = RowContents(rows.store, rows.times)
         self.cells = RowStoreCells(rows.store, intents, rows.times, world, limits)

@@ -71,19 +71,20 @@ class Admission:
     def leave(self, ticket: int, error: PercolatorError | None = None) -> None:
         """Called when a call has ended."""
         self._in_flight -= 1
-        if isinstance(error, (Overloaded, DeadlineExceeded)):
-            self._slow_down(ticket, error)
-        elif error is None and self._bound < self._most:
-            self._bound = min(self._bound + 1.0 / self._bound, float(self._most))
+        if error is None:
+            if self._bound < self._most:
+                self._bound = min(self._bound + 1.0 / self._bound, float(self._most))
+        elif isinstance(error, (Overloaded, DeadlineExceeded)) or error.retry_after_seconds:
+            self._slow_down(ticket, error.retry_after_seconds)
         if self._waiting:
             self._admit()
 
-    def _slow_down(self, ticket: int, error: PercolatorError) -> None:
+    def _slow_down(self, ticket: int, asked_seconds: float) -> None:
         if ticket > self._halved_until:
             self._halved_until = self._tickets
             self._bound = max(self._bound / 2.0, 1.0)
-        if isinstance(error, Overloaded) and self._pause is None and error.retry_after_seconds > 0:
-            seconds = min(error.retry_after_seconds, _PAUSE_SECONDS_MAX)
+        if asked_seconds > 0 and self._pause is None:
+            seconds = min(asked_seconds, _PAUSE_SECONDS_MAX)
             self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:

@@ -21,6 +21,9 @@ _THROTTLED_SECONDS = 0.1
 """The pause after a refusal that names none."""
 _NOT_TRANSACTIONAL = "single-row transactions"
 """What the service calls checks with changes, where it says that a profile does not permit them."""
+_BEING_CREATED = re.compile(r"\b(being created|creating)\b", re.IGNORECASE)
+"""What the service says of a table that is not ready yet: it has done nothing, and will be able to
+soon. Names of tables cannot match, since ours are `percolator-` and a number."""
 _NAME = re.compile(r"projects/[^\s\"']+")
 """Of whatever: its parts may be any words."""
 _CLIENT_TOO_LARGE = ("CLIENT: Sent message larger", "CLIENT: Received message larger")
@@ -40,6 +43,13 @@ ONE_CLUSTER = (
 
 def meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
     """What it means. `where` is the path of the method, and what it was called for."""
+    error = _meaning(failed, where)
+    if error.retry is not errors.Retry.USELESS:
+        error.retry_after_seconds = _asked_seconds(failed, error.retry_after_seconds)
+    return error
+
+
+def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
     code, said = failed.code, (failed.message or failed.code.name).rstrip(".")
     lacking = missing_family(said, where)
     if lacking is not None:
@@ -68,6 +78,8 @@ def meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             return errors.UsageError(f"Bigtable has no such method: {said}", where=where)
+        case grpc.StatusCode.FAILED_PRECONDITION if _BEING_CREATED.search(said):
+            return errors.NotReady(said, where=where)
         case _ if code in _REFUSED and _NOT_TRANSACTIONAL in said.lower():
             return errors.UsageError(
                 f"the app profile cannot be used ({said}): {ONE_CLUSTER}", where=where
@@ -88,13 +100,13 @@ def _exhausted(failed: CallFailed, said: str, where: str) -> errors.PercolatorEr
     return errors.Overloaded(
         f"Bigtable refuses more calls, because a quota or the capacity of its nodes is used up "
         f"({said}): add nodes, or ask for a higher quota",
-        retry_after_seconds=_asked_seconds(failed),
+        retry_after_seconds=_THROTTLED_SECONDS,
         where=where,
     )
 
 
-def _asked_seconds(failed: CallFailed) -> float:
-    """How long the service asks to wait."""
+def _asked_seconds(failed: CallFailed, otherwise: float) -> float:
+    """How long the service asks to wait, with whatever code; `otherwise` if it does not."""
     try:
         for packed in Status.FromString(failed.details).details:
             info = RetryInfo()
@@ -103,7 +115,7 @@ def _asked_seconds(failed: CallFailed) -> float:
                 return float(max(delay.seconds + delay.nanos / 1e9, 0.0))
     except DecodeError:
         pass  # what it says besides does not matter then
-    return _THROTTLED_SECONDS
+    return otherwise
 
 
 def _not_found(said: str, where: str) -> errors.PercolatorError:

@@ -11,8 +11,10 @@ import re
 from typing import Final
 
 from percolator.bigtable.methods import GET_TABLE
-from percolator.bigtable.place import Place
+from percolator.bigtable.place import Place, table_name
 from percolator.errors import InvariantViolation, PercolatorError
+from percolator.rowstore.identity import TABLE_ID
+from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import FAMILIES
 from percolator.v1.bigtable_pb2 import BigtableGetTableRequest
 from percolator.world import Network
@@ -22,10 +24,15 @@ WITH_FAMILIES: Final = 2
 _OF_SERVICE: Final = "column family not found"
 _OF_EMULATOR: Final = re.compile(r'unknown family "([^"]*)"')
 _ASK_SECONDS: Final = 5.0
-_WHAT_TO_DO: Final = (
-    "somebody has removed it in the store itself, and its cells with it: `percolator tables "
-    "delete` the table, and import it from an export"
-)
+_REMOVED: Final = "somebody has removed it in the store itself, and its cells with it"
+_WHAT_TO_DO: Final = "`percolator tables delete` the table, and import it from an export"
+_WHAT_ELSE_TO_DO: Final = {
+    table_name(TABLE_ID): "it says what tables there are, so restore it from a backup of the "
+    "instance, or create another cluster and import an export",
+    table_name(INTENTS_TABLE): "create the family again there; changes that waited for observers "
+    "are forgotten, so `percolator observers backfill` afterwards",
+}
+"""For tables that no program has created, and that no command deletes."""
 
 
 class FamilyMissing(InvariantViolation):
@@ -35,7 +42,8 @@ class FamilyMissing(InvariantViolation):
         """`table` is the full name; `families` is empty if it is not known which are missing."""
         name = table.rpartition("/")[2]
         what = f"the family {families}" if families else "a family that it needs"
-        super().__init__(f"the table {name} lacks {what}: {_WHAT_TO_DO}", where=where)
+        to_do = _WHAT_ELSE_TO_DO.get(name, _WHAT_TO_DO)
+        super().__init__(f"the table {name} lacks {what}: {_REMOVED}: {to_do}", where=where)
         self.table = table
         self.families = families
 

@@ -95,11 +95,16 @@ class Place:
 
     def table_name(self, table_id: int) -> str:
         """The name, within the instance, of a table of the cluster."""
-        return f"percolator-{'intents' if table_id == INTENTS_TABLE else table_id}"
+        return table_name(table_id)
 
     def table(self, table_id: int) -> str:
         """The same with the instance."""
         return f"{self.parent}/tables/{self.table_name(table_id)}"
+
+
+def table_name(table_id: int) -> str:
+    """The name of a table of a cluster; the same in every instance."""
+    return f"percolator-{'intents' if table_id == INTENTS_TABLE else table_id}"
 
 
 def parse_place(

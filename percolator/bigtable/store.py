@@ -57,6 +57,7 @@ class BigtableStore:
     def __init__(self, network: Network, place: Place) -> None:
         self._place = place
         self._network = network
+        self.name_of: Callable[[int], str] = _unknown
         self._admission = Admission()
         self._check_and_mutate = network.unary(place.address, CHECK_AND_MUTATE_ROW)
         self._mutate_rows = network.stream(place.address, MUTATE_ROWS)
@@ -87,7 +88,7 @@ class BigtableStore:
             if isinstance(change, SetCell) and len(change.value) > _VALUE_BYTES_MAX:
                 raise _too_long("value", change.value, _VALUE_BYTES_MAX)
             add_mutation(made_if, change)
-        response = await self._in_turn(self._check_and_mutate, request, timeout_seconds)
+        response = await self._in_turn(table_id, self._check_and_mutate, request, timeout_seconds)
         return response.predicate_matched is check.found
 
     async def write(self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float) -> None:
@@ -98,7 +99,7 @@ class BigtableStore:
             entry = request.entries.add(row_key=row.key)
             for change in row.changes:
                 add_mutation(entry.mutations, change)
-        await self._in_turn(self._written, request, timeout_seconds)
+        await self._in_turn(table_id, self._written, request, timeout_seconds)
 
     async def read(
         self,
@@ -111,7 +112,7 @@ class BigtableStore:
             _require_key(key)
         request = self._reading(table_id, selections)
         request.rows.row_keys.extend(keys)
-        return await self._in_turn(self._all_rows, request, timeout_seconds)
+        return await self._in_turn(table_id, self._all_rows, request, timeout_seconds)
 
     async def scan(
         self,
@@ -138,10 +139,16 @@ class BigtableStore:
                 async for row in found:
                     yield row
             except FamilyMissing as error:
-                raise await named(self._network, self._place, error) from error
+                told = await named(self._network, self._place, error)
+                self._locate(told, table_id)
+                raise told from error
+            except PercolatorError as error:
+                self._locate(error, table_id)
+                raise
 
     async def _in_turn(
         self,
+        table_id: int,
         call: Callable[[RequestT, float], Awaitable[AnswerT]],
         request: RequestT,
         timeout_seconds: float,
@@ -158,13 +165,22 @@ class BigtableStore:
             problem = None
         except FamilyMissing as error:
             problem = error
-            raise await named(self._network, self._place, error) from error
+            told = await named(self._network, self._place, error)
+            self._locate(told, table_id)
+            raise told from error
         except PercolatorError as error:
             problem = error
+            self._locate(error, table_id)
             raise
         finally:
             self._admission.leave(ticket, problem)
         return answer
+
+    def _locate(self, error: PercolatorError, table_id: int) -> None:
+        """Adds the table's own name to the one that it has in the store."""
+        name = self.name_of(table_id)
+        if name:
+            error.where = f"{error.where}, table {name!r}" if error.where else f"table {name!r}"
 
     async def _written(self, request: BigtableMutateRowsRequest, timeout_seconds: float) -> None:
         left = set(range(len(request.entries)))
@@ -210,6 +226,10 @@ class BigtableStore:
                     if marks:
                         yield StoredRow(response.last_scanned_row_key, [])
         rows.end()
+
+
+def _unknown(table_id: int) -> str:
+    return ""
 
 
 def _not_written(status: BigtableMutateRowsResponse.Status, table: str) -> PercolatorError:

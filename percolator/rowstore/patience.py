@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry, SchemaError
+from percolator.errors import DeadlineExceeded, PercolatorError, Retry, SchemaError
 from percolator.limits import Limits
 from percolator.wire.backoff import Backoff, asked_pause_seconds
 from percolator.world import World
@@ -39,7 +39,7 @@ class Patience:
             raise SchemaError(f"{problem.message}: {_NO_TABLE}", where=problem.where) from problem
         if problem.retry is Retry.USELESS or (problem.retry is Retry.UNKNOWN and not is_read):
             raise problem
-        if isinstance(problem, Overloaded):
+        if problem.retry_after_seconds:
             seconds = asked_pause_seconds(self._random, problem.retry_after_seconds)
             left = self._deadline - self._clock.monotonic_seconds()
             await self._clock.sleep(max(min(seconds, left), 0.0))

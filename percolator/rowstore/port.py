@@ -10,7 +10,7 @@ Times are microseconds, and multiples of a thousand. Raised errors are `Percolat
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 TIME_UNIT = 1_000
@@ -115,6 +115,9 @@ class RowChange(NamedTuple):
 
 class RowStore(Protocol):
     """A store of rows."""
+
+    name_of: Callable[[int], str]
+    """What programs call a table, for errors; empty if that is not known."""
 
     @property
     def scans_backwards(self) -> bool:

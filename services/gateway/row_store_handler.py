@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple, Protocol
 
 from percolator.bigtable import methods
-from percolator.bigtable.missing_family import FamilyMissing, named
+from percolator.bigtable.missing_family import FamilyMissing, missing_family, named
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
 from percolator.rowstore.identity import CLUSTER
@@ -94,6 +94,11 @@ class RowStoreHandler:
         own = rules.own(store.place, request)
         rules.require_may_write(store.place, own, caller_role())
         async for answer in _answers(store, store.mutate_rows, own):
+            for entry in answer.entries:
+                # Each row has an answer of its own, which a caller cannot ask about.
+                lacking = missing_family(entry.status.message, own.table_name)
+                if entry.status.code and lacking is not None:
+                    raise await named(store.network, store.place, lacking)
             yield answer
 
     async def read_rows(

@@ -9,10 +9,12 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import delete_table, has_table, require_table
 from percolator.errors import InvalidArgument, InvariantViolation, PercolatorError, SchemaError
+from percolator.limits import Limits
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import FAMILIES
 from percolator.rowstore.port import Selection
+from percolator.rowstore.steady_scan import steady_scan
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Network, World
 from services.chassis.coordinator.row_coordinator import RowCoordinator
@@ -90,15 +92,9 @@ class RowClusterStore:
     async def require_empty(self, table_id: int) -> None:
         """Raises `SchemaError` unless a table that is about to be used has nothing in it."""
         try:
-            scan = self.store.scan(
-                table_id,
-                b"",
-                b"",
-                [Selection(family) for family in FAMILIES],
-                rows_max=1,
-                reverse=False,
-                timeout_seconds=_TABLE_SECONDS,
-            )
+            # The store may say for a while that the table is still being created.
+            families = [Selection(family) for family in FAMILIES]
+            scan = steady_scan(self.store, table_id, families, self._world, Limits(), rows_max=1)
             async with aclosing(scan) as found:
                 rows = [row async for row in found]
         except PercolatorError as error:

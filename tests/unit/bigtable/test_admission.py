@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.bigtable.admission import Admission
-from percolator.errors import DeadlineExceeded, Overloaded, Retry, Unavailable
+from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry, Unavailable
 
 SECONDS = 60.0
 
@@ -81,11 +81,18 @@ async def test_a_broken_connection_says_nothing_about_the_store() -> None:
     assert admission.bound == 8
 
 
-async def test_nothing_is_sent_while_the_store_asks_for_a_pause() -> None:
+def _unavailable(seconds: float) -> Unavailable:
+    error = Unavailable("later")
+    error.retry_after_seconds = seconds
+    return error
+
+
+@pytest.mark.parametrize("error", [_busy(3.0), _unavailable(3.0)], ids=["busy", "unavailable"])
+async def test_nothing_is_sent_while_the_store_asks_for_a_pause(error: PercolatorError) -> None:
     loop = asyncio.get_running_loop()
     admission = Admission(8)
     began = loop.time()
-    admission.leave(admission.enter_at_once(), _busy(3.0))
+    admission.leave(admission.enter_at_once(), error)
     assert not admission.enter_at_once()
     await admission.enter(SECONDS)
     assert loop.time() - began == pytest.approx(3.0)

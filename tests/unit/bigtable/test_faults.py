@@ -36,11 +36,11 @@ def cells_of(over: Connected, **limits: float) -> RowStoreCells:
     return RowStoreCells(over.store, intents, times, world, allowed)
 
 
-def busy(seconds: float) -> Refusal:
+def busy(seconds: float, code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED) -> Refusal:
     packed = Packed()
     packed.Pack(RetryInfo(retry_delay=Duration(nanos=round(seconds * 1e9))))
-    status = Status(code=8, details=[packed])
-    return Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", status.SerializeToString())
+    status = Status(code=code.value[0], details=[packed])
+    return Refusal(code, "busy", status.SerializeToString())
 
 
 async def prewritten(cells: RowStoreCells) -> Answer:
@@ -75,6 +75,29 @@ async def test_a_change_that_may_have_been_made_is_not_sent_again_and_a_read_is(
         read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
         await cells.read([read], time.monotonic() + SECONDS)
         assert over.names("ReadRows") == 2
+
+
+async def test_a_read_is_repeated_after_the_pause_that_was_asked_for_with_another_code() -> None:
+    async with connected() as over:
+        over.service.refusals.append(busy(0.3, grpc.StatusCode.UNAVAILABLE))
+        began = time.monotonic()
+        read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
+        await cells_of(over).read([read], began + SECONDS)
+        assert time.monotonic() - began >= 0.3
+        assert over.names("ReadRows") == 2
+
+
+async def test_a_table_that_is_still_being_created_is_waited_for() -> None:
+    async with connected() as over:
+        code, said = grpc.StatusCode.FAILED_PRECONDITION, "Table is still being created."
+        over.service.refusals.extend([Refusal(code, said), Refusal(code, said)])
+        assert await prewritten(cells_of(over)) is APPLIED
+        assert over.names("CheckAndMutateRow") == 3
+        over.service.refusals.extend([Refusal(code, said)] * 10_000)
+        late = time.monotonic() + 0.5
+        (answer,) = await cells_of(over).mutate(prewrites(at(2), b"row", [b"b"]), late)
+        assert isinstance(answer, PercolatorError)
+        assert "still being created" in answer.message
 
 
 async def test_a_silent_node_is_given_up_in_time_and_gets_fewer_calls() -> None:

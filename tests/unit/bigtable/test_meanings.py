@@ -116,6 +116,34 @@ SAID = [
         "the table t lacks the family w: somebody has removed it in the store itself",
     ),
     (
+        grpc.StatusCode.NOT_FOUND,
+        "Requested column family not found.",
+        DATA.replace("tables/t", "tables/percolator-intents"),
+        FamilyMissing,
+        "create the family again there; changes that waited for observers are forgotten",
+    ),
+    (
+        grpc.StatusCode.NOT_FOUND,
+        "Requested column family not found.",
+        DATA.replace("tables/t", "tables/percolator-0"),
+        FamilyMissing,
+        "restore it from a backup of the instance",
+    ),
+    (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "Table projects/p/instances/i/tables/t is being created",
+        DATA,
+        errors.NotReady,
+        "is being created",
+    ),
+    (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "The table is either creating or deleting, please try again",
+        DATA,
+        errors.NotReady,
+        "please try again",
+    ),
+    (
         grpc.StatusCode.FAILED_PRECONDITION,
         "Single-row transactions are not allowed by this app profile",
         DATA,
@@ -183,3 +211,23 @@ def test_the_pause_that_the_service_asks_for_is_kept(trailer: bytes, seconds: fl
     found = meaning(CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trailer), DATA)
     assert isinstance(found, Overloaded)
     assert found.retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, 2.5),
+        (grpc.StatusCode.ABORTED, 2.5),
+        (grpc.StatusCode.INTERNAL, 2.5),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 2.5),
+        (grpc.StatusCode.NOT_FOUND, 0.0),
+        (grpc.StatusCode.INVALID_ARGUMENT, 0.0),
+    ],
+    ids=lambda given: str(given),
+)
+def test_a_pause_is_kept_with_every_code_after_which_a_call_may_be_repeated(
+    code: grpc.StatusCode, seconds: float
+) -> None:
+    found = meaning(CallFailed(code, "later", _asking(2, 500_000_000)), DATA)
+    assert found.retry_after_seconds == seconds
+    assert meaning(CallFailed(code, "later", b""), DATA).retry_after_seconds == 0.0

@@ -26,7 +26,7 @@ from percolator.rowstore.conformance import Conformance
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID, require_cluster
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import COLLECTED, DATA, LOCKS, WRITES
-from percolator.rowstore.port import Change, Check, Selection, SetCell
+from percolator.rowstore.port import Change, Check, RowChange, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import bigtable_pb2 as wire
@@ -374,3 +374,26 @@ async def test_the_gateway_asks_which_family_a_table_lacks_since_its_callers_can
         await store.check_and_mutate(1, b"k", _NOTHING, _put(b"v"), SECONDS)
     with pytest.raises(InvariantViolation, match=says):
         await store.read(1, [b"k"], [Selection(DATA)], SECONDS)
+
+
+class AnswersByRow(BigtableInMemory):
+    """Says for each row that a family is missing, as the service does."""
+
+    async def mutate_rows(
+        self, request: wire.BigtableMutateRowsRequest
+    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
+        answer = wire.BigtableMutateRowsResponse()
+        for index in range(len(request.entries)):
+            status = answer.entries.add(index=index).status
+            status.code, status.message = 5, "Requested column family not found."
+        yield answer
+
+
+async def test_the_gateway_names_the_family_that_only_rows_say_is_missing() -> None:
+    model = AnswersByRow()
+    store = await through(model)
+    model.tables[PLACE.table(INTENTS_TABLE)].families.remove(WRITES)
+    change = RowChange(b"k", (SetCell(WRITES, b"c", TIME, b"v"),))
+    says = "the table percolator-intents lacks the family w: somebody has removed it in the store"
+    with pytest.raises(InvariantViolation, match=says):
+        await store.write(INTENTS_TABLE, [change], SECONDS)

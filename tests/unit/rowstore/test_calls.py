@@ -41,6 +41,7 @@ class CountedStore:
         self.check_bytes_max = rows.store.check_bytes_max
         self.ranges_max = rows.store.ranges_max
         self.scans_backwards = True
+        self.name_of = rows.store.name_of
         self.calls: list[str] = []
         self._failures = list(failures)
         rows.cells._mutations._store = rows.cells._reads._store = rows.cells._store = self
