@@ -48,6 +48,12 @@ def require_seconds(seconds: object, field: str = "timeout") -> None:
         )
 
 
+def require_drain_seconds(seconds: object) -> None:
+    """Refuses what is no time to wait for the end of something. 0: it is not waited for."""
+    if isinstance(seconds, bool) or seconds != 0:
+        require_seconds(seconds, "drain_seconds")
+
+
 def require_whole(number: object, field: str, least: int, most: int | None = None) -> None:
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidArgument(field, f"expected a whole number, got {type(number).__name__}")

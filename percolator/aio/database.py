@@ -38,6 +38,7 @@ from percolator.arguments import (
     listed,
     listed_tables,
     require_bool,
+    require_drain_seconds,
     require_function,
     require_no_internal_name,
     require_table,
@@ -477,14 +478,20 @@ class Database:
     # ------------------------------------------------------------------ the end
 
     async def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Finishes background work, and disconnects. Closing twice is harmless."""
+        """Finishes background work, and disconnects. Closing twice is harmless.
+
+        Observers' runs and what commits have left to do in the background have `drain_seconds`
+        together. Nothing is lost if that is not enough: others do the rest when they meet it.
+        """
+        require_drain_seconds(drain_seconds)
         if asyncio.get_running_loop() is not self._engine.loop:
             raise UsageError(
                 "a database must be closed in the event loop in which it was connected"
             )
-        for worker in list(self._workers):
-            await worker.stop(drain_seconds=drain_seconds)
-        await self._engine.close(drain_seconds)
+        until = self._engine.loop.time() + drain_seconds
+        stopping = [worker.stop(drain_seconds=drain_seconds) for worker in self._workers]
+        await asyncio.gather(*stopping)
+        await self._engine.close(max(until - self._engine.loop.time(), 0.0))
 
     async def __aenter__(self) -> Database:
         self._engine.require_usable()

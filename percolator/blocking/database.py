@@ -15,7 +15,7 @@ from percolator.aio.database import DRAIN_SECONDS
 from percolator.aio.following import Following
 from percolator.aio.set_many import source_of
 from percolator.aio.tickets import Ticket
-from percolator.arguments import finished, listed_tables, require_function
+from percolator.arguments import finished, listed_tables, require_drain_seconds, require_function
 from percolator.blocking import loop_thread
 from percolator.blocking.changes import Changes
 from percolator.blocking.loop_thread import LoopThread
@@ -479,7 +479,12 @@ class Database:
     # ------------------------------------------------------------------ the end
 
     def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Finishes background work, and disconnects. Closing twice is harmless."""
+        """Finishes background work, and disconnects. Closing twice is harmless.
+
+        Observers' runs and what commits have left to do in the background have `drain_seconds`
+        together. Nothing is lost if that is not enough: others do the rest when they meet it.
+        """
+        require_drain_seconds(drain_seconds)
         self._loop_thread.closed(self)
         self._loop_thread.call(partial(self._database.close, drain_seconds=drain_seconds))
 

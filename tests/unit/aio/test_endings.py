@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from percolator import (
+    InvalidArgument,
     Limits,
     OutcomeLost,
     OutcomeUnknown,
     RetryPolicy,
     UsageError,
+    observes,
 )
 from percolator.aio import Database, Outcome, Transaction
 from percolator.aio.connecting import connect_to
@@ -232,6 +235,40 @@ async def test_a_second_close_waits_for_the_first() -> None:
         await db.close()
         assert going_on.done()
         await first
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("drain_seconds", [0, 0.5, 10.0])
+async def test_closing_takes_no_longer_than_it_may_whatever_hangs(
+    workers: int, drain_seconds: float
+) -> None:
+    """Workers that hang, and then background work that hangs, have that time together."""
+    running = asyncio.Event()
+
+    @observes(balance)
+    async def hang(tx: Transaction, row: str) -> None:
+        running.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with connected() as (db, _):
+        started = [db.run_observers([hang]) for _ in range(workers)]
+        for worker in started:
+            await worker.start()
+        await db.set_many([("bob", {balance: 1})])
+        if workers:
+            await running.wait()
+        db.internal.engine.env.background.start(asyncio.sleep(60.0))
+        began = asyncio.get_running_loop().time()
+        await db.close(drain_seconds=drain_seconds)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(drain_seconds, abs=1.5)
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, "1", None, True])
+async def test_closing_refuses_what_is_no_time_and_closes_nothing(seconds: Any) -> None:
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match="drain_seconds: expected a"):
+            await db.close(drain_seconds=seconds)
+        assert await db.tables() == [accounts.name]
 
 
 async def test_calls_that_wait_while_the_database_is_closed_fail_at_once() -> None:
