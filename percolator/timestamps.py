@@ -134,6 +134,11 @@ def is_expired(commit: int, snapshot: int, ttl_milliseconds: int) -> bool:
     return (snapshot >> SEQUENCE_BITS) - (commit >> SEQUENCE_BITS) >= ttl_milliseconds
 
 
+def oldest_unexpired(snapshot: int, ttl_milliseconds: int) -> int:
+    """The oldest commit whose value `is_expired` does not hide at `snapshot`."""
+    return max((snapshot >> SEQUENCE_BITS) - ttl_milliseconds + 1, 0) << SEQUENCE_BITS
+
+
 def expires_at(commit: int, ttl_milliseconds: int) -> int:
     """The first timestamp at which such a value is invisible."""
     return ((commit >> SEQUENCE_BITS) + ttl_milliseconds) << SEQUENCE_BITS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.tablet.keys import component, split_component
-from percolator.timestamps import expires_at, is_expired
+from percolator.timestamps import expires_at, is_expired, oldest_unexpired
 from percolator.v1 import tabletserver_pb2 as pb
 
 Ttls = tuple[tuple[bytes, int], ...]
@@ -47,6 +47,12 @@ class Lifetimes:
         """The same for an encoded column."""
         ttl = self.by_component.get(encoded)
         return ttl is not None and is_expired(commit, timestamp, ttl)
+
+    def lasting(self, timestamp: int) -> dict[bytes, int]:
+        """By encoded column: the oldest commit whose value is not expired at the timestamp."""
+        return {
+            column: oldest_unexpired(timestamp, ttl) for column, ttl in self.by_component.items()
+        }
 
     def end_of(self, cell: bytes, commit: int) -> int | None:
         """The timestamp from which on a value of this cell (`cell_prefix`) is invisible; None if

@@ -23,6 +23,7 @@ _of = MetLock.of
 def scans_show_expired_values(patch: Patch) -> None:
     """A scan and a read of the same snapshot disagree."""
     patch.setattr(Lifetimes, "hides_component", lambda self, encoded, commit, timestamp: False)
+    patch.setattr(Lifetimes, "lasting", lambda self, timestamp: {})
 
 
 def expiry_is_judged_when_the_read_arrives(patch: Patch) -> None:

@@ -112,7 +112,7 @@ class ScanPage:
 
     def _walk(self, stop: bytes) -> Walked:
         entries = self._state.limits.slice_entries
-        if self._lock_rows or self._lifetimes:
+        if self._lock_rows:
             return self._cells.walk(stop, entries, self.admit)
         return self._cells.walk_in_runs(stop, entries, self)
 

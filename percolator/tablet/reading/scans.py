@@ -46,6 +46,11 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
     )
 
+CROWDED = 512
+"""Locks on one page after which a stream ends early. Whoever meets so many has them resolved before
+they go on, and the pages that were read in advance meanwhile, full of locks, would be for nobody.
+Clients end such a scan, too (`WHOLE_PAGE`), but only once they have the page."""
+
 
 async def pages(
     state: TabletState, request: pb.ScanRequest, plan: ScanPlan
@@ -69,7 +74,10 @@ async def pages(
         if plan.timestamp < state.safe_points.reads:
             raise too_old(plan.timestamp, state.safe_points.reads)
         await state.require_ownership()
+        locks = len(response.locks)
         yield response
+        if locks >= CROWDED:
+            return
         rest = page.rest
         rows_left -= page.rows
 

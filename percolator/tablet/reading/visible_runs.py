@@ -13,8 +13,8 @@ of them each time.
 
 from __future__ import annotations
 
-from itertools import chain, compress
-from operator import itemgetter, ne
+from itertools import chain, compress, repeat
+from operator import itemgetter, le, ne
 from typing import Protocol
 
 from percolator.formats.records import (
@@ -23,7 +23,7 @@ from percolator.formats.records import (
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
 )
-from percolator.tablet.keys import END, TIMESTAMP_BYTES, split_component, unescaped
+from percolator.tablet.keys import END, TIMESTAMP_BYTES, inverted, split_component, unescaped
 from percolator.tablet.reading import visible_cells
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked
 
@@ -35,6 +35,8 @@ ONE_BY_ONE_MAX = 1024
 
 _JUDGED = frozenset((KIND_PUT, KIND_DELETE))
 _kind_of = itemgetter(WRITE_KIND_OFFSET)
+_ALL = b"\xff" * TIMESTAMP_BYTES
+"""The oldest commit of all, as it is in keys."""
 
 
 class Room(Protocol):
@@ -54,12 +56,14 @@ class Room(Protocol):
 
 
 class VisibleRuns(VisibleCells):
-    """Visible cells in a range without locks in the way and without expiring values."""
+    """Visible cells in a range without locks in the way."""
 
     _run_entries = RUN_ENTRIES_MIN
     _one_by_one = 0
     """How many entries are to be walked before the next run."""
     _one_by_one_next = RUN_ENTRIES_MAX
+    _lasting: dict[bytes, bytes] | None = None
+    """By encoded column, without its end: the oldest commit whose value is not expired."""
 
     def walk_in_runs(self, stop: bytes, entries_max: int, room: Room) -> Walked:
         """Does the same as `walk`."""
@@ -139,6 +143,14 @@ class VisibleRuns(VisibleCells):
             cells, commits, values, rows, columns = _only(
                 puts, cells, commits, values, rows, columns
             )
+        if self._lifetimes:
+            lasting = [*map(le, commits, map(self._lasts().get, columns, repeat(_ALL)))]
+            if not all(lasting):
+                if self._report_deletes:
+                    return False
+                cells, commits, values, rows, columns = _only(
+                    lasting, cells, commits, values, rows, columns
+                )
         size = sum(map(len, cells)) + sum(map(len, values))
         if self.bytes + size >= room.bytes_max:
             return False
@@ -160,6 +172,14 @@ class VisibleRuns(VisibleCells):
             self._run_entries = min(2 * self._run_entries, RUN_ENTRIES_MAX)
             self._one_by_one_next = RUN_ENTRIES_MAX
         return True
+
+    def _lasts(self) -> dict[bytes, bytes]:
+        if self._lasting is None:
+            oldest = self._lifetimes.lasting(self._timestamp)
+            self._lasting = {
+                column.removesuffix(END): inverted(commit) for column, commit in oldest.items()
+            }
+        return self._lasting
 
     def _stand_behind(self, key: bytes, rows: list[bytes]) -> None:
         """Leaves the walk as if it had come to the end of a run, whose rows with a visible cell are

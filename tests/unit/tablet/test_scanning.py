@@ -12,6 +12,7 @@ from percolator.errors import InvalidArgument
 from percolator.formats.records import RecordKind
 from percolator.tablet.keys import W, component, inverted
 from percolator.tablet.reading import visible_cells
+from percolator.tablet.reading.scans import CROWDED
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -296,3 +297,25 @@ async def test_pages_of_stored_cells_say_what_remains() -> None:
     assert [len(page.cells) for page in pages] == [7, 1, 1]
     assert [page.rest.start for page in pages] == [b"b", b"c", b""]
     assert not pages[-1].HasField("rest")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_stream_ends_early_after_a_page_full_of_locks(reverse: bool) -> None:
+    """Nobody wants what would be read in advance: the locks are resolved before that."""
+    rows = [b"%04d" % number for number in range(2 * CROWDED)]
+    rig = await Rig().open()
+    await rig.apply(*(prewrite(row, 7) for row in rows), written(b"z", 5, 6, b"value"))
+    few = await rig.scan(30, reverse=reverse, page_rows_max=CROWDED - 1)
+    assert sum(len(page.locks) for page in few) == len(rows), "pages with fewer are followed"
+    met: list[bytes] = []
+    rest, streams = cells_pb2.RowRange(), 0
+    while True:
+        pages = await rig.scan(30, range=rest, reverse=reverse, page_rows_max=CROWDED)
+        streams += 1
+        assert all(len(page.locks) < CROWDED for page in pages[:-1])
+        met += [one.lock.row for page in pages for one in page.locks]
+        if not pages[-1].HasField("rest"):
+            break
+        rest = pages[-1].rest
+    assert met == sorted(rows, reverse=reverse)
+    assert streams > 1

@@ -13,14 +13,19 @@ from percolator.errors import InvariantViolation
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.tablet.keys import D, W, cell_prefix, component, inverted
+from percolator.tablet.lifetimes import FOREVER, Lifetimes
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked
 from percolator.tablet.reading.visible_runs import RUN_VALUE_BYTES_MAX, VisibleRuns
 from percolator.testing.memory_storage import DurableMemory
+from percolator.timestamps import SEQUENCE_BITS
 from tests.unit.tablet.counting import CountingStorage
 from tests.unit.tablet.tablets import write_record
 
 COLUMNS = (b"a", b"b\0", b"\x01", acknowledgement_column(b"observer", b"a"))
-AT = 100
+MOMENT = 100
+AT = MOMENT << SEQUENCE_BITS
+LIFETIMES = (FOREVER, Lifetimes(((b"a", 40),)), Lifetimes(((b"a", 95), (b"b\0", 96), (b"x", 1))))
+"""Simple entries are 95 ms old."""
 STOP, BEHIND = W + component(b"r\xff"), W + b"\xff"
 
 
@@ -62,6 +67,7 @@ class Version(NamedTuple):
     row: int
     column: int
     commit: int
+    """In milliseconds."""
     kind: RecordKind
     size: int
 
@@ -79,14 +85,14 @@ _ANY = st.builds(
     Version,
     st.integers(0, 5),
     st.integers(0, len(COLUMNS) - 1),
-    st.integers(2, 2 * AT),
+    st.integers(2, 2 * MOMENT),
     st.sampled_from(RecordKind),
     _SIZES,
 )
 _OLD_VERSIONS = st.builds(
     lambda row, commits: [Version(row, 0, one, RecordKind.PUT, 1) for one in commits],
     st.integers(0, 5),
-    st.sets(st.integers(2, 2 * AT), min_size=5, max_size=40),
+    st.sets(st.integers(2, 2 * MOMENT), min_size=5, max_size=40),
 )
 VERSIONS = st.builds(
     lambda simple, others, deep: [*simple, *others, *(one for some in deep for one in some)],
@@ -102,7 +108,8 @@ def _row(number: int, zeros: bool) -> bytes:
 
 def _stored(versions: list[Version], zeros: bool) -> CountingStorage:
     disk = DurableMemory()
-    for row, column, commit, kind, size in versions:
+    for row, column, milliseconds, kind, size in versions:
+        commit = milliseconds << SEQUENCE_BITS
         cell = cell_prefix(_row(row, zeros), COLUMNS[column])
         inline = b"v" * size if kind is RecordKind.PUT else b""
         disk.durable[W + cell + inverted(commit)] = write_record(commit - 1, inline, kind)
@@ -120,6 +127,7 @@ def _stored(versions: list[Version], zeros: bool) -> CountingStorage:
     st.integers(1, 70),
     st.sampled_from([1, 300, 2_000, 1 << 20]),
     st.sampled_from([3, 30, 1024]),
+    st.sampled_from(LIFETIMES),
 )
 def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
     versions: list[Version],
@@ -129,6 +137,7 @@ def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
     rows_max: int,
     bytes_max: int,
     slice_entries: int,
+    lifetimes: Lifetimes,
 ) -> None:
     storage = _stored(versions, zeros)
     columns = None if wanted is None else frozenset(component(COLUMNS[one]) for one in wanted)
@@ -136,7 +145,13 @@ def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
     for way in (VisibleCells, VisibleRuns):
         cursor = storage.cursor()
         cells = way(
-            cursor, storage.get, AT, wanted=columns, hidden=(), report_deletes=report_deletes
+            cursor,
+            storage.get,
+            AT,
+            wanted=columns,
+            hidden=(),
+            report_deletes=report_deletes,
+            lifetimes=lifetimes,
         )
         page = Page(cells, rows_max, bytes_max)
         ended = page.fill(slice_entries)
