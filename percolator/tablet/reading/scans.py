@@ -46,6 +46,7 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
     )
 
+
 CROWDED = 512
 """Locks on one page after which a stream ends early. Whoever meets so many has them resolved before
 they go on, and the pages that were read in advance meanwhile, full of locks, would be for nobody.
