@@ -202,7 +202,7 @@ def test_what_is_nested_deeply_is_read_back_however_deep_the_stack_is(tmp_path: 
         ('{"row": ["eu", 17], "columns": {"stock": 1e3}}', "column 'stock': expected integer"),
         ('{"row": ["eu", 17], "columns": {"stock": 9223372036854775808}}', "expected integer"),
         ('{"row": ["eu", 17], "columns": {"weight": 1e999}}', "expected float"),
-        ('{"row": ["eu", 17], "columns": {"weight": NaN}}', "NaN is no number"),
+        ('{"row": ["eu", 17], "columns": {"weight": NaN}}', "NaN is not a number"),
         ('{"row": ["eu", 17], "columns": {"tags": [1e999]}}', "expected json"),
         ('{"row": ["eu", 17], "columns": {"sold": 1}}', "expected boolean"),
         ('{"row": ["eu", 17], "columns": {"day": 20260102}}', "expected date"),
