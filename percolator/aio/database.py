@@ -21,7 +21,7 @@ from percolator.aio.changes import Changes
 from percolator.aio.engine import Engine
 from percolator.aio.internals import DatabaseInternals
 from percolator.aio.moment import fresh_timestamp
-from percolator.aio.observing import new_worker, worker_context
+from percolator.aio.observing import new_worker, stop_all, worker_context
 from percolator.aio.outcomes import settled
 from percolator.aio.pin import Pin
 from percolator.aio.set_many import BulkWriter
@@ -38,7 +38,6 @@ from percolator.arguments import (
     listed,
     listed_tables,
     require_bool,
-    require_drain_seconds,
     require_function,
     require_no_internal_name,
     require_table,
@@ -478,20 +477,13 @@ class Database:
     # ------------------------------------------------------------------ the end
 
     async def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Finishes background work, and disconnects. Closing twice is harmless.
-
-        Observers' runs and what commits have left to do in the background have `drain_seconds`
-        together. Nothing is lost if that is not enough: others do the rest when they meet it.
-        """
-        require_drain_seconds(drain_seconds)
+        """Finishes observers' runs and background work, within `drain_seconds` together, and
+        disconnects. Nothing is lost if that is too short. Closing twice is harmless."""
         if asyncio.get_running_loop() is not self._engine.loop:
             raise UsageError(
                 "a database must be closed in the event loop in which it was connected"
             )
-        until = self._engine.loop.time() + drain_seconds
-        stopping = [worker.stop(drain_seconds=drain_seconds) for worker in self._workers]
-        await asyncio.gather(*stopping)
-        await self._engine.close(max(until - self._engine.loop.time(), 0.0))
+        await self._engine.close(await stop_all(list(self._workers), drain_seconds))
 
     async def __aenter__(self) -> Database:
         self._engine.require_usable()

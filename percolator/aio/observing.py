@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from percolator.aio.engine import Engine
 from percolator.aio.observer_transaction import ObserverTransaction
+from percolator.arguments import require_drain_seconds
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
@@ -52,3 +54,12 @@ def _notifications(engine: Engine) -> Notifications:
     return TabletNotifications(
         TabletContext(engine.world, engine.env, engine.cleanup, engine.catalog, engine.tablets)
     )
+
+
+async def stop_all(workers: Sequence[Worker], drain_seconds: float) -> float:
+    """Stops workers, all at the same time. Returns how much of the time is left."""
+    require_drain_seconds(drain_seconds)
+    now = asyncio.get_running_loop().time
+    until = now() + drain_seconds
+    await asyncio.gather(*(worker.stop(drain_seconds=drain_seconds) for worker in workers))
+    return max(until - now(), 0.0)

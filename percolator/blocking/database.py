@@ -479,11 +479,8 @@ class Database:
     # ------------------------------------------------------------------ the end
 
     def close(self, *, drain_seconds: float = DRAIN_SECONDS) -> None:
-        """Finishes background work, and disconnects. Closing twice is harmless.
-
-        Observers' runs and what commits have left to do in the background have `drain_seconds`
-        together. Nothing is lost if that is not enough: others do the rest when they meet it.
-        """
+        """Finishes observers' runs and background work, within `drain_seconds` together, and
+        disconnects. Nothing is lost if that is too short. Closing twice is harmless."""
         require_drain_seconds(drain_seconds)
         self._loop_thread.closed(self)
         self._loop_thread.call(partial(self._database.close, drain_seconds=drain_seconds))
