@@ -267,7 +267,7 @@ def test_a_server_of_an_earlier_release_refuses_a_read_lock_in_words(
         tx = db.transaction()
         tx.lock("hub", of.balance, shared=True)
         tx.set(edge, of.balance, 1)
-        with pytest.raises(InvalidArgument, match="shared: a tablet server is of an earlier"):
+        with pytest.raises(InvalidArgument, match="shared: a tablet server runs an earlier"):
             tx.commit()
         assert tx.outcome is Outcome.ABORTED
         assert db.get(edge, of.balance) is None

@@ -231,8 +231,8 @@ async def test_many_locks_end_a_page_too() -> None:
         pages = await rig.scan(9, reverse=reverse, page_rows_max=10_000)
         assert len(pages) == 2
         assert not any(page.locks for page in pages)
-        pages = await rig.scan(30, reverse=reverse, page_rows_max=1000)
-        assert [len(page.locks) for page in pages] == [1000] * 5
+        pages = await rig.scan(30, reverse=reverse, page_rows_max=500)
+        assert [len(page.locks) for page in pages] == [500] * 10
 
 
 @pytest.mark.parametrize("reverse", [False, True])
