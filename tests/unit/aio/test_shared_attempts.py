@@ -194,7 +194,7 @@ async def test_an_attempt_that_has_failed_cannot_finish() -> None:
         with pytest.raises(Exception, match=r"."):
             await share.finish()
         cluster.silent = False
-        with pytest.raises(UsageError, match="has failed"):
+        with pytest.raises(UsageError, match="could not be finished"):
             await share.finish()
         dies(share)
 
