@@ -55,7 +55,7 @@ class PercolatorError(Exception):
     retry: Retry = Retry.USELESS
     """Whether to retry. It is set by the class, unless more is known about this one error."""
     retry_after_seconds: float = 0.0
-    """How long whoever answered asks to wait before another attempt; 0 if that was not said."""
+    """How long the server asked us to wait before trying again; 0 if it did not say."""
 
     def __init__(self, message: str, *, where: str = "") -> None:
         super().__init__(message)

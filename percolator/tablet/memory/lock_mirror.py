@@ -27,8 +27,8 @@ class LockMirror:
         """Public for lookups on the hottest paths; changed only through `put` and `remove`."""
         self._order = OrderedKeys()
         self._starts: dict[bytes, int] = {}
-        """How many locks there are by the start of their transaction, as it is stored. A single
-        transaction may hold millions: to find out that none is old, nobody looks at each."""
+        """The number of locks by their transaction's start, as it is stored. One transaction may
+        hold millions, and this shows whether any is old without looking at each of them."""
 
     def __len__(self) -> int:
         return len(self.headers)
