@@ -81,9 +81,14 @@ def require_text(value: object, field: str) -> None:
         raise InvalidArgument(field, f"expected a str, got {type(value).__name__}")
 
 
-def require_function(function: object, field: str = "function") -> None:
+def require_function(function: object, field: str = "function", *, keywords: object = None) -> None:
+    """Refuses what cannot be called, with these keyword arguments if any."""
     if not callable(function):
         raise InvalidArgument(field, f"expected a function, got {type(function).__name__}")
+    if keywords is not None and not isinstance(keywords, Mapping):
+        raise InvalidArgument(
+            "keywords", f"expected a mapping from names to values, got {type(keywords).__name__}"
+        )
 
 
 def as_timestamp(moment: object, field: str) -> Timestamp:

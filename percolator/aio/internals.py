@@ -12,7 +12,7 @@ from percolator.aio.engine import Engine
 from percolator.aio.following import Following
 from percolator.aio.pin import Pin
 from percolator.aio.share import REPLACE_AFTER_SECONDS, Share
-from percolator.aio.shared import SharedTransaction, new_ticket
+from percolator.aio.shared import SharedTransaction, checked_ttl, new_ticket
 from percolator.aio.snapshot import Snapshot
 from percolator.aio.tickets import Ticket
 from percolator.aio.transaction import Transaction
@@ -82,7 +82,7 @@ class DatabaseInternals:
     async def shared_ticket(self, ttl: float, timeout: float) -> Ticket:
         """The ticket of a new shared transaction, on which another process is to decide."""
         self.check_timeout(timeout)
-        return await new_ticket(self.engine, 0, ttl, timeout)
+        return await new_ticket(self.engine, 0, checked_ttl(self.engine, ttl), timeout)
 
     def share(
         self,

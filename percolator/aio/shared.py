@@ -73,9 +73,7 @@ class SharedTransaction:
         self._unchanged_since = (
             0 if unchanged_since is None else int(as_timestamp(unchanged_since, "unchanged_since"))
         )
-        if ttl_seconds is not None:
-            require_seconds(ttl_seconds, "ttl")
-        self._ttl_seconds = ttl_seconds or 0.0
+        self._ttl_seconds = checked_ttl(engine, ttl_seconds)
         self._timeout_seconds = timeout_seconds
         self._ticket = ticket
         self._keeper: Keeper | None = None
@@ -262,11 +260,6 @@ async def new_ticket(
 ) -> Ticket:
     """The ticket of a new shared transaction. It lives as long as processes take part in it, and
     for `ttl_seconds` without any."""
-    ttl = max(ttl_seconds, TTL_TIMES * engine.limits.lock_ttl_seconds)
-    if ttl * 1000 > TTL_MILLISECONDS_MAX:
-        raise InvalidArgument(
-            "ttl", f"expected at most {TTL_MILLISECONDS_MAX // 1000} seconds, got {ttl}"
-        )
     deadline = engine.now() + timeout_seconds
     table_id = await shared_table(engine, deadline)
     began = await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
@@ -278,9 +271,21 @@ async def new_ticket(
         table_id,
         engine.world.random.getrandbits(8 * _ROW_BYTES).to_bytes(_ROW_BYTES, "big"),
         unchanged_since,
-        ttl,
+        ttl_seconds,
         began,
     )
+
+
+def checked_ttl(engine: Engine, seconds: float | None) -> float:
+    """Refuses a time to live that is no longer than what slow heartbeats may take: the parts of a
+    driver that is alive would be rolled back."""
+    least, most = TTL_TIMES * engine.limits.lock_ttl_seconds, TTL_MILLISECONDS_MAX // 1000
+    if seconds is None:
+        return least
+    require_seconds(seconds, "ttl")
+    if not least <= seconds <= most:
+        raise InvalidArgument("ttl", f"expected {least:g} to {most} seconds, got {seconds:g}")
+    return seconds
 
 
 async def shared_table(engine: Engine, deadline: float) -> int:

@@ -322,7 +322,7 @@ class Database:
         the calling thread.
         """
         self._loop_thread.require_usable()
-        require_function(function)
+        require_function(function, keywords=keywords)
         attempts = self._database.internal.attempts(retry, function)
         retries = 0
         try:
@@ -354,8 +354,8 @@ class Database:
 
         With `unchanged_since`, the timestamp of the snapshot that the writes were computed from, it
         conflicts with every commit since then to the cells that it writes; without it, only with
-        those while a cell is being locked. `ttl` is how many seconds its locks outlive a driver
-        that has died; readers do not wait for that. The time-out applies to each call.
+        those while a cell is being locked. `ttl` is how many seconds, at least 15, its locks
+        outlive a driver that has died; readers do not wait for that. The time-out is per call.
 
         >>> with db.shared_transaction() as whole:
         ...     whole.commit([write(whole.ticket, n) for n in range(10)])

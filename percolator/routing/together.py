@@ -21,12 +21,11 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, Refused
-from percolator.routing.lanes import SchemaVersions, malformed
+from percolator.routing.lanes import SchemaVersions, malformed, unapplied
 from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import MUTATE_TOGETHER
-from percolator.wire.status import from_detail
 from percolator.world import World
 
 _RETRY_SECONDS_MIN = 0.02
@@ -60,6 +59,7 @@ class MutationGroups:
             try:
                 location = await self._located(table_id, row)
                 answers = await self._send(table_id, location, mutations, deadline)
+                _require_known(answers)
             except PercolatorError as error:
                 if error.retry is Retry.UNKNOWN:
                     await self._tablets.try_refresh(table_id, row)  # a repeated call may need it
@@ -120,11 +120,15 @@ class MutationGroups:
 
 
 def _answer(result: wire.MutationResult) -> Answer:
-    if result.outcome == wire.OUTCOME_APPLIED:
-        return APPLIED
-    if result.outcome == wire.OUTCOME_REFUSED:
-        return Refused(result.failed_condition, result.cell if result.HasField("cell") else None)
-    return from_detail(result.error)
+    return APPLIED if result.outcome == wire.OUTCOME_APPLIED else unapplied(result)
+
+
+def _require_known(answers: Sequence[Answer]) -> None:
+    """A group takes effect as a whole: if one answer leaves open what became of its mutation, that
+    is open for all of them, whatever the others say."""
+    for answer in answers:
+        if isinstance(answer, PercolatorError) and answer.retry is Retry.UNKNOWN:
+            raise answer
 
 
 def _are_decided(answers: Sequence[Answer]) -> bool:

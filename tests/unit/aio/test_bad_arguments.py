@@ -135,6 +135,10 @@ WRONG: dict[str, tuple[type[PercolatorError], Call]] = {
     ),
     "got a coroutine function": (UsageError, lambda db, tx: db.run(_never_begun)),
     "^function: expected a function, got int": (InvalidArgument, lambda db, tx: db.run(5)),
+    "^keywords: expected a mapping from names to values, got int": (
+        InvalidArgument,
+        lambda db, tx: db.run(print, keywords=5),  # type: ignore[arg-type]
+    ),
     "^function: expected a function, got NoneType": (
         InvalidArgument,
         lambda db, tx: db.run(None),

@@ -120,6 +120,33 @@ async def test_a_part_whose_beginning_is_on_its_way_is_refused_or_found(
         await _is_free_at_once(db, "ann")
 
 
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_commit_of_which_one_answer_says_nothing_is_asked_again_at_the_same_timestamp(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for refused, it would be sent with another timestamp, although it was applied."""
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        correct = ClusterInMemory.mutate_together
+        commits: list[wire.MutateTogetherRequest] = []
+
+        async def garbled(
+            self: ClusterInMemory, request: wire.MutateTogetherRequest
+        ) -> wire.MutateTogetherResponse:
+            commits.append(request)
+            response = await correct(self, request)
+            if len(commits) == 1:
+                response = wire.MutateTogetherResponse.FromString(response.SerializeToString())
+                response.results[place].Clear()
+            return response
+
+        monkeypatch.setattr(ClusterInMemory, "mutate_together", garbled)
+        commit = await whole.commit([receipt])
+        assert len(commits) == 2
+        assert commits[0].batch.mutations == commits[1].batch.mutations
+        assert await values_of(db, at=commit) == {"ann": 1}
+
+
 @on_both_engines
 async def test_a_transaction_that_another_process_has_given_up_cannot_be_committed() -> None:
     async with connected() as (db, _), db.shared_transaction() as whole:

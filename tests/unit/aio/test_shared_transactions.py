@@ -291,8 +291,9 @@ async def test_misuse_is_refused_with_its_reason() -> None:
 @on_both_engines
 async def test_misuse_of_receipts_tasks_and_times_names_the_argument() -> None:
     async with connected() as (db, _):
-        with pytest.raises(InvalidArgument, match="ttl: expected at most 4294967 seconds"):
-            await db.shared_transaction(ttl=1e7).begin()
+        for ttl in (1.0, 14.9, 1e7):
+            with pytest.raises(InvalidArgument, match="ttl: expected 15 to 4294967 seconds, got"):
+                db.shared_transaction(ttl=ttl)
         async with db.shared_transaction() as whole:
             with pytest.raises(InvalidArgument, match=r"task: .* cannot be encoded"):
                 db.share(whole.ticket, task="\ud800")
