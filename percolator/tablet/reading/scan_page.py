@@ -117,31 +117,42 @@ class ScanPage:
         return self._cells.walk_in_runs(stop, entries, self)
 
     async def _backwards(self, first: bytes, stop: bytes) -> None:
-        """Reads row by row from the last one, each row forwards."""
-        cells, cursor, limits = self._cells, self._cursor, self._state.limits
-        rows = 0
+        """Reads rows from the last one on: as runs, or one row after the other."""
+        cells, limits = self._cells, self._state.limits
+        rows = pause_at = 0
         while True:
-            cursor.seek(stop)
-            cursor.prev()
-            key = cursor.key()
-            if key < first:
-                return
-            row, at = split_component(key, 1)
-            cells.seek(key[:at])
-            while (
-                walked := cells.walk(after_component(key[:at]), limits.slice_entries, self.admit)
-            ) is Walked.SLICE:
-                await self._pause()
-            if walked is Walked.FULL:
-                self.rest = self._from(self._full_before)
-                return
-            stop = key[:at]
-            rows += 1
+            begin = None if self._lock_rows else cells.take_before(first, stop, self)
+            if begin is None:
+                begin = await self._row_before(first, stop)
+                if begin is None:
+                    return
+                rows += 1
+            stop = begin
             if cells.looked_at >= limits.page_entries_max:
-                self.rest = self._after(row)
+                self.rest = self._after(split_component(stop, 1)[0])
                 return
-            if rows % limits.slice_rows == 0:
+            if rows == limits.slice_rows or cells.looked_at >= pause_at:
+                rows, pause_at = 0, cells.looked_at + limits.slice_entries
                 await self._pause()
+
+    async def _row_before(self, first: bytes, stop: bytes) -> bytes | None:
+        """Reads the last row below `stop`, forwards. Returns the key where it begins; None if there
+        is no row, or no room."""
+        cells, cursor, entries = self._cells, self._cursor, self._state.limits.slice_entries
+        cursor.seek(stop)
+        cursor.prev()
+        key = cursor.key()
+        if key < first:
+            return None
+        _, at = split_component(key, 1)
+        begin = key[:at]
+        cells.seek(begin)
+        while (walked := cells.walk(after_component(begin), entries, self.admit)) is Walked.SLICE:
+            await self._pause()
+        if walked is Walked.FULL:
+            self.rest = self._from(self._full_before)
+            return None
+        return begin
 
     async def _pause(self) -> None:
         await asyncio.sleep(0)

@@ -103,7 +103,7 @@ class VisibleCells:
         """How many entries were looked at, in all walks together."""
         self.row = b""
         """The current row of the walk."""
-        self._row_prefix = self._cell = _NOWHERE
+        self._row_prefix = self._cell = NOWHERE
         self._row_admitted = False
         self._column: bytes | None = None
         """Of the current cell; None once its visible version was found, or if none is wanted."""
@@ -119,7 +119,7 @@ class VisibleCells:
     def seek(self, key: bytes) -> None:
         """Begins a walk at this key of W, which is between two rows."""
         self._cursor.seek(key)
-        self._row_prefix = self._cell = _NOWHERE
+        self._row_prefix = self._cell = NOWHERE
 
     def walk(self, stop: bytes, entries_max: int, admit: Admit = everything) -> Walked:
         """Continues up to the key `stop`, or until it has looked at `entries_max` entries."""
@@ -229,5 +229,5 @@ def value_in_data(get: Get, cell: bytes, write_record: bytes) -> bytes:
     return value
 
 
-_NOWHERE = b"\0"
+NOWHERE = b"\0"
 """A prefix of no key."""

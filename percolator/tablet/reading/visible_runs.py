@@ -25,13 +25,17 @@ from percolator.formats.records import (
 )
 from percolator.tablet.keys import END, TIMESTAMP_BYTES, inverted, split_component, unescaped
 from percolator.tablet.reading import visible_cells
-from percolator.tablet.reading.visible_cells import VisibleCells, Walked
+from percolator.tablet.reading.visible_cells import NOWHERE, VisibleCells, Walked
 
 RUN_ENTRIES_MIN = 8
 RUN_ENTRIES_MAX = 128
 RUN_VALUE_BYTES_MAX = 4096
 """A larger value ends a run. Clients store values apart from 1 KiB on, unless told otherwise."""
 ONE_BY_ONE_MAX = 1024
+STEPS_FOR_A_CELL = 2
+"""What finding a cell costs without runs, in entries of a run: a walk jumps over old versions."""
+STEPS_FOR_A_ROW = 6
+"""The same of a row, backwards: it takes two seeks to come to its beginning."""
 
 _JUDGED = frozenset((KIND_PUT, KIND_DELETE))
 _kind_of = itemgetter(WRITE_KIND_OFFSET)
@@ -59,8 +63,8 @@ class VisibleRuns(VisibleCells):
     """Visible cells in a range without locks in the way."""
 
     _run_entries = RUN_ENTRIES_MIN
-    _one_by_one = 0
-    """How many entries are to be walked before the next run."""
+    _runs_from = 0
+    """How many entries are to be looked at before the next run."""
     _one_by_one_next = RUN_ENTRIES_MAX
     _lasting: dict[bytes, bytes] | None = None
     """By encoded column, without its end: the oldest commit whose value is not expired."""
@@ -73,9 +77,9 @@ class VisibleRuns(VisibleCells):
         )
         while (left := looked_at_stop - self.looked_at) > 0 and self.bytes < bytes_stop:
             entries = min(left, self._run_entries, room.rows_max - room.rows)
-            if not entries or self._one_by_one:
-                walked = self.walk(stop, min(left, self._one_by_one or left), room.admit)
-                self._one_by_one = 0
+            one_by_one = self._runs_from - self.looked_at
+            if not entries or one_by_one > 0:
+                walked = self.walk(stop, min(left, one_by_one) if entries else left, room.admit)
                 if walked is not Walked.SLICE:
                     return walked
                 continue
@@ -84,15 +88,32 @@ class VisibleRuns(VisibleCells):
                 if self._cursor.key() >= stop:
                     return Walked.TO_THE_END
                 self._pause()
-            elif not self._took(keys, values, room):
+            elif not self._took(keys, values, room, STEPS_FOR_A_CELL):
                 self._cursor.seek(keys[0])
                 self._pause()
         return Walked.SLICE
 
+    def take_before(self, first: bytes, stop: bytes, room: Room) -> bytes | None:
+        """Takes the last rows below the key `stop`, which is between two rows, as a run. Returns
+        the key where they begin; None if the last row has to be walked, since it is not simple or
+        may not fit."""
+        entries = min(self._run_entries, room.rows_max - room.rows)
+        if not entries or self.looked_at < self._runs_from:
+            return None
+        keys, values = self._fetched_before(first, stop, entries)
+        self._cell, self._row_admitted = NOWHERE, False
+        found = len(self.rows)
+        if not keys or not self._took(keys, values, room, STEPS_FOR_A_ROW):
+            self._pause()
+            return None
+        self._turn_around(found)
+        _, at = split_component(keys[0], 1)
+        return keys[0][:at]
+
     def _pause(self) -> None:
         self._run_entries = RUN_ENTRIES_MIN
-        self._one_by_one = self._one_by_one_next
-        self._one_by_one_next = min(2 * self._one_by_one, ONE_BY_ONE_MAX)
+        self._runs_from = self.looked_at + self._one_by_one_next
+        self._one_by_one_next = min(2 * self._one_by_one_next, ONE_BY_ONE_MAX)
 
     def _fetched(self, stop: bytes, entries: int) -> tuple[list[bytes], list[bytes]]:
         """The next entries; none if the first one is at the end, or has a large value."""
@@ -108,9 +129,46 @@ class VisibleRuns(VisibleCells):
             step()
         return keys, values
 
-    def _took(self, keys: list[bytes], values: list[bytes], room: Room) -> bool:
+    def _fetched_before(
+        self, first: bytes, stop: bytes, entries: int
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The last entries below `stop`, up to one that is not simple, without those of a row that
+        is not among them as a whole."""
+        item, back = self._cursor.item, self._cursor.prev
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        self._cursor.seek(stop)
+        back()
+        while True:
+            key, value = item()
+            if key < first:
+                break
+            is_simple = _kind_of(value) in _JUDGED and len(value) <= RUN_VALUE_BYTES_MAX
+            if len(keys) == entries or not is_simple:
+                _, at = split_component(key, 1)
+                row = key[:at]
+                while keys and keys[-1].startswith(row):
+                    del keys[-1], values[-1]
+                break
+            keys.append(key)
+            values.append(value)
+            back()
+        keys.reverse()
+        values.reverse()
+        return keys, values
+
+    def _turn_around(self, found: int) -> None:
+        """Puts the rows found last in descending order, each with its cells as they are."""
+        rows = self.rows[found:]
+        order = sorted(range(len(rows)), key=rows.__getitem__, reverse=True)
+        for cells in (self.rows, self.columns, self._commits, self.values):
+            part = cells[found:]
+            cells[found:] = [part[at] for at in order]
+
+    def _took(self, keys: list[bytes], values: list[bytes], room: Room, worth: int) -> bool:
         """Takes what is visible of a run of entries. Returns False if they are not simple, or if
-        not all of it may fit into the page: then nothing has changed."""
+        not all of it may fit into the page: then nothing has changed. `worth`: another run follows
+        if at least one of so many entries was visible."""
         kinds = {*map(_kind_of, values)}
         if not kinds <= _JUDGED or (KIND_DELETE in kinds and self._report_deletes):
             return False
@@ -166,7 +224,7 @@ class VisibleRuns(VisibleCells):
         self.bytes += size
         self.skipped += skipped
         self.looked_at += len(keys)
-        if 2 * len(rows) < len(keys):
+        if worth * len(rows) < len(keys):
             self._pause()
         else:
             self._run_entries = min(2 * self._run_entries, RUN_ENTRIES_MAX)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -13,13 +13,15 @@ from percolator.errors import InvariantViolation
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.tablet.keys import D, W, cell_prefix, component, inverted
-from percolator.tablet.lifetimes import FOREVER, Lifetimes
+from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked
 from percolator.tablet.reading.visible_runs import RUN_VALUE_BYTES_MAX, VisibleRuns
 from percolator.testing.memory_storage import DurableMemory
+from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.timestamps import SEQUENCE_BITS
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.counting import CountingStorage
-from tests.unit.tablet.tablets import write_record
+from tests.unit.tablet.tablets import TARGET, Rig, write_record
 
 COLUMNS = (b"a", b"b\0", b"\x01", acknowledgement_column(b"observer", b"a"))
 MOMENT = 100
@@ -157,6 +159,95 @@ def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
         ended = page.fill(slice_entries)
         found.append((ended, cursor.key(), *page.found()))
     assert found[0] == found[1]
+
+
+async def _opened(
+    stored: CountingStorage, ttls: Ttls = (), **limits: Any
+) -> tuple[Rig, Counter[str]]:
+    """A tablet that has stored this, and what it counts."""
+    disk = DurableMemory()
+    await Rig(disk=disk).open()  # notes of whom the store is
+    disk.durable |= stored.disk.durable
+    del disk.durable[BEHIND]
+    storage = CountingStorage(disk)
+    return await Rig(storage=storage, ttls=ttls, **limits).open(), storage.counts
+
+
+def _pages(stored: CountingStorage, request: pb.ScanRequest, ttls: Ttls) -> list[pb.ScanResponse]:
+    async def scanned() -> list[pb.ScanResponse]:
+        rig, _ = await _opened(stored, ttls, slice_entries=30)
+        return [page async for page in rig.tablet.scan(request)]
+
+    return run_virtually(scanned())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    VERSIONS,
+    st.booleans(),
+    st.sampled_from([[], [0], [0, 1], [2, 3]]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 70),
+    st.sampled_from([1, 300, 2_000, 1 << 20]),
+    st.sampled_from([0, 1, 7]),
+    st.sampled_from([(), ((b"a", 40),), ((b"a", 95), (b"b\0", 96))]),
+)
+def test_a_scan_backwards_has_the_same_pages_in_runs_and_row_by_row(
+    versions: list[Version],
+    zeros: bool,
+    wanted: list[int],
+    report_deletes: bool,
+    takes_joined: bool,
+    rows_max: int,
+    bytes_max: int,
+    row_limit: int,
+    ttls: Ttls,
+) -> None:
+    stored = _stored(versions, zeros)
+    request = pb.ScanRequest(
+        target=TARGET,
+        columns=[COLUMNS[one] for one in wanted],
+        all_columns=not wanted,
+        timestamp=AT,
+        reverse=True,
+        report_deletes=report_deletes,
+        takes_joined=takes_joined,
+        page_rows_max=rows_max,
+        page_bytes_max=bytes_max,
+        row_limit=row_limit,
+    )
+    in_runs = _pages(stored, request, ttls)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisibleRuns, "take_before", lambda *_: None)
+        row_by_row = _pages(stored, request, ttls)
+    assert in_runs == row_by_row
+
+
+async def test_a_page_backwards_that_has_looked_at_very_many_entries_ends_between_two_rows() -> (
+    None
+):
+    stored = _stored([Version(row, 0, 5, RecordKind.PUT, 10) for row in range(60)], zeros=False)
+    rig, _ = await _opened(stored, page_entries_max=20)
+    request = pb.ScanRequest(target=TARGET, all_columns=True, timestamp=AT, reverse=True)
+    pages = [page async for page in rig.tablet.scan(request)]
+    assert len(pages) > 1
+    rows = [row for page in pages for row in page.found.rows]
+    assert rows == [_row(number, zeros=False) for number in reversed(range(60))]
+
+
+async def test_a_scan_backwards_steps_over_simple_entries_and_seeks_once_for_each_run() -> None:
+    rows = 1_000
+    versions = [Version(row, 0, 5, RecordKind.PUT, 10) for row in range(rows)]
+    rig, counts = await _opened(_stored(versions, zeros=False))
+    request = pb.ScanRequest(
+        target=TARGET, all_columns=True, timestamp=AT, reverse=True, page_rows_max=rows
+    )
+    counts.clear()
+    (page,) = [page async for page in rig.tablet.scan(request)]
+    assert len(page.found.rows) == rows
+    assert page.found.rows[0] == _row(rows - 1, zeros=False)
+    assert counts["seek W"] <= rows / 50
 
 
 def _filled(storage: CountingStorage) -> tuple[Page, Counter[str]]:
