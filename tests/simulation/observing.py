@@ -53,14 +53,17 @@ def left_to_run(
     notifications: Mapping[CellKey, Sequence[tuple[str, int]]],
     history: History,
     observers: Iterable[WatchedColumns],
+    *,
+    on_rows: bool = False,
 ) -> set[str]:
     """The observers that have something to do for stored notifications.
 
-    A message that writes a weak notification has no condition, so that a late copy of it writes it
-    again. Nothing is left to do for it if a run began after its timestamp: a commit takes that
-    timestamp when it holds all its locks, so the run has seen the commit's outcome.
+    A message that writes a weak notification has no condition, and neither has one that announces
+    changes in a row store. So a late copy of it writes it again. Nothing is left to do for it if a
+    run began after its timestamp: a commit takes that timestamp when it holds all its locks, so the
+    run has seen the commit's outcome.
     """
-    weak = {one.observer for one in observers if one.weak}
+    rewritten = {one.observer for one in observers if one.weak or on_rows}
     last_run: dict[tuple[str, CellKey], int] = {}
     for record in history:
         if record.trigger is not None and record.committed:
@@ -70,7 +73,7 @@ def left_to_run(
         name
         for key, found in notifications.items()
         for name, timestamp in found
-        if name not in weak or last_run.get((name, key), 0) <= timestamp
+        if name not in rewritten or last_run.get((name, key), 0) <= timestamp
     }
 
 

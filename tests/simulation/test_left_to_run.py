@@ -17,19 +17,28 @@ def _run(start: int, outcome: Outcome = Outcome.COMMITTED) -> TransactionRecord:
     )
 
 
-def _left(timestamp: int, *runs: TransactionRecord, weak: bool = True) -> set[str]:
+def _left(
+    timestamp: int, *runs: TransactionRecord, weak: bool = True, on_rows: bool = False
+) -> set[str]:
     watched = WatchedColumns("tend", frozenset({("table", b"column")}), weak=weak)
-    return left_to_run({_CELL: [("tend", timestamp)]}, History(list(runs)), [watched])
+    found = {_CELL: [("tend", timestamp)]}
+    return left_to_run(found, History(list(runs)), [watched], on_rows=on_rows)
 
 
-def test_a_weak_notification_above_all_runs_is_left() -> None:
-    assert _left(5) == {"tend"}
-    assert _left(5, _run(4)) == {"tend"}
-    assert _left(5, _run(4), _run(6, Outcome.ABORTED)) == {"tend"}
+WITHOUT_CONDITION = pytest.mark.parametrize(("weak", "on_rows"), [(True, False), (False, True)])
 
 
-def test_a_late_copy_of_a_weak_notification_is_not_left_once_a_run_began_after_it() -> None:
-    assert _left(5, _run(6), _run(4)) == set()
+@WITHOUT_CONDITION
+def test_a_weak_notification_or_an_intent_above_all_runs_is_left(weak: bool, on_rows: bool) -> None:
+    assert _left(5, weak=weak, on_rows=on_rows) == {"tend"}
+    assert _left(5, _run(4), weak=weak, on_rows=on_rows) == {"tend"}
+    lost = _run(6, Outcome.ABORTED)
+    assert _left(5, _run(4), lost, weak=weak, on_rows=on_rows) == {"tend"}
+
+
+@WITHOUT_CONDITION
+def test_a_late_copy_of_it_is_not_left_once_a_run_began_after_it(weak: bool, on_rows: bool) -> None:
+    assert _left(5, _run(6), _run(4), weak=weak, on_rows=on_rows) == set()
 
 
 @pytest.mark.parametrize("start", [4, 6])
