@@ -170,11 +170,19 @@ class Intents:
     # ------------------------------------------------------------------ marks
 
     async def touch(self, deadline: float) -> None:
-        """Changes the mark. To be answered before handled intents are deleted."""
+        """Changes the mark. To be answered before handled intents are deleted.
+
+        Each attempt writes another value: otherwise, a late copy of one without an answer could
+        bring back a mark that somebody has seen before others changed it.
+        """
         random = self._world.random
-        key = bytes([0, random.randrange(_MARKS)])
-        value = random.randbytes(_MARK_BYTES)
-        await self._write([RowChange(key, (SetCell(WRITES, _MARK, TIME_UNIT, value),))], deadline)
+
+        def changed() -> list[RowChange]:
+            key = bytes([0, random.randrange(_MARKS)])
+            value = random.randbytes(_MARK_BYTES)
+            return [RowChange(key, (SetCell(WRITES, _MARK, TIME_UNIT, value),))]
+
+        await self._attempted(changed, deadline)
 
     async def mark(self, deadline: float) -> Hashable:
         """The mark: another one after `touch`."""
@@ -205,10 +213,13 @@ class Intents:
 
     async def _write(self, rows: Sequence[RowChange], deadline: float) -> None:
         """Tries until the deadline: what was written before is written again, and is the same."""
+        await self._attempted(lambda: rows, deadline)
+
+    async def _attempted(self, rows: Callable[[], Sequence[RowChange]], deadline: float) -> None:
         patience = Patience(self._world, self._limits, deadline)
         while True:
             try:
-                return await self._store.write(INTENTS_TABLE, rows, patience.attempt_seconds)
+                return await self._store.write(INTENTS_TABLE, rows(), patience.attempt_seconds)
             except PercolatorError as error:
                 await patience.outlast(error, is_read=True)
 

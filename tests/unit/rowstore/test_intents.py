@@ -16,6 +16,7 @@ from percolator.observers.port import Waiting, WorkRequest
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.rowstore.intents import INTENTS_TABLE, Intent, Intents
+from percolator.rowstore.port import RowChange
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import prewrites
 
@@ -68,6 +69,30 @@ def lock_of(intent: Intent) -> bytes:
 async def surveyed(notifications: IntentNotifications, *, locks_before: int = 0) -> list[Waiting]:
     answers = notifications.survey(WorkRequest(TABLE, locks_before=locks_before))
     return sorted([one async for answer in answers for one in answer.waiting])
+
+
+async def test_a_late_copy_of_a_change_of_the_mark_brings_no_earlier_mark_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two surveys would take it for unchanged, although intents were deleted between them."""
+    rows = await opened(ModelStore())
+    write, sent = rows.store.write, []
+
+    async def unanswered(table: int, changes: Sequence[RowChange], seconds: float) -> None:
+        sent.append(changes)
+        await write(table, changes, seconds)
+        if len(sent) == 1:
+            raise ExecutionUnknown("no answer")
+
+    monkeypatch.setattr(rows.store, "write", unanswered)
+    # All in one row, as the one in sixteen that are.
+    monkeypatch.setattr(rows.world.random, "randrange", lambda _: 0)
+    await rows.intents.touch(rows.deadline)
+    seen = await rows.intents.mark(rows.deadline)
+    await rows.intents.touch(rows.deadline)
+    await write(INTENTS_TABLE, sent[0], SECONDS)
+    assert len(sent) == 3
+    assert await rows.intents.mark(rows.deadline) != seen
 
 
 async def test_the_mark_is_changed_before_handled_intents_are_deleted() -> None:
