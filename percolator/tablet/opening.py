@@ -62,6 +62,7 @@ async def load(state: TabletState) -> None:
     await _load_locks(state)
     if found == FORMAT_WITH_READ_LOCKS:
         state.read_locks.load(state.mirror.headers, state.recent.newest_commit)
+    state.is_loaded = True
     state.index.missing_from = b""
     await fill_index(state)
 

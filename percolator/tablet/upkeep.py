@@ -47,7 +47,7 @@ class Upkeep:
     async def _close(self) -> None:
         state = self._state
         async with self._commit.between_batches():
-            served_until_now = state.closed_because is None
+            served_until_now = state.is_loaded and state.closed_because is None
             state.closed_because = state.closed_because or state.moved("closed here")
             self._commit.abandon()
             try:

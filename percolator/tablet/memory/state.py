@@ -119,6 +119,8 @@ class TabletState:
         self.guard = guard
         self.timestamps = timestamps
         """Without it, no transaction commits in one round."""
+        self.is_loaded = False
+        """Memory has what the storage has. Until then, its counts are not those of the tablet."""
         self.counted_rows = (b"", b"")
         """The rows whose cells are stored here and counted: more than the tablet's own until it
         is trimmed. An empty end means up to the last row."""

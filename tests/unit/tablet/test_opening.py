@@ -96,20 +96,28 @@ async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_
     assert refused.value.fault is StoreFault.DAMAGED
 
 
-async def test_a_storage_of_another_format_is_refused_by_name() -> None:
+async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is() -> None:
+    """The release that knows the format goes on with it, and with its counts."""
     disk = DurableMemory()
     rig = await Rig(disk=disk).open()
+    await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.close()
     disk.durable[keys.FORMAT_KEY] = b"4"
+    before = dict(disk.durable)
+    refused = Rig(disk=disk)
     with pytest.raises(StoreUnusable, match="format b'4'"):
-        await Rig(disk=disk).open()
+        await refused.open()
+    await refused.tablet.close()
+    assert disk.durable == before
 
 
 async def test_a_storage_that_holds_something_else_is_refused() -> None:
     disk = DurableMemory()
     disk.durable[b"what"] = b"ever"
+    refused = Rig(disk=disk)
     with pytest.raises(StoreUnusable, match="no tablet"):
-        await Rig(disk=disk).open()
+        await refused.open()
+    await refused.tablet.close()
     assert disk.durable == {b"what": b"ever"}
 
 
