@@ -61,7 +61,7 @@ async def load(state: TabletState) -> None:
     _load_counts(state)
     await _load_locks(state)
     if found == FORMAT_WITH_READ_LOCKS:
-        state.read_locks.load(state.mirror.headers, state.recent.newest_commit)
+        await _load_read_locks(state)
     state.is_loaded = True
     state.index.missing_from = b""
     await fill_index(state)
@@ -141,6 +141,15 @@ async def _load_locks(state: TabletState) -> None:
     while len(mirror) > before:
         before = len(mirror)
         mirror.put_all(islice(locks, _SLICE))
+        await asyncio.sleep(0)
+
+
+async def _load_read_locks(state: TabletState) -> None:
+    read_locks = state.read_locks
+    read_locks.load(state.recent.newest_commit)
+    locked = iter(state.mirror.headers)
+    while some := [*islice(locked, _SLICE)]:
+        read_locks.add(some)
         await asyncio.sleep(0)
 
 

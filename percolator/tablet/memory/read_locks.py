@@ -37,11 +37,11 @@ class ReadLocks:
         self.recent = RecentWrites(cells_max)
         """A timestamp above which no read lock of a cell was committed, by locked cell."""
 
-    def load(self, locked: Iterable[bytes], newest_commit: int) -> None:
-        """Begins with what an opened tablet has: its locked cells, and its newest commit."""
+    def load(self, newest_commit: int) -> None:
+        """Begins in a tablet that is being opened and has had read locks. `add` all of its locked
+        cells, too."""
         self.used = self.noted = True
         self.recent.load(newest_commit, 0)
-        self._set(locked)
 
     def hold(self, cells: Iterable[bytes]) -> None:
         """Notes that a transaction holds read locks of these cells."""
@@ -69,7 +69,7 @@ class ReadLocks:
                 self.live[locked].pop(cell, None)
                 if not self.live[locked]:
                     del self.live[locked]
-        self._set(put)
+        self.add(put)
         reads: dict[bytes, int] = {}
         for cell, timestamp in committed.items():
             locked = locked_cell(cell)
@@ -78,8 +78,9 @@ class ReadLocks:
         if reads:
             self.recent.publish(reads, max(reads.values()), 0)
 
-    def _set(self, put: Iterable[bytes]) -> None:
-        for cell in put:
+    def add(self, cells: Iterable[bytes]) -> None:
+        """Notes those of these cells, which have locks, that are read locks."""
+        for cell in cells:
             locked = locked_cell(cell)
             if locked is not None:
                 self.live.setdefault(locked, {})[cell] = None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
+
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.tablet import keys
+from percolator.tablet import keys, opening
 from percolator.tablet.tablet import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from tests.unit.tablet.read_lock_steps import read_lock
 from tests.unit.tablet.tablets import (
     LOCK,
     NOTIFY,
@@ -119,6 +123,34 @@ async def test_a_storage_that_holds_something_else_is_refused() -> None:
         await refused.open()
     await refused.tablet.close()
     assert disk.durable == {b"what": b"ever"}
+
+
+async def test_other_tablets_are_served_while_one_takes_in_its_locks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One job may have left ten million of them, and read locks are found among all others."""
+    disk = DurableMemory()
+    rig = await Rig(disk=disk).open()
+    starts = range(100, 120)
+    await rig.apply(*(prewrite(b"%d" % start, start) for start in starts))
+    await rig.apply(*(read_lock(b"other", start) for start in starts))
+    monkeypatch.setattr(opening, "_SLICE", 3)
+    again = Rig(disk=disk)
+    state = again.tablet._state
+    taken: list[tuple[int, int]] = []
+
+    async def serve_others() -> None:
+        while True:
+            read_locks = sum(map(len, state.read_locks.live.values()))
+            taken.append((len(state.mirror), read_locks))
+            await asyncio.sleep(0)
+
+    serving = asyncio.create_task(serve_others())
+    await again.open()
+    serving.cancel()
+    assert taken[-1] == (40, 20)
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(taken)]
+    assert max(map(max, steps)) == 3
 
 
 class UnreadableStorage(MemoryStorage):
