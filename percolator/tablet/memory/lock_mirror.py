@@ -58,7 +58,9 @@ class LockMirror:
 
     def has_older(self, below: int) -> bool:
         """Whether a transaction that began below this timestamp has a lock."""
-        return any(int.from_bytes(start, "big") < below for start in self._starts)
+        before = below.to_bytes(START_TIMESTAMP_BYTES, "big")
+        # They may be a million, of as many clients, and no step of Python's is spent on each.
+        return min(self._starts, default=before) < before
 
     def _forget_start(self, header: bytes) -> None:
         start = header[:START_TIMESTAMP_BYTES]
