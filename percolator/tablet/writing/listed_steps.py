@@ -43,6 +43,8 @@ COMMIT_PRIMARY: int = pb.StepList.KIND_COMMIT_PRIMARY
 COMMIT_SECONDARY: int = pb.StepList.KIND_COMMIT_SECONDARY
 WRITE_STEP: int = pb.StepList.KIND_WRITE
 
+_NEW = (PREWRITE, WRITE_STEP)
+"""What is stored where no lock was."""
 _LIST_OF = {"value": "steps.values", "timestamp": "steps.commit_timestamps"}
 """The list that has the field of a change."""
 
@@ -75,7 +77,7 @@ class StepChecker:
         locked, head = PrewriteConditions(-1, ()), b""
         for at, step in enumerate(zip(*lists, strict=True)):
             kind, row, column, value, start, commit, min_commit = step
-            cell = self._cells.cell("steps.", at, row, column, is_new=kind == PREWRITE)
+            cell = self._cells.cell("steps.", at, row, column, is_new=kind in _NEW)
             # Most locks of a transaction begin as the one before, which was checked.
             if kind != PREWRITE or commit or not value.startswith(head) or start != locked.start:
                 self._check(at, kind, value, start, commit)

@@ -114,11 +114,18 @@ class MutationChecker:
 
     def _check_long_row(self, index: int, mutation: pb.Mutation) -> None:
         """Refuses what would store something new there. What became of a transaction can always be
-        asked and settled: if such a row was to be its primary, other cells may be locked."""
+        asked and settled: if such a row was to be its primary, other cells may be locked. And while
+        there is a lock, from a time when longer rows were allowed, it can be kept alive, pushed and
+        committed."""
         is_new = any(
-            change.kind == PUT and change.space in (LOCK, DATA) for change in mutation.changes
+            change.kind == PUT and change.space in (LOCK, DATA, WRITE)
+            for change in mutation.changes
         )
-        if is_new or len(mutation.row) > ROW_BYTES_MAX:
+        needs_lock = any(
+            one.space == LOCK and one.expectation in (PRESENT, EQUALS, AT_MOST)
+            for one in mutation.conditions
+        )
+        if (is_new and not needs_lock) or len(mutation.row) > ROW_BYTES_MAX:
             _refuse(index, "row", too_long(mutation.row, self._limits.row_bytes_max))
 
     def _conditions(

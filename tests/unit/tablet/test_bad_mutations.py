@@ -53,7 +53,9 @@ def check(**fields: Any) -> pb.Mutation:
 
 BAD: list[tuple[str, pb.Mutation]] = [
     ("row", mutation(b"r" * 9, put(LOCK, lock_record(5)))),
+    ("row", mutation(b"r" * 9, put(LOCK, lock_record(5)), conditions=[condition(LOCK, ABSENT)])),
     ("row", mutation(b"r" * 9, put(DATA, b"v", 5))),
+    ("row", mutation(b"r" * 9, put(WRITE, write_record(5), 6))),
     ("row", mutation(b"r" * (ROW_BYTES_MAX + 1))),
     ("column", mutation(b"row", column=b"c" * 9)),
     ("not_below", mutation(b"row", not_below=NOW + HOUR + MARGIN)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.formats.records import KIND_PUT, WRITE_HEADER
+from percolator.formats.records import KIND_PUT, WRITE_HEADER, LockRecord
+from percolator.protocol.steps import raise_lock, replace_lock
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     COLUMN,
@@ -49,12 +51,13 @@ def _commit(**changed: Any) -> pb.StepList:
     return _prewrites(b"a", **fields | changed)
 
 
-def _write(commit: int, start: int = 0) -> pb.StepList:
+def _write(commit: int, start: int = 0, **changed: Any) -> pb.StepList:
     return _commit(
         kinds=[pb.StepList.KIND_WRITE],
         values=[WRITE_HEADER.pack(commit - 1, KIND_PUT)],
         start_timestamps=[start],
         commit_timestamps=[commit],
+        **changed,
     )
 
 
@@ -130,6 +133,24 @@ async def test_a_long_row_can_be_committed_once_it_is_locked() -> None:
     assert not (await _apply(rig, _commit(rows=[b"r" * 5000]))).unapplied
     with pytest.raises(InvalidArgument, match=r"steps.rows\[0\]: 65537 bytes"):
         await _apply(rig, _commit(rows=[b"r" * 65_537]))
+    with pytest.raises(InvalidArgument, match=r"steps.rows\[0\]: 5000 bytes"):
+        await _apply(rig, _write(COMMIT, rows=[b"r" * 5000]))
+
+
+async def test_the_lock_of_a_long_row_can_be_replaced_and_raised() -> None:
+    """Or a commit that takes long would be taken for dead once its tablet has a server that allows
+    less, and readers could not push it."""
+    row, seen = b"r" * 5000, lock_record(START)
+    rig = await Rig(row_bytes_max=5000).open()
+    await _apply(rig, _prewrites(row))
+    rig = await Rig(disk=rig.disk).open()
+    longer, higher = (
+        replace(LockRecord.decode(seen), min_commit_timestamp=START + least, ttl_milliseconds=9_999)
+        for least in (1, 20)
+    )
+    await rig.apply(replace_lock(row, COLUMN, LockRecord.decode(seen).prefix, longer.encode()))
+    await rig.apply(raise_lock(row, COLUMN, START, START + 19, higher.encode()))
+    assert [cell.value for cell in await rig.cells(LOCK)] == [higher.encode()]
 
 
 async def test_a_batch_has_mutations_or_steps_and_a_group_has_mutations() -> None:
