@@ -39,11 +39,15 @@ class Patience:
             raise SchemaError(f"{problem.message}: {_NO_TABLE}", where=problem.where) from problem
         if problem.retry is Retry.USELESS or (problem.retry is Retry.UNKNOWN and not is_read):
             raise problem
-        if problem.retry_after_seconds:
-            seconds = asked_pause_seconds(self._random, problem.retry_after_seconds)
+        await self.keep_pause(problem.retry_after_seconds)
+        await self.again(problem)
+
+    async def keep_pause(self, asked_seconds: float) -> None:
+        """Returns after a pause that the store has asked for; at the deadline at the latest."""
+        if asked_seconds:
+            seconds = asked_pause_seconds(self._random, asked_seconds)
             left = self._deadline - self._clock.monotonic_seconds()
             await self._clock.sleep(max(min(seconds, left), 0.0))
-        await self.again(problem)
 
     async def again(self, problem: PercolatorError | None = None) -> None:
         """Returns after a pause. Raises `DeadlineExceeded` if no time is left: whatever was

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from percolator.errors import DeadlineExceeded, PercolatorError, Unavailable, UsageError
+from percolator.errors import ExecutionUnknown, PercolatorError, UsageError
 from percolator.limits import Limits
 from percolator.routing.cells import RangePage, RangeRequest
 from percolator.rowstore.layout import row_key, row_of
@@ -53,6 +53,8 @@ class RowScan:
         self._start, self._end = request.start, request.end
         """What is left of the range."""
         self._rows_left = request.row_limit
+        self._asked_seconds = 0.0
+        """The pause that the store has asked for where the last page broke off."""
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
         """Pages without gaps, from one end of the range to the other."""
@@ -80,6 +82,8 @@ class RowScan:
 
     async def _page(self, patience: Patience) -> _Part:
         """The next part of the range."""
+        asked, self._asked_seconds = self._asked_seconds, 0.0
+        await patience.keep_pause(asked)
         while True:
             try:
                 return await self._attempt(patience.attempt_seconds)
@@ -120,9 +124,10 @@ class RowScan:
                     size += result.size_bytes + len(row)
                     if len(found) >= rows_max or size >= self._limits.page_bytes_max:
                         return _Part(found, boundary)
-        except (Unavailable, DeadlineExceeded):
+        except ExecutionUnknown as error:  # through a gateway, it does not say what has happened
             if boundary in (None, self._end if self._request.reverse else self._start):
                 raise  # it has not come further
+            self._asked_seconds = error.retry_after_seconds
             return _Part(found, boundary)
         return _Part(found, None)
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from percolator.bigtable.store import BigtableStore
-from percolator.errors import DeadlineExceeded
+from percolator.errors import DeadlineExceeded, PercolatorError, Unavailable
 from percolator.routing.cells import RangePage, RangeRequest
 from percolator.rowstore.layout import LOCKS, WRITES
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
 from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.steady_scan import steady_scan
+from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import written
 
@@ -35,6 +36,7 @@ class Slow(BigtableStore):
         self.lost_after: list[int] = []
         """After so many messages, the next calls say nothing any more."""
         self.began: list[bytes] = []
+        self.late: PercolatorError = DeadlineExceeded("no answer in time")
 
     async def scan(
         self, table_id: int, first: bytes, *rest: Any, **named: Any
@@ -50,7 +52,7 @@ class Slow(BigtableStore):
                 await asyncio.sleep(min(self.seconds, left))
                 left -= self.seconds
                 if left <= 0:
-                    raise DeadlineExceeded("no answer in time")
+                    raise self.late
                 yield row
 
 
@@ -126,16 +128,20 @@ async def test_whoever_says_the_same_for_ever_makes_no_progress() -> None:
         await _locked(store, rows)
 
 
+@pytest.mark.parametrize("through_gateway", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(reverse: bool) -> None:
+async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(
+    reverse: bool, through_gateway: bool
+) -> None:
     rows = await ModelStore().opened()
     wanted = KEYS[0] if reverse else KEYS[-1]
     for key in KEYS:
         await written(rows, key, [b"rare" if key == wanted else b"usual"])
+    store = Slow(rows, 2.0)
+    if through_gateway:
+        store.late = from_detail(to_detail(store.late))
     request = RangeRequest(TABLE, b"", b"", (b"rare",), at(9), reverse=reverse)
-    scan = RowScan(
-        request, SECONDS, Slow(rows, 2.0), rows.cells._reads, TIMES, rows.world, rows.limits
-    )
+    scan = RowScan(request, SECONDS, store, rows.cells._reads, TIMES, rows.world, rows.limits)
     pages: list[RangePage] = [page async for page in scan.pages()]
     assert [list(page.rows) for page in pages if page.rows] == [[wanted]]
     assert len(pages) > 1
@@ -144,3 +150,24 @@ async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(rever
         bounds.reverse()
     assert bounds[0][0] == bounds[-1][1] == b""
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
+
+
+async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for() -> None:
+    """What was found is there at once, and only the next call waits."""
+    rows = await ModelStore().opened()
+    for key in KEYS:
+        await written(rows, key, [b"usual"])
+    store = Slow(rows, 2.0)
+    store.late = Unavailable("restarting")
+    store.late.retry_after_seconds = 7.0
+    request = RangeRequest(TABLE, b"", b"", (b"usual",), at(9))
+    scan = RowScan(request, SECONDS, store, rows.cells._reads, TIMES, rows.world, rows.limits)
+    began, came, found = rows.clock.monotonic_seconds(), [], []
+    async for page in scan.pages():
+        came.append(rows.clock.monotonic_seconds() - began)
+        found += page.rows
+    assert found == KEYS
+    call = min(SECONDS, rows.limits.attempt_seconds_max)
+    assert came[0] == pytest.approx(call)
+    assert all(later - earlier >= 7.0 for earlier, later in pairwise(came))
+    assert len(came) > 2
