@@ -149,12 +149,14 @@ class StoreUnusable(_message.Message):
     def __init__(self, reason: _Optional[_Union[StoreUnusable.Reason, str]] = ...) -> None: ...
 
 class OutcomeUnknown(_message.Message):
-    __slots__ = ("start_timestamp", "primary")
+    __slots__ = ("start_timestamp", "primary", "retry_after_milliseconds")
     START_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     start_timestamp: int
     primary: CellAddress
-    def __init__(self, start_timestamp: _Optional[int] = ..., primary: _Optional[_Union[CellAddress, _Mapping]] = ...) -> None: ...
+    retry_after_milliseconds: int
+    def __init__(self, start_timestamp: _Optional[int] = ..., primary: _Optional[_Union[CellAddress, _Mapping]] = ..., retry_after_milliseconds: _Optional[int] = ...) -> None: ...
 
 class CellAddress(_message.Message):
     __slots__ = ("table_id", "row", "column")

@@ -43,6 +43,8 @@ _TOO_LARGE = re.compile(
 """gRPC's own message for a message above a limit. The status code alone does not say so: a proxy in
 between, whose quota is used up, answers with the same one."""
 
+_MILLISECONDS_MAX = 2**32 - 1
+
 _OF_REQUESTS = ("CLIENT: Sent", "SERVER: Received")
 
 _CODES: list[tuple[type[errors.PercolatorError], grpc.StatusCode]] = [
@@ -80,7 +82,7 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
             detail.invalid_argument.field = error.field
             detail.invalid_argument.reason = error.reason
         case errors.Overloaded():
-            detail.overloaded.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
+            detail.overloaded.retry_after_milliseconds = _milliseconds(error)
         case errors.SessionExpired():
             detail.session_expired.session_id = error.session_id
         case errors.TabletMoved():
@@ -106,13 +108,15 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
         case errors.UnknownServer():
             detail.unknown_server.server = error.server
         case errors.NotReady():
-            detail.not_ready.retry_after_milliseconds = round(error.retry_after_seconds * 1000)
+            detail.not_ready.retry_after_milliseconds = _milliseconds(error)
         case errors.OutcomeUnknown():
             detail.outcome_unknown.start_timestamp = error.start_timestamp
+            detail.outcome_unknown.retry_after_milliseconds = _milliseconds(error)
             if error.primary is not None:
                 detail.outcome_unknown.primary.CopyFrom(_address_to_wire(error.primary))
         case errors.ExecutionUnknown():
             detail.outcome_unknown.SetInParent()
+            detail.outcome_unknown.retry_after_milliseconds = _milliseconds(error)
         case errors.ConflictError():
             if error.cell is not None:
                 detail.conflict.cell.CopyFrom(_address_to_wire(error.cell))
@@ -125,6 +129,11 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
         case errors.InvariantViolation():
             detail.invariant_violated.rule = error.message
     return detail
+
+
+def _milliseconds(error: errors.PercolatorError) -> int:
+    """The pause that it asks for, as far as a message can say."""
+    return min(round(error.retry_after_seconds * 1000), _MILLISECONDS_MAX)
 
 
 def to_trailer(code: grpc.StatusCode, message: str, detail: errors_pb2.ErrorDetail) -> bytes:
@@ -322,6 +331,12 @@ def _wrong_cluster(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
 
 
 def _outcome_unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
+    error = _unknown(detail)
+    error.retry_after_seconds = detail.outcome_unknown.retry_after_milliseconds / 1000
+    return error
+
+
+def _unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     cause = detail.outcome_unknown
     if not cause.start_timestamp:
         return errors.ExecutionUnknown(detail.message, where=detail.where)

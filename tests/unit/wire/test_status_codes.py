@@ -68,6 +68,25 @@ def test_every_field_of_every_cause_travels_both_ways(cause: str) -> None:
     assert (back.where, back.retry) == (detail.where, detail.retry)
 
 
+@pytest.mark.parametrize(("asked", "told"), [(2.5, 2.5), (0.0, 0.0), (1e9, 4_294_967.295)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.Unavailable("restarting"),
+        errors.ExecutionUnknown("ABORTED"),
+        errors.NotReady("being created"),
+        errors.Overloaded("busy", retry_after_seconds=0.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_pause_that_a_store_asks_for_passes_through_a_gateway(
+    error: errors.PercolatorError, asked: float, told: float
+) -> None:
+    """Behind it, nobody else could keep the pause."""
+    error.retry_after_seconds = asked
+    assert from_detail(to_detail(error)).retry_after_seconds == told
+
+
 def failed_call(
     code: grpc.StatusCode, details: str, trailer: bytes | None = None
 ) -> grpc.aio.AioRpcError:
