@@ -83,9 +83,13 @@ class Admission:
         if ticket > self._halved_until:
             self._halved_until = self._tickets
             self._bound = max(self._bound / 2.0, 1.0)
-        if asked_seconds > 0 and self._pause is None:
-            seconds = min(asked_seconds, _PAUSE_SECONDS_MAX)
-            self._pause = asyncio.get_running_loop().call_later(seconds, self._go_on)
+        if asked_seconds > 0:
+            loop = asyncio.get_running_loop()
+            until = loop.time() + min(asked_seconds, _PAUSE_SECONDS_MAX)
+            if self._pause is None or self._pause.when() < until:
+                if self._pause is not None:
+                    self._pause.cancel()
+                self._pause = loop.call_at(until, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

@@ -99,6 +99,20 @@ async def test_nothing_is_sent_while_the_store_asks_for_a_pause(error: Percolato
     assert admission.enter_at_once()
 
 
+@pytest.mark.parametrize("asked", [(1.0, 9.0, 3.0), (9.0, 1.0), (0.1, 9.0)])
+async def test_of_several_pauses_the_one_that_ends_last_is_kept(asked: tuple[float, ...]) -> None:
+    """Calls that were in flight together are refused one after the other."""
+    loop = asyncio.get_running_loop()
+    admission = Admission(8)
+    tickets = [admission.enter_at_once() for _ in asked]
+    for ticket, seconds in zip(tickets, asked, strict=True):
+        admission.leave(ticket, _busy(seconds))
+    began = loop.time()
+    await admission.enter(SECONDS)
+    assert loop.time() - began == pytest.approx(9.0)
+    assert admission.enter_at_once()
+
+
 async def test_a_call_that_never_gets_its_turn_was_not_made() -> None:
     admission = Admission(1)
     held = admission.enter_at_once()
