@@ -23,9 +23,9 @@ _NOT_TRANSACTIONAL = "single-row transactions"
 """What the service calls checks with changes, where it says that a profile does not permit them."""
 _BEING_CREATED = re.compile(r"\b(being created|creating)\b", re.IGNORECASE)
 """What the service says of a table that is not ready yet: it has done nothing, and will be able to
-soon. Names of tables cannot match, since ours are `percolator-` and a number."""
-_NAME = re.compile(r"projects/[^\s\"']+")
-"""Of whatever: its parts may be any words."""
+soon."""
+_NAMES = re.compile(r"projects/[^\s\"']+|'[^']*'")
+"""Of whatever, and rows: they may be any words."""
 _CLIENT_TOO_LARGE = ("CLIENT: Sent message larger", "CLIENT: Received message larger")
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -78,7 +78,7 @@ def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
             )
         case grpc.StatusCode.UNIMPLEMENTED:
             return errors.UsageError(f"Bigtable has no such method: {said}", where=where)
-        case grpc.StatusCode.FAILED_PRECONDITION if _BEING_CREATED.search(said):
+        case grpc.StatusCode.FAILED_PRECONDITION if _BEING_CREATED.search(_NAMES.sub("", said)):
             return errors.NotReady(said, where=where)
         case _ if code in _REFUSED and _NOT_TRANSACTIONAL in said.lower():
             return errors.UsageError(
@@ -121,7 +121,7 @@ def _asked_seconds(failed: CallFailed, otherwise: float) -> float:
 def _not_found(said: str, where: str) -> errors.PercolatorError:
     """A table is a matter of the schema; all else was named by the address."""
     # An instance may be called user-profiles.
-    low = _NAME.sub("", said.lower())
+    low = _NAMES.sub("", said.lower())
     if "profile" in low:
         return errors.InvalidArgument(
             "store", f"{said}: check the profile in the address; {ONE_CLUSTER}", where=where

@@ -145,6 +145,14 @@ SAID = [
     ),
     (
         grpc.StatusCode.FAILED_PRECONDITION,
+        "Error while mutating the row 'creating' (projects/p/instances/creating/tables/t) : "
+        "Single-row transactions are not allowed by this app profile",
+        DATA,
+        errors.UsageError,
+        "routes to a single cluster",
+    ),
+    (
+        grpc.StatusCode.FAILED_PRECONDITION,
         "Single-row transactions are not allowed by this app profile",
         DATA,
         errors.UsageError,
