@@ -7,7 +7,7 @@ from contextlib import suppress
 from percolator.bigtable.methods import CREATE_TABLE, DELETE_TABLE, GET_TABLE
 from percolator.bigtable.missing_family import WITH_FAMILIES
 from percolator.bigtable.place import Place
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import InvalidArgument, NotReady, SchemaError
 from percolator.rowstore.layout import FAMILIES
 from percolator.v1.bigtable_pb2 import (
     BigtableCreateTableRequest,
@@ -49,8 +49,8 @@ async def require_table(
         return
     try:
         await create_table(network, place, table_id, timeout_seconds)
-    except (InvalidArgument, SchemaError):
-        # Another was faster, or an earlier attempt of ours was late.
+    except (InvalidArgument, SchemaError, NotReady):
+        # Another was faster, or is at it, or an earlier attempt of ours was late.
         if not await has_table(network, place, table_id, timeout_seconds):
             raise
 

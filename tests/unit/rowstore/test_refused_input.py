@@ -8,7 +8,7 @@ from percolator import Database, InvalidArgument, Table
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import require_table
 from percolator.codecs import raw
-from percolator.errors import InvariantViolation, SchemaError
+from percolator.errors import InvariantViolation, NotReady, SchemaError
 from percolator.limits import Limits
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
@@ -46,6 +46,20 @@ async def test_a_table_that_the_service_would_collect_is_refused() -> None:
     network = InProcessNetwork({MODEL.address: ChangedByHand()})
     with pytest.raises(SchemaError, match="family w of the table percolator-7 has a rule"):
         await require_table(network, MODEL, 7, SECONDS)
+
+
+class CreatedByAnother(BigtableInMemory):
+    """Another master creates each table at the same moment."""
+
+    async def create_table(self, request: wire.BigtableCreateTableRequest) -> wire.BigtableTable:
+        await super().create_table(request)
+        raise NotReady("Table is being created")
+
+
+async def test_of_two_that_create_a_table_at_the_same_moment_both_have_it() -> None:
+    network = InProcessNetwork({MODEL.address: CreatedByAnother()})
+    await require_table(network, MODEL, 7, SECONDS)
+    await require_table(network, MODEL, 7, SECONDS)
 
 
 async def test_a_table_in_which_another_program_has_written_is_refused() -> None:
