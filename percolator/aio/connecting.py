@@ -188,7 +188,13 @@ async def connect_to(
     activity.lock_services = sessions.calls
     locks = AdvisoryLocks(sessions, ttl_seconds=LOCK_SECONDS)
     if parts.lock_services:
-        await sessions.current()
+        try:
+            await sessions.current()
+        except BaseException:
+            # Whoever gives up must not leave a session behind that is renewed for ever.
+            for one in (sessions, *closing):
+                await one.close()
+            raise
     watch = asyncio.create_task(parts.watch())
     engine = Engine(
         world,

@@ -17,7 +17,7 @@ from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import cluster_pb2
+from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.world import Clock, World
 
 
@@ -61,6 +61,45 @@ async def test_connecting_to_a_cluster_without_an_oracle_ends_at_the_time_out() 
     with pytest.raises(Unavailable, match="no oracle"):
         await connect(known_after_seconds=1_000.0, timeout_seconds=5.0)
     assert asyncio.get_running_loop().time() == pytest.approx(5.0, abs=0.2)
+
+
+class SlowLockService(ClusterInMemory):
+    """A cluster whose lock service takes a second to open a session."""
+
+    live = 0
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        described = await super().describe(request)
+        described.servers.add(kind=cluster_pb2.SERVICE_KIND_LOCK_SERVICE, address=ADDRESS)
+        return described
+
+    async def open_session(
+        self, request: lockservice_pb2.OpenSessionRequest
+    ) -> lockservice_pb2.OpenSessionResponse:
+        await asyncio.sleep(1.0)
+        self.live += 1
+        return lockservice_pb2.OpenSessionResponse(session_id=b"session")
+
+    async def end_session(
+        self, request: lockservice_pb2.EndSessionRequest
+    ) -> lockservice_pb2.EndSessionResponse:
+        self.live -= 1
+        return lockservice_pb2.EndSessionResponse()
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+async def test_who_gives_up_connecting_leaves_no_session_behind(seconds: float) -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = SlowLockService(clock)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    connecting = asyncio.create_task(connect_to(world, [ADDRESS], Limits(), RetryPolicy()))
+    await asyncio.sleep(seconds)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await asyncio.sleep(10.0)
+    assert not cluster.live
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_connection_that_was_neither_awaited_nor_entered_says_what_to_write() -> None:
