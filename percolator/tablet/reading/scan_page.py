@@ -201,9 +201,12 @@ class ScanPage:
         """The remaining range if `row` is the first row that is not in the page."""
         return (self._start, row + b"\0") if self._plan.reverse else (row, self._end)
 
-    def _after(self, row: bytes) -> tuple[bytes, bytes]:
+    def _after(self, row: bytes) -> tuple[bytes, bytes] | None:
         """The remaining range if `row` is the last row in the page."""
-        return (self._start, row) if self._plan.reverse else (row + b"\0", self._end)
+        if not self._plan.reverse:
+            return row + b"\0", self._end
+        # Before the empty row there is none: as an end, it would mean all rows.
+        return (self._start, row) if row else None
 
     def _response(self) -> pb.ScanResponse:
         if self.rest is not None and self.rest[1] and self.rest[0] >= self.rest[1]:

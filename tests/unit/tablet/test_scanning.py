@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -146,6 +147,24 @@ async def test_columns_that_a_walk_does_not_remember_are_read_as_the_others(
         addresses = list(zip(page.found.rows, page.found.columns, strict=True))
         assert addresses == [(row, column) for row in (b"1", b"2\0") for column in wanted]
         assert list(page.found.values) == [row + column for row, column in addresses]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("page_entries_max", [1, 2, 3])
+async def test_a_page_that_ends_at_the_empty_row_is_not_followed_by_all_rows(
+    page_entries_max: int, reverse: bool
+) -> None:
+    """What remains before it is an empty range, whose end looks like that of the table."""
+    rows = [b"", b"a", b"b"]
+    rig = await Rig(page_entries_max=page_entries_max).open()
+    await rig.apply(*(written(row, 5, 6, b"v") for row in rows))
+    found: list[bytes] = []
+    request = pb.ScanRequest(target=TARGET, timestamp=30, all_columns=True, reverse=reverse)
+    async with aclosing(rig.tablet.scan(request)) as pages:
+        async for page in pages:
+            found += page.found.rows
+            assert len(found) <= len(rows)
+    assert found == sorted(rows, reverse=reverse)
 
 
 @pytest.mark.parametrize("page_entries_max", [10, 12])
