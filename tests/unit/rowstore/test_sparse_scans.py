@@ -162,7 +162,9 @@ async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for(
     store.late.retry_after_seconds = 7.0
     request = RangeRequest(TABLE, b"", b"", (b"usual",), at(9))
     scan = RowScan(request, SECONDS, store, rows.cells._reads, TIMES, rows.world, rows.limits)
-    began, came, found = rows.clock.monotonic_seconds(), [], []
+    came: list[float] = []
+    found: list[bytes] = []
+    began = rows.clock.monotonic_seconds()
     async for page in scan.pages():
         came.append(rows.clock.monotonic_seconds() - began)
         found += page.rows
