@@ -112,7 +112,7 @@ def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
     before.commit([before.write(_batch(0, "a"))], 0)
     first, second = _sink(cluster, pages), _sink(cluster, pages)
     locked = first.write(_batch(1, "a", "b"))
-    look = Sink._newest
+    look = Sink._marks
 
     def look_too_early(self: Sink, *given: Any) -> Any:
         seen = look(self, *given)
@@ -120,7 +120,7 @@ def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
             second.commit([second.write(_batch(2, "c", "d"))], 1)
         return seen
 
-    monkeypatch.setattr(Sink, "_newest", look_too_early)
+    monkeypatch.setattr(Sink, "_marks", look_too_early)
     with pytest.raises(percolator.ConflictError, match="was committed at"):
         first.commit([locked], 1)
     first.abort([locked], 1)
@@ -139,3 +139,52 @@ def test_a_batch_that_failed_is_written_when_it_is_repeated(
     _sink(cluster, pages).commit([again.write(_batch(1, "a", "b"))], 0)
     assert pages.stored() == {"a": (None, 1), "b": (None, 1)}
     _sink(cluster, pages).commit([], 1)
+
+
+def test_a_copy_of_a_checkpoint_writes_into_another_table(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    """It has the id of the same query. Its batches are not those of the first table."""
+    monkeypatch.setattr(sink, "_query", lambda: "copied")
+    one, other = Pages(db), Pages(db)
+    for number in range(3):
+        made = _sink(cluster, one)
+        made.commit([made.write(_batch(number, f"a{number}"))], number)
+    for number in (1, 1, 2):  # copied after the first batch; the next one is repeated
+        made = _sink(cluster, other)
+        made.commit([made.write(_batch(number, f"b{number}"))], number)
+    assert sorted(one.stored()) == ["a0", "a1", "a2"]
+    assert sorted(other.stored()) == ["b1", "b2"]
+
+
+def test_a_batch_that_is_older_than_the_newest_one_is_refused_and_not_lost_in_silence(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    monkeypatch.setattr(sink, "_query", lambda: "taken-back")
+    pages = Pages(db)
+    for number in range(2):
+        made = _sink(cluster, pages)
+        made.commit([made.write(_batch(number, f"a{number}"))], number)
+    old = _sink(cluster, pages)
+    with pytest.raises(percolator.InvalidArgument, match="batch 0 .* was not written") as raised:
+        old.commit([old.write(_batch(7, "b"))], 0)
+    assert raised.value.field == "checkpointLocation"
+    assert sorted(pages.stored()) == ["a0", "a1"]
+
+
+def test_what_an_earlier_release_has_written_of_a_query_counts(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    pages, any_pages = Pages(db), Pages(db)
+    monkeypatch.setattr(sink, "_query", lambda: "creates-the-table")
+    first = _sink(cluster, any_pages)
+    first.commit([first.write(_batch(1, "a"))], 0)
+    monkeypatch.setattr(sink, "_query", lambda: "begun-with-0.2")
+    with db.transaction() as tx:
+        tx.set("begun-with-0.2", sink.BATCH, 4)
+    for number in (4, 5, 5, 6):
+        made = _sink(cluster, pages)
+        made.commit([made.write(_batch(number, f"a{number}"))], number)
+    assert sorted(pages.stored()) == ["a5", "a6"]
+    with db.snapshot() as snapshot:
+        assert snapshot.get("begun-with-0.2", sink.BATCH) == 5, "drivers of that release see it"

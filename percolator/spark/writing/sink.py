@@ -1,8 +1,12 @@
 """The sink of a stream: each batch is one shared transaction, and is written exactly once.
 
     table   percolator.sinks
-    row     the id of the query, which its checkpoint keeps
+    row     the id of the query, which its checkpoint keeps, a slash, and the id of the table
     batch   the newest batch that is committed, as an integer
+
+A copy of a checkpoint has the same id: a query that writes into another table with it has a row of
+its own. Earlier releases had only the id of the query as the row, so a query of theirs has written
+that until it has a row for its table.
 
 Spark repeats a batch if the query ended after the batch was committed and before the checkpoint
 said so. The number of the batch is committed with its rows, so a batch that is repeated is seen to
@@ -17,8 +21,9 @@ ticket of the batch and the id of the query come to the second one with the mess
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -59,6 +64,16 @@ class LockedInBatch(Locked):
     query: str = ""
 
 
+class Marks(NamedTuple):
+    """What is stored of one query."""
+
+    newest: int
+    """The number of the newest batch that is committed; -1 for none."""
+    rows: tuple[str, ...]
+    """The rows that the next batch writes."""
+    seen: Timestamp
+
+
 def sink_of(options: Mapping[str, str], schema: StructType, *, complete: bool) -> Sink:
     """The sink for these options. Raises what would make all batches fail."""
     if complete:
@@ -93,13 +108,14 @@ class Sink(DataSourceStreamArrowWriter):
             return  # no task, no row
         here = connection_to(self._options.target)
         ticket, query = batch
-        newest, seen = self._newest(here, query)
-        if newest >= batchId:
+        marks = self._marks(here, query)
+        if marks.newest >= batchId:
             roll_back(self._options, ticket, _locked(messages))
+            _require_repeated(marks.newest, batchId, query)
             log.info("batch %d of query %s was written before", batchId, query)
             return
-        conditional = replace(ticket, unchanged_since=int(seen))
-        marker = here.call(lambda: self._mark(here, conditional, query, batchId))
+        conditional = replace(ticket, unchanged_since=int(marks.seen))
+        marker = here.call(lambda: self._mark(here, conditional, marks.rows, batchId))
         here.call(lambda: commit(here, self._options, ticket, [*receipts, marker]))
         log.info("batch %d of query %s: %s", batchId, query, total(messages))
 
@@ -113,22 +129,33 @@ class Sink(DataSourceStreamArrowWriter):
         how = f"was committed at {committed} before it was given up" if committed else "failed"
         log.warning("batch %d of query %s %s", batchId, query, how)
 
-    def _newest(self, here: Connection, query: str) -> tuple[int, Timestamp]:
-        """The number of the newest batch that is committed, -1 for none, and when that was so."""
+    def _marks(self, here: Connection, query: str) -> Marks:
+        """What is stored of the query, and when that was so."""
 
-        async def look() -> tuple[int, Timestamp]:
+        async def look() -> Marks:
+            catalog, deadline = here.database.internal.engine.catalog, here.deadline(target)
             await self._ensure_table(here)
+            own = f"{query}/{(await catalog.table(target.table, deadline)).table_id}"
             async with here.database.snapshot() as snapshot:
-                newest = await snapshot.get(query, BATCH)
-                return -1 if newest is None else newest, await snapshot.timestamp()
+                found = await snapshot.get_many(SINKS, [own, query], [BATCH])
+                ours, earlier = [row.get(BATCH) for row in found]
+                newest, rows = ours, (own,)
+                if ours is None and earlier is not None:
+                    # A driver of an earlier release, presumed dead, may be committing this batch.
+                    newest, rows = earlier, (own, query)
+                return Marks(-1 if newest is None else newest, rows, await snapshot.timestamp())
 
+        target = self._options.target
         return here.call(look)
 
-    async def _mark(self, here: Connection, ticket: Ticket, query: str, number: int) -> Receipt:
+    async def _mark(
+        self, here: Connection, ticket: Ticket, rows: Sequence[str], number: int
+    ) -> Receipt:
         """Locks the number of the batch. Raises `ConflictError` if it was written meanwhile."""
         internal, seconds = here.database.internal, self._options.retry_seconds
         async with internal.share(ticket, TASK, 0, seconds) as share:
-            await share.set(query, BATCH, number)
+            for row in rows:
+                await share.set(row, BATCH, number)
             return await share.finish()
 
     async def _ensure_table(self, here: Connection) -> None:
@@ -147,6 +174,17 @@ def _query() -> str:
     if query is None:
         raise UsageError("Spark does not say which query this task belongs to")
     return query
+
+
+def _require_repeated(newest: int, number: int, query: str) -> None:
+    """Raises `InvalidArgument` unless the batch is the one that Spark repeats after a restart."""
+    if newest > number:
+        raise InvalidArgument(
+            "checkpointLocation",
+            f"batch {number} of query {query} was not written, since batch {newest} is: another "
+            "driver goes on with this checkpoint or a copy of it, or it was taken back to an "
+            "earlier state. Give the query a new one",
+        )
 
 
 def _locked(messages: list[WriterCommitMessage | None]) -> list[LockedInBatch]:
