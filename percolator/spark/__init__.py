@@ -66,7 +66,7 @@ def timestamp_of(frame: DataFrame) -> Timestamp:
     """The timestamp at which a frame that was loaded from Percolator reads.
 
     Works for frames that are derived from it, too, as long as one of its fields is left. Raises
-    `UsageError` if the frame has fields of several snapshots, or none that knows its timestamp.
+    `UsageError` if the frame is computed from several snapshots, or no field knows its timestamp.
     """
     from percolator.spark.frame_timestamps import frame_timestamp
 

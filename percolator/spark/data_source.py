@@ -57,9 +57,11 @@ class PercolatorDataSource(DataSource):
         return stamped(schema, self._snapshot_timestamp)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from percolator.spark.frame_timestamps import require_own
         from percolator.spark.options import ReadOptions
         from percolator.spark.reading.reader import TableReader
 
+        require_own(schema, self._snapshot_timestamp)
         return TableReader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrameReader, SparkSession
 
 import percolator
@@ -116,6 +117,40 @@ def test_a_frame_tells_its_timestamp_wherever_a_field_is_left(
     with pytest.raises(UsageError, match="no field of the frame carries its timestamp"):
         timestamp_of(frame.selectExpr("visits + 1"))
     assert isinstance(at, Timestamp)
+
+
+def test_a_frame_whose_rows_depend_on_several_snapshots_has_no_timestamp(
+    read: Read, two: tuple[Pages, Pages], spark: SparkSession
+) -> None:
+    """The fields that are left are those of the newest one, which would hide lost updates."""
+    old = read(two[0].name, catalog=CATALOG).load()
+    new = read(two[0].name, catalog=CATALOG).load()
+    old.createOrReplaceTempView("old_pages")
+    new.createOrReplaceTempView("new_pages")
+    queries = [
+        new.union(old),
+        new.exceptAll(old).select("url"),
+        new.join(old, "url", "left_anti"),
+        spark.sql("SELECT * FROM new_pages WHERE url IN (SELECT url FROM old_pages)"),
+        spark.sql("SELECT url, (SELECT max(visits) FROM old_pages) AS most FROM new_pages"),
+    ]
+    for frame in queries:
+        with pytest.raises(UsageError, match="fields of several snapshots"):
+            timestamp_of(frame)
+    for same in (new.union(new), spark.table("new_pages").cache(), new.localCheckpoint()):
+        assert timestamp_of(same) == timestamp_of(new)
+        same.unpersist()
+
+
+def test_a_read_with_the_schema_of_another_frame_is_refused(
+    read: Read, two: tuple[Pages, Pages]
+) -> None:
+    old = read(two[0].name, catalog=CATALOG).load()
+    with pytest.raises(AnalysisException, match="'url' of the schema is that of a frame"):
+        read(two[0].name, catalog=CATALOG).schema(old.schema).load().collect()
+    same = read(two[0].name, catalog=CATALOG, snapshot_ts=int(timestamp_of(old)))
+    assert timestamp_of(same.schema(old.schema).load()) == timestamp_of(old)
+    assert same.schema(old.schema).load().count() == 8
 
 
 def test_a_view_is_frozen_until_it_is_refreshed(
