@@ -87,6 +87,20 @@ def test_what_is_stored_is_plain_json() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Asia/Kathmandu", "+05:30", "GMT+01:00", "UTC+3", "PST", "Z"]
+)
+def test_moments_of_a_session_in_any_time_zone_are_stored_in_utc(zone: str) -> None:
+    """Java knows more names of time zones than Python, and some moments have no local time."""
+    kind = parse_type("struct<at:timestamp,all:array<timestamp>,by:map<string,timestamp>>")
+    first, last = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+    rows = [{"at": first, "all": [last, None], "by": [("a", first)]}, None]
+    array = pa.array(rows, arrow(kind)).cast(to_arrow_type(kind, timezone=zone))
+    stored = encoded_nested(array, kind)
+    assert stored == encoded_nested(pa.array(rows, arrow(kind)), kind)
+    assert decoded_nested(stored, kind, arrow(kind)).to_pylist() == rows
+
+
 def test_members_that_are_missing_are_null_and_unknown_ones_left_out() -> None:
     kind = parse_type("struct<a:int,b:string>")
     found = decoded_nested([b'{"c":1, "b":"x"}'], kind, arrow(kind))
@@ -108,6 +122,8 @@ def test_members_that_are_missing_are_null_and_unknown_ones_left_out() -> None:
         ("array<decimal(3,1)>", '["1.25"]', "expected decimal"),
         ("array<binary>", '["?"]', "expected binary"),
         ("struct<a:int>", "{", "stored bytes are not JSON"),
+        ("struct<a:string>", r'{"a":"\ud800"}', "text in JSON is not Unicode"),
+        ("map<string,int>", r'{"\udc00":1}', "text in JSON is not Unicode"),
     ],
 )
 def test_json_of_another_form_is_refused_with_the_place(

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -40,16 +41,22 @@ _SHOWN_MAX = 100
 def decoded_nested(values: Sequence[bytes | None], kind: DataType, target: pa.DataType) -> pa.Array:
     """Stored JSON as an array of the type. Raises `SchemaError` if it does not fit."""
     convert, parse = from_json(kind), codecs.json.decode
-    return pa.array([None if value is None else convert(parse(value)) for value in values], target)
+    found = [None if value is None else convert(parse(value)) for value in values]
+    try:
+        return pa.array(found, target)
+    except UnicodeEncodeError as error:  # JSON may have half of a surrogate pair
+        raise SchemaError(f"text in JSON is not Unicode: {error.reason}") from None
 
 
 def encoded_nested(values: pa.Array, kind: DataType) -> list[bytes | None]:
     """The JSON to store for an array of the type."""
     convert, encode = to_json(kind), codecs.json.encode
+    # Moments come in the time zone of the session, of which Python may not know the name.
+    in_utc = values.cast(to_arrow_type(kind, timezone="UTC"))
     try:
-        found = values.to_pylist()
+        found = in_utc.to_pylist()
     except (OverflowError, ValueError) as error:
-        raise SchemaError(f"a moment or a day is beyond the year 9999: {error}") from None
+        raise SchemaError(f"a moment or a day is beyond the years 1 to 9999: {error}") from None
     return [None if value is None else encode(convert(value)) for value in found]
 
 
