@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import accumulate
 from typing import Any
@@ -144,6 +144,36 @@ def test_stored_values_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(errors.SchemaError, match=reason):
         decoded([None, stored], kind, target)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "last"),
+    [
+        ("timestamp", datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+        ("date", date.min, date.max),
+    ],
+)
+def test_moments_and_days_that_python_does_not_have_are_not_stored(
+    kind: str, first: Any, last: Any
+) -> None:
+    """Spark has them, but a program that meets one could not read the row."""
+    target = KINDS[kind][0]
+    ends = pa.array([first, None, last], target)
+    assert decoded(encoded(ends, kind), kind, target).equals(ends)
+    width = pa.int64() if kind == "timestamp" else pa.int32()
+    for found, step in ((first, -1), (last, 1)):
+        number = pa.array([found], target).cast(width)[0].as_py() + step
+        beyond = pa.array([None, number], width).cast(target)
+        with pytest.raises(errors.SchemaError, match=f"{number} .* beyond the years 1 to 9999"):
+            encoded(beyond, kind)
+        hidden = pa.Array.from_buffers(target, 2, [pa.py_buffer(b"\1"), beyond.buffers()[1]])
+        assert encoded(hidden, kind)[1] is None, "what is null may be any number"
+
+
+def test_a_batch_without_rows_may_have_no_blocks() -> None:
+    for kind in ("integer", "float", "date", "timestamp"):
+        target = KINDS[kind][0]
+        assert encoded(pa.Array.from_buffers(target, 0, [None, None]), kind) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "raw"])

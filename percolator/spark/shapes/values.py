@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from typing import Any, overload
 
 import pyarrow as pa
 
 from percolator import codecs
 from percolator.errors import SchemaError
+from percolator.moments import days_of, microseconds_of
 from percolator.routing.joined_page import JoinedBytes
 from percolator.spark.catalog.frame_catalog import DECIMAL, KEY_CODECS
 from percolator.spark.shapes.arrow_arrays import (
@@ -51,6 +53,14 @@ _CODECS: dict[str, codecs.Codec[Any]] = {
     "date": codecs.date,
     "json": codecs.json,
 }
+_BOUNDS = {
+    "timestamp": (
+        microseconds_of(datetime.min.replace(tzinfo=UTC)),
+        microseconds_of(datetime.max.replace(tzinfo=UTC)),
+    ),
+    "date": (days_of(date.min), days_of(date.max)),
+}
+"""The first and the last that a codec can store. Spark has others."""
 _EIGHT = 8
 """The size of a number, moment or day."""
 
@@ -94,7 +104,7 @@ def encoded(values: pa.Array, kind: str) -> Bytes:
     if kind in ("raw", "text"):
         return bytes_in(values)
     if kind in _BLOCKS:
-        return _to_block(_as_numbers(values), *_BLOCKS[kind])
+        return _to_block(_as_numbers(values), kind)
     encode = _compact_json if kind == "json" else _codec(kind).encode
     return [None if value is None else encode(value) for value in values.to_pylist()]
 
@@ -158,13 +168,30 @@ def _from_block(values: Stored, letter: str, target: pa.DataType) -> pa.Array:
     )
 
 
-def _to_block(values: pa.Array, letter: str, target: pa.DataType) -> Bytes:
+def _to_block(values: pa.Array, kind: str) -> Bytes:
+    letter, target = _BLOCKS[kind]
+    if not len(values):
+        return []  # it may have no block
     values = values.cast(target)
     start, end = _EIGHT * values.offset, _EIGHT * (values.offset + len(values))
     numbers = array(letter)
     numbers.frombytes(memoryview(values.buffers()[1])[start:end])
+    if kind in _BOUNDS:
+        first, last = _BOUNDS[kind]
+        if min(numbers) < first or max(numbers) > last:
+            _require_within(values, kind)
     if sys.byteorder == "little":
         numbers.byteswap()
     block = numbers.tobytes()
     found: Bytes = [block[at : at + _EIGHT] for at in range(0, len(block), _EIGHT)]
     return without_nulls(found, values)
+
+
+def _require_within(numbers: pa.Array, kind: str) -> None:
+    """Refuses moments and days that programs in Python could not read. Where there is a null, the
+    block may have any number."""
+    first, last = _BOUNDS[kind]
+    for number in numbers.to_pylist():
+        if number is not None and not first <= number <= last:
+            what = "microseconds" if kind == "timestamp" else "days"
+            raise SchemaError(f"{number} {what} since 1970 are beyond the years 1 to 9999")
