@@ -166,7 +166,7 @@ def test_a_batch_that_is_older_than_the_newest_one_is_refused_and_not_lost_in_si
         made = _sink(cluster, pages)
         made.commit([made.write(_batch(number, f"a{number}"))], number)
     old = _sink(cluster, pages)
-    with pytest.raises(percolator.InvalidArgument, match="batch 0 .* was not written") as raised:
+    with pytest.raises(percolator.InvalidArgument, match=r"batch 0 .* was not written") as raised:
         old.commit([old.write(_batch(7, "b"))], 0)
     assert raised.value.field == "checkpointLocation"
     assert sorted(pages.stored()) == ["a0", "a1"]

@@ -13,12 +13,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import percolator
-from percolator import InvalidArgument, SchemaError
+from percolator import InvalidArgument, SchemaError, codecs
 from percolator.limits import Limits
 from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.catalog.spark_types import parse_type
 from percolator.spark.options import ReadOptions
 from percolator.spark.shapes.shape import shape_of
+from percolator.spark.shapes.typed_rows import TypedRows
 from percolator.spark.streaming.change_shapes import CellChanges
 from tests.spark.tables import CATALOG, PAGES, Pages
 
@@ -105,6 +106,32 @@ def test_what_cannot_be_stored_is_refused_with_the_name_of_its_field(
     shape = shape_of(None if catalog is None else FrameCatalog.parse(catalog))
     with pytest.raises(SchemaError, match=message):
         shape.cells(rows, "refuse")
+
+
+@pytest.mark.parametrize(
+    ("key", "row", "value", "message"),
+    [
+        (
+            "text",
+            b"\xff\xfe",
+            b"1",
+            r"key 'id': 2 stored bytes are not UTF-8 text, in row b'.xff.xfe'",
+        ),
+        ("ordered_integer", b"ab", b"1", "key 'id': 2 stored bytes are not .*, in row b'ab'"),
+        ("text", b"z", b"{", "field 'note': 1 stored bytes are not JSON, in row b'z'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_field_and_row(
+    key: str, row: bytes, value: bytes, message: str
+) -> None:
+    columns = {"note": {"type": "json", "schema": "bigint"}}
+    catalog = json.dumps({"key": {"name": "id", "type": key}, "columns": columns})
+    shape = TypedRows(FrameCatalog.parse(catalog))
+    schema = shape.schema(None)
+    good = codecs.text.encode("a") if key == "text" else codecs.ordered_integer.encode(7)
+    target = to_arrow_schema(schema, timezone="UTC")
+    with pytest.raises(SchemaError, match=message):
+        shape.arrays([good, row], [[b"1", value]], shape.read_fields(schema), target)
 
 
 def test_a_read_of_nulls_that_were_declared_not_null_is_refused(

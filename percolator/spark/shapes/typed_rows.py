@@ -131,7 +131,10 @@ class TypedRows:
         target: pa.Schema,
     ) -> list[pa.Array]:
         """The columns of `target`, given the rows, and the values of all rows for each field."""
-        keys = self._keys(rows, target)
+        try:
+            keys = self._keys(rows, target)
+        except SchemaError as error:
+            raise self._of_key(rows, error) from None
         stored = {
             field.name.lower(): (field, found) for field, found in zip(fields, values, strict=True)
         }
@@ -141,8 +144,18 @@ class TypedRows:
             if name in keys:
                 arrays.append(keys[name])
             else:
-                arrays.append(_array(*stored[name], field.type))
+                arrays.append(_array(rows, *stored[name], field.type))
         return arrays
+
+    def _of_key(self, rows: list[bytes] | JoinedBytes, error: SchemaError) -> SchemaError:
+        """The error about a key of these rows, with its fields and itself."""
+        for row in cut(rows):
+            try:
+                self._key_codec.decode(row)
+            except SchemaError:
+                names = ", ".join(self.key_fields)
+                return SchemaError(f"key {names!r}: {error.message}, in row {row!r}")
+        return error
 
     def _keys(self, rows: list[bytes] | JoinedBytes, target: pa.Schema) -> dict[str, pa.Array]:
         """The arrays of those parts of the key that the read returns."""
@@ -216,13 +229,26 @@ class TypedRows:
         return rows
 
 
-def _array(field: ValueField, found: Stored, target: pa.DataType) -> pa.Array:
+def _array(
+    rows: list[bytes] | JoinedBytes, field: ValueField, found: Stored, target: pa.DataType
+) -> pa.Array:
     try:
-        if field.nested is not None:
-            return decoded_nested(cut(found), field.nested, target)
-        return decoded(found, field.type, target)
+        return _decoded(field, found, target)
     except SchemaError as error:
-        raise SchemaError(f"field {field.name!r}: {error.message}") from None
+        where = ""
+        for row, value in zip(cut(rows), cut(found), strict=True):
+            try:
+                _decoded(field, [value], target)
+            except SchemaError:
+                where = f", in row {row!r}"
+                break
+        raise SchemaError(f"field {field.name!r}: {error.message}{where}") from None
+
+
+def _decoded(field: ValueField, found: Stored, target: pa.DataType) -> pa.Array:
+    if field.nested is not None:
+        return decoded_nested(cut(found), field.nested, target)
+    return decoded(found, field.type, target)
 
 
 def _stored(field: ValueField, values: pa.Array) -> list[bytes | None]:
