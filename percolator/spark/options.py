@@ -29,7 +29,7 @@
 | `delete_field` | merge | a boolean field of the frame: true deletes the row, if it exists |
 | `nulls` | write | what to do with a null: `refuse` it (the default), `skip` or `delete` its cell |
 | `skip_equal` | write | reads first, and writes only what differs (false) |
-| `transaction_rows` | write | rows per transaction at most (1000; cutting.py) |
+| `transaction_rows` | write | rows per transaction at most (1000, fewer if wide; cutting.py) |
 | `transactions_in_flight` | write | per task (4) |
 | `retry_seconds` | write | how long one transaction is retried after conflicts (120) |
 | `load_name` | bulk load | a second load with this name takes over from one that did not end |
@@ -233,6 +233,7 @@ class WriteOptions:
     insert_missing: bool
     delete_field: str | None
     transaction_rows: int
+    """0 if the option was not given."""
     transactions_in_flight: int
     retry_seconds: float
     atomic: bool
@@ -306,7 +307,7 @@ class WriteOptions:
             insert_missing=given.one_of("not_matched", ("insert", "skip")) == "insert",
             delete_field=given.get("delete_field"),
             transaction_rows=given.number(
-                "transaction_rows", int, 1000, least=1, most=TRANSACTION_ROWS_MAX
+                "transaction_rows", int, 0, least=1, most=TRANSACTION_ROWS_MAX
             ),
             transactions_in_flight=given.number("transactions_in_flight", int, 4, least=1, most=64),
             retry_seconds=given.number("retry_seconds", float, 120.0, least=0.1, most=86_400.0),

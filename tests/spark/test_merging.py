@@ -253,5 +253,27 @@ def test_all_cells_that_may_be_locked_count_for_the_size_of_a_transaction(
     catalog = json.dumps({"key": {"name": "url", "type": "text"}, "columns": columns})
     given = {"address": cluster.address, "table": pages.name, "catalog": catalog}
     writer_of(WriteOptions.parse(given), StructType(FIELDS))
-    with pytest.raises(InvalidArgument, match="1000 rows of 201 fields"):
-        writer_of(WriteOptions.parse(given | {"operation": "merge"}), StructType(FIELDS))
+    merging = given | {"operation": "merge"}
+    with pytest.raises(InvalidArgument, match="498 rows of 201 fields"):
+        writer_of(WriteOptions.parse(merging | {"transaction_rows": "498"}), StructType(FIELDS))
+    made: Any = writer_of(WriteOptions.parse(merging), StructType(FIELDS))
+    assert made._options.transaction_rows == 497, "without the option, as many as fit"
+
+
+def test_wide_frames_are_written_without_an_option(cluster: Any, db: percolator.Database) -> None:
+    pages = Pages(db)
+    names = [f"c{n}" for n in range(150)]
+    columns = {name: {"type": "integer"} for name in names}
+    catalog = json.dumps({"key": {"name": "url", "type": "text"}, "columns": columns})
+    schema = StructType([FIELDS[0], *(StructField(name, LongType()) for name in names)])
+    given = {"address": cluster.address, "table": pages.name, "catalog": catalog}
+    urls = [f"a{number}" for number in range(10)]
+    batch = pa.record_batch({"url": urls, **dict.fromkeys(names, pa.array(range(10)))})
+    for options in ({}, {"operation": "merge"}, {"skip_equal": "true"}):
+        writer: Any = writer_of(WriteOptions.parse(given | options), schema)
+        written = writer.write(iter([batch]))
+        assert written.cells + written.equal == 1_500
+    loaded = given | {"table": Pages(db).name, "operation": "bulk_load"}
+    loading: Any = writer_of(WriteOptions.parse(loaded), schema)
+    assert loading.write(iter([batch])).cells == 1_500
+    loading.abort([])

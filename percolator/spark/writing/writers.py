@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import BooleanType, StructType
@@ -20,6 +21,9 @@ from percolator.spark.writing.plain_writing import TransactionWriter
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter
 
+ROWS_PER_TRANSACTION = 1_000
+"""At most, if the options do not say."""
+
 
 def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     """The writer for these options. Raises, before any task starts, what would make all fail."""
@@ -27,17 +31,9 @@ def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     deletes = options.operation == "delete"
     rows = _without_flag(schema, options)
     shape.check_write(rows, options.columns, deletes=deletes)
+    if not options.atomic and options.operation != BULK_LOAD:
+        options = replace(options, transaction_rows=_rows_per_transaction(options, rows))
     since = options.if_unchanged_since
-    cells_max = Limits().transaction_cells_max
-    fields = len(schema.fields)
-    if options.catalog is not None and (since is not None or options.operation == MERGE):
-        fields = max(fields, len(options.catalog.values))  # what is not written is locked
-    if not options.atomic and options.transaction_rows * fields > cells_max:
-        raise InvalidArgument(
-            "transaction_rows",
-            f"{options.transaction_rows} rows of {fields} fields may have more than "
-            f"the {cells_max} cells that a transaction can write",
-        )
     here = checked(options.target, options.catalog)
     if options.operation == BULK_LOAD:
         return BulkLoadWriter(options)
@@ -53,6 +49,24 @@ def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
             f"{since.describe()} is in the future: the oracle is at {now.describe()}",
         )
     return TransactionWriter(options, now)
+
+
+def _rows_per_transaction(options: WriteOptions, schema: StructType) -> int:
+    """As many as were asked for. Raises `InvalidArgument` if they may have too many cells: those
+    that are looked at and not written are locked."""
+    fields, cells_max = len(schema.fields), Limits().transaction_cells_max
+    if options.catalog is not None:
+        fields -= len(options.catalog.key)
+        if options.if_unchanged_since is not None or options.operation == MERGE:
+            fields = len(options.catalog.values)
+    most = cells_max // max(fields, 1)
+    if options.transaction_rows > most:
+        raise InvalidArgument(
+            "transaction_rows",
+            f"{options.transaction_rows} rows of {fields} fields may have more than "
+            f"the {cells_max} cells that a transaction can write",
+        )
+    return options.transaction_rows or max(min(most, ROWS_PER_TRANSACTION), 1)
 
 
 def _without_flag(schema: StructType, options: WriteOptions) -> StructType:
