@@ -16,10 +16,20 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as spark_sql
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 import percolator
 from percolator import codecs
 from percolator.blocking import loop_thread
+from percolator.spark.options import StreamOptions
+from percolator.spark.streaming.stream_reader import ChangeStreamReader
 from percolator.v1.lockservice_pb2 import ListSessionsRequest
 from percolator.wire.sessions import Sessions
 from services.local.cluster import LocalCluster
@@ -274,3 +284,24 @@ def test_mistakes_are_reported_at_load(stream: Any, db: percolator.Database) -> 
         stream("nowhere", starting_from="now")
     with pytest.raises(Exception, match="neither a number nor"):
         stream(pages.name, starting_from="yesterday")
+
+
+def test_a_stream_with_a_schema_is_checked_when_it_begins(
+    cluster: LocalCluster, db: percolator.Database
+) -> None:
+    """Spark does not ask for a schema then, which is when others are checked."""
+    pages, followed = Pages(db, 4), Pages(db, 4, change_feed=True)
+    given = {"address": cluster.address, "starting_from": "now"}
+    other = CATALOG.replace('"integer"', '"float"')
+
+    def begin(table: str, catalog: str, visits: DataType) -> Any:
+        options = StreamOptions.parse(given | {"table": table, "catalog": catalog})
+        schema = StructType([StructField("url", StringType()), StructField("visits", visits)])
+        reader = ChangeStreamReader(options, schema)
+        return reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+
+    with pytest.raises(percolator.InvalidArgument, match="has no change feed"):
+        begin(pages.name, CATALOG, LongType())
+    with pytest.raises(percolator.SchemaError, match="declares the codec float"):
+        begin(followed.name, other, DoubleType())
+    assert begin(followed.name, CATALOG, LongType())["after"]

@@ -11,7 +11,6 @@ again after a restart, "now" would be later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +33,15 @@ class Offset:
     """Where the batch that ends here begins, if it is the first one and not a snapshot."""
 
     @classmethod
-    def parse(cls, found: Mapping[str, Any]) -> Offset:
+    def parse(cls, found: object) -> Offset:
         """Raises `InvalidArgument` if the checkpoint was not written by this source."""
-        wrong = [name for name, value in found.items() if type(value) is not _MEMBERS.get(name)]
-        if wrong or "timestamp" not in found:
+        members = found if isinstance(found, dict) else {}
+        wrong = [name for name, value in members.items() if type(value) is not _MEMBERS.get(name)]
+        if wrong or "timestamp" not in members:
             raise InvalidArgument(
                 "checkpointLocation", f"{found!r} is not an offset of a stream from percolator"
             )
-        return cls(**found)
+        return cls(**members)
 
     def json(self) -> dict[str, Any]:
         """The same position always has the same JSON: Spark compares its text."""

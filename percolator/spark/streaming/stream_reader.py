@@ -118,7 +118,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begun(self) -> tuple[Connection, Progress]:
         if self._here is None or self._progress is None:
-            self._here = checked(self._read.target)
+            # Spark asks for no schema, and so has nothing checked, if it was given one.
+            self._here = check_table(self._options)
             columns = self._shape.columns if isinstance(self._shape, RowChanges) else None
             self._progress = Progress(self._here.database, self._options.wanted(columns))
         return self._here, self._progress
@@ -209,8 +210,9 @@ def _tablets(batch: SomeChanges) -> list[InputPartition]:
     ]
 
 
-def check_table(options: StreamOptions) -> None:
-    """Raises `InvalidArgument` if there is no such table, or it has no change feed."""
+def check_table(options: StreamOptions) -> Connection:
+    """The connection to the table's cluster. Raises `InvalidArgument` if there is no such table, or
+    it has no change feed, and `SchemaError` if it has other codecs."""
     target = options.read.target
     here = checked(target, options.read.catalog)
     engine = here.database.internal.engine
@@ -227,3 +229,4 @@ def check_table(options: StreamOptions) -> None:
             f"{target.table!r} has no change feed; give it one with "
             f"`percolator tables change-feed {target.table} --on`",
         )
+    return here

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -22,8 +21,18 @@ def test_an_offset_comes_back_as_it_was_and_its_text_does_not_change(offset: Off
 
 
 @pytest.mark.parametrize(
-    "found", [{}, {"offset": 3}, {"timestamp": "7"}, {"timestamp": True}, {"timestamp": 7, "x": 1}]
+    "found",
+    [
+        {},
+        {"offset": 3},
+        {"timestamp": "7"},
+        {"timestamp": True},
+        {"timestamp": 7, "x": 1},
+        7,  # such as the source `rate` has
+        None,
+        ["timestamp"],
+    ],
 )
-def test_the_checkpoint_of_another_source_is_refused(found: dict[str, Any]) -> None:
+def test_the_checkpoint_of_another_source_is_refused(found: object) -> None:
     with pytest.raises(InvalidArgument, match="not an offset of a stream from percolator"):
         Offset.parse(found)
