@@ -10,11 +10,13 @@ import os
 import socket
 import threading
 
-from percolator.blocking.database import Database, connect
+from percolator import aio
+from percolator.blocking import loop_thread
+from percolator.blocking.database import Database
 from percolator.spark.python_workers import leave_out_of_collections
 from percolator.wire.cluster import default_addresses, parse_addresses
 
-_databases: dict[tuple[int, str], Database] = {}
+_databases: dict[tuple[int, str], tuple[aio.Database, Database]] = {}
 """By process, too: a connection does not survive a fork, and its copy here would be dead."""
 _guard = threading.Lock()
 
@@ -24,9 +26,18 @@ def shared_database(address: str | None) -> Database:
     addresses = default_addresses() if address is None else parse_addresses(address)
     key = os.getpid(), ",".join(addresses)
     with _guard:
-        found = _databases.get(key)
-        if found is None:
-            description = f"Spark on {socket.gethostname()}"
-            found = _databases[key] = connect(key[1], description=description)
+        opened, found = _databases.get(key, (None, None))
+        if found is None or opened is None or opened.internal.engine.closed:
+            # A task that closes it, as `with` does, must not be the last one of its process.
+            opened, found = _databases[key] = _connected(key[1])
             leave_out_of_collections()
         return found
+
+
+def _connected(address: str) -> tuple[aio.Database, Database]:
+    async def connect() -> aio.Database:
+        return await aio.connect(address, description=f"Spark on {socket.gethostname()}")
+
+    thread = loop_thread.shared()
+    opened = thread.call(connect)
+    return opened, Database(thread, opened)

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrameReader, SparkSession
 
 import percolator
+import percolator.spark
 from percolator.blocking import loop_thread
 from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, Pages
@@ -136,6 +137,15 @@ def test_a_python_worker_has_one_connection_for_all_its_tasks(
     assert len({(process, database) for process, database, *_ in looked}) == len(processes)
     assert len(processes) < len(looked)
     assert all(frozen for *_, frozen in looked), "Spark collects garbage after each task"
+
+
+def test_a_connection_that_a_task_has_closed_is_made_again(cluster: LocalCluster) -> None:
+    """`with percolator.spark.database() as db` is easily written, and closes it for all others."""
+    with percolator.spark.database(cluster.address) as first:
+        assert percolator.spark.database(cluster.address) is first
+    again = percolator.spark.database(cluster.address)
+    assert again.timestamp()
+    assert percolator.spark.database(cluster.address) is again
 
 
 def test_a_function_that_captures_a_database_is_refused_with_what_to_use_instead(

@@ -139,11 +139,11 @@ class Sink(DataSourceStreamArrowWriter):
             async with here.database.snapshot() as snapshot:
                 found = await snapshot.get_many(SINKS, [own, query], [BATCH])
                 ours, earlier = [row.get(BATCH) for row in found]
-                newest, rows = ours, (own,)
-                if ours is None and earlier is not None:
-                    # A driver of an earlier release, presumed dead, may be committing this batch.
-                    newest, rows = earlier, (own, query)
-                return Marks(-1 if newest is None else newest, rows, await snapshot.timestamp())
+                seen = await snapshot.timestamp()
+            if ours is None and earlier is not None:
+                # A driver of an earlier release, presumed dead, may be committing this batch.
+                return Marks(earlier, (own, query), seen)
+            return Marks(-1 if ours is None else ours, (own,), seen)
 
         target = self._options.target
         return here.call(look)
