@@ -10,7 +10,9 @@ and the range opens again. If the driver dies, the range stays closed: run the s
 the same `load_name` to take over, or open the range with `abandon_load`.
 
 A row may appear only once in the frame. `bulk_load` arranges the frame so that each task has the
-rows of one tablet, in order. A frame that is not arranged loads as well, but more slowly.
+rows of one tablet, in order, and finds rows that appear twice. A frame that is not arranged, and
+is written with `operation=bulk_load`, loads as well, but more slowly, and of rows that appear twice
+only neighbours are found: of others, any one stays.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from percolator.spark.stored_catalogs import with_stored_catalog
 from percolator.spark.writing.bulk_load_writer import plan_of, require_bulk_loads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 def bulk_load(frame: DataFrame, **options: object) -> None:
@@ -71,16 +73,25 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     parsed = WriteOptions.parse(options)
     keys = shape_of(parsed.catalog).key_fields
     # Raw cells that appear twice have to be neighbours as well, to be found.
-    order = keys if parsed.catalog is not None else (*keys, COLUMN)
+    names = keys if parsed.catalog is not None else (*keys, COLUMN)
+    by, order = [_column(name) for name in keys], [_column(name) for name in names]
     here = checked(parsed.target)
     require_bulk_loads(here)
     starts = [one.start for one in here.call(lambda: here.ranges(parsed.target))]
     kinds = ["raw"] if parsed.catalog is None else [field.type for field in parsed.catalog.key]
     if kinds[0] == "ordered_integer" or len(kinds) > 1:
         # Spark cannot compare such keys with the tablets' bounds: partitions of equal size instead.
-        return frame.repartitionByRange(len(starts), *keys).sortWithinPartitions(*order)
-    key = spark_sql.col(keys[0]).cast("binary")
+        return frame.repartitionByRange(len(starts), *by).sortWithinPartitions(*order)
+    key = by[0].cast("binary")
     tablet = spark_sql.lit(0)
     for start in starts[1:]:
         tablet = tablet + (key >= spark_sql.lit(start)).cast("int")
     return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*order)
+
+
+def _column(name: str) -> Column:
+    """The column of that name: without the quotes, a dot would ask for a part of one."""
+    from pyspark.sql import functions as spark_sql
+
+    quoted = name.replace("`", "``")
+    return spark_sql.col(f"`{quoted}`")

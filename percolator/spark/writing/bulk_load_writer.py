@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice, takewhile
@@ -111,15 +112,20 @@ class BulkLoadWriter(DataSourceArrowWriter):
 
 def _sorted(cells: list[Cell]) -> list[LoadedCell]:
     """The cells in the order of their rows. Raises `SchemaError` if one appears twice."""
-    if any(value is None for _, _, value in cells):
-        raise SchemaError("a bulk load cannot load a null: there is nothing to delete yet")
+    for row, column, value in cells:
+        if value is None:
+            raise SchemaError(
+                f"row {row!r}, column {column!r}: a bulk load cannot load a null, since there is "
+                "nothing to delete yet; set the option nulls to skip"
+            )
     loaded = cast(list[LoadedCell], cells)
     rows = [row for row, _, _ in loaded]
     if all(map(lt, rows, islice(rows, 1, None))):
         return loaded  # nearly always, if the frame is arranged and has one column
     found = {(row, column): value for row, column, value in loaded}
     if len(found) < len(cells):
-        raise _twice()
+        times = Counter((row, column) for row, column, _ in cells)
+        raise _twice(next(row for (row, _), number in times.items() if number > 1))
     return [(row, column, found[row, column]) for row, column in sorted(found)]
 
 
@@ -130,7 +136,7 @@ def _refuse_repeated(before: list[LoadedCell], cells: list[LoadedCell]) -> None:
     row = cells[0][0]
     last = {column for _, column, _ in takewhile(lambda cell: cell[0] == row, reversed(before))}
     if any(column in last for _, column, _ in takewhile(lambda cell: cell[0] == row, cells)):
-        raise _twice()
+        raise _twice(row)
 
 
 def _require_within(options: WriteOptions, cells: list[LoadedCell]) -> None:
@@ -145,7 +151,7 @@ def _require_within(options: WriteOptions, cells: list[LoadedCell]) -> None:
         raise InvalidArgument("load_to", f"row {last!r} of the frame is not below it")
 
 
-def _twice() -> SchemaError:
+def _twice(row: bytes) -> SchemaError:
     return SchemaError(
-        "a row appears twice in the frame, and a bulk load cannot tell which one to keep"
+        f"row {row!r} appears twice in the frame, and a bulk load cannot tell which one to keep"
     )
