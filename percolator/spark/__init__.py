@@ -85,8 +85,11 @@ def view(
     >>> pages = percolator.spark.view(spark, "pages", lambda s: s.table("pages", catalog=catalog))
     >>> pages.refresh()
     """
+    from percolator.arguments import require_function, require_text
     from percolator.spark.snapshots import SnapshotView
 
+    require_text(name, "name")
+    require_function(frame_of, "frame_of")
     return SnapshotView(spark, name, frame_of, address)
 
 
@@ -118,10 +121,11 @@ def store_catalog(table: Table[Any], catalog: str, *, address: str | None = None
     The first call creates the table `percolator.catalogues`, for which a client needs the role
     `admin`.
     """
-    from percolator.arguments import require_table
+    from percolator.arguments import require_table, require_text
     from percolator.spark.stored_catalogs import store
 
     require_table(table)
+    require_text(catalog, "catalog")
     store(table.name, catalog, address)
 
 
@@ -160,7 +164,12 @@ def merge(
 
     >>> merge(changes, table="pages", catalog=catalog, delete_where="op = 'D'")
     """
+    from percolator.arguments import require_text
     from percolator.spark.merging import merge_frame
 
+    require_text(table, "table")
+    require_text(catalog, "catalog")
+    if delete_where is not None:
+        require_text(delete_where, "delete_where")
     given = {"table": table, "catalog": catalog, "matched": matched, "not_matched": not_matched}
     merge_frame(frame, delete_where, given | options)

@@ -14,7 +14,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from percolator.arguments import as_timestamp
+from percolator.arguments import as_timestamp, require_text
 from percolator.blocking.pin import Pin
 from percolator.errors import InvalidArgument, UsageError
 from percolator.schema import Table
@@ -52,6 +52,7 @@ class SparkSnapshot:
         """The table as it was at the snapshot; takes the options of a read."""
         if self._ended:
             raise UsageError("the snapshot has ended: take its frames inside its block")
+        require_text(name, "name")
         for option in options:
             if option.lower() in _OWN:
                 raise InvalidArgument(option, "is the snapshot's to give: leave it out")

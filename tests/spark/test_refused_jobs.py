@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import percolator
 import percolator.spark
-from percolator import InvalidArgument, Timestamp, UsageError
+from percolator import InvalidArgument, Table, Timestamp, UsageError
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.merging import merge_frame
 from percolator.spark.snapshots import SparkSnapshot
@@ -85,6 +85,53 @@ def test_a_row_outside_of_the_range_of_a_bulk_load_is_refused_by_name(
 def test_helpers_that_take_a_table_say_so(helper: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match="expected a Table, got str"):
         helper()
+
+
+SPARK: Any = percolator.spark
+A_TABLE, ANY_FRAME, ANY_SESSION = Table("pages"), None, None
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "message"),
+    [
+        (
+            SPARK.merge,
+            {"frame": ANY_FRAME, "table": "p", "catalog": "c", "delete_where": []},
+            "delete_where: expected a str, got list",
+        ),
+        (
+            SPARK.merge,
+            {"frame": ANY_FRAME, "table": A_TABLE, "catalog": "c"},
+            "table: expected a str, got Table",
+        ),
+        (
+            SPARK.merge,
+            {"frame": ANY_FRAME, "table": "p", "catalog": {}},
+            "catalog: expected a str, got dict",
+        ),
+        (SPARK.store_catalog, {"table": A_TABLE, "catalog": {}}, "catalog: expected a str"),
+        (
+            SPARK.spark_catalog,
+            {"table": A_TABLE, "key": "url", "columns": []},
+            "columns: expected a mapping from names of fields, got list",
+        ),
+        (
+            SPARK.view,
+            {"spark": ANY_SESSION, "name": "v", "frame_of": "SELECT 1"},
+            "frame_of: expected a function",
+        ),
+        (
+            SPARK.snapshot(ANY_SESSION, at=Timestamp(7)).table,
+            {"name": A_TABLE},
+            "name: expected a str, got Table",
+        ),
+    ],
+)
+def test_helpers_name_the_argument_of_another_type(
+    function: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        function(**given)
 
 
 def test_a_row_that_is_twice_in_a_conditional_frame_is_refused(

@@ -8,7 +8,7 @@ from typing import Any
 
 from percolator import codecs
 from percolator.codecs import TupleCodec
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import Column, Table
 from percolator.spark.catalog.frame_catalog import KEY_CODECS, VALUE_TYPES, FrameCatalog
 
@@ -22,6 +22,11 @@ def catalog_of(
     types: Mapping[str, str],
 ) -> str:
     """The option `catalog`. Raises `SchemaError` about a table, column or type."""
+    for field, given in (("columns", columns), ("types", types)):
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(
+                field, f"expected a mapping from names of fields, got {type(given).__name__}"
+            )
     parts = _key_types(table)
     names = [key] if isinstance(key, str) else list(key)
     if len(names) != len(parts):
