@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
+    from percolator.errors import PercolatorError
+
 
 class PercolatorDataSource(DataSource):
     """`percolator.spark.options` lists the options."""
@@ -36,6 +38,8 @@ class PercolatorDataSource(DataSource):
         super().__init__(options)
         check_names(options)
         self._snapshot_timestamp = 0
+        self._problem: PercolatorError | None = None
+        """Why the read cannot be settled, found at pickling."""
 
     def schema(self) -> StructType:
         from percolator.spark.frame_timestamps import stamped
@@ -61,6 +65,8 @@ class PercolatorDataSource(DataSource):
         from percolator.spark.options import ReadOptions
         from percolator.spark.reading.reader import TableReader
 
+        if self._problem is not None:
+            raise self._problem
         require_own(schema, self._snapshot_timestamp)
         return TableReader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
 
@@ -89,10 +95,15 @@ class PercolatorDataSource(DataSource):
     def __getstate__(self) -> dict[str, Any]:
         """Reads and sinks are pickled as a whole. From here on, all copies of a read have the same
         snapshot."""
+        from percolator.errors import PercolatorError
         from percolator.spark.options import is_sink, is_stream
 
         if not is_stream(self.options) and not is_sink(self.options):
-            self._settle()
+            try:
+                self._settle()
+            except PercolatorError as problem:
+                # From here, it would reach the user as a failure to pickle. `reader` raises it.
+                self._problem = problem
         return self.__dict__.copy()
 
     def _settle(self) -> None:

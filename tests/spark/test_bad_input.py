@@ -38,6 +38,10 @@ def pages(db: percolator.Database) -> Pages:
         ({"catalog": CATALOG}, "url string, titel string", "'titel' is not in the catalogue"),
         ({"catalog": CATALOG}, "url string, visits string", "'visits' is string"),
         ({}, "row string", "'row' is string"),
+        ({"table": "nowhere"}, "row binary", "table: there is no table 'nowhere'"),
+        ({"catalog": "stored", "table": "nowhere"}, "row binary", "there is no table 'nowhere'"),
+        ({"as_of": "2999-01-01T00:00:00Z"}, "row binary", "as_of: .* is in the future"),
+        ({"nulls": "skip"}, "row binary", "nulls: is not an option of reading"),
     ],
 )
 def test_a_read_that_cannot_work(
