@@ -137,7 +137,7 @@ WRONG: dict[str, tuple[type[PercolatorError], Call]] = {
     "^function: expected a function, got int": (InvalidArgument, lambda db, tx: db.run(5)),
     "^keywords: expected a mapping from names to values, got int": (
         InvalidArgument,
-        lambda db, tx: db.run(print, keywords=5),  # type: ignore[arg-type]
+        lambda db, tx: db.run(print, keywords=5),
     ),
     "^function: expected a function, got NoneType": (
         InvalidArgument,
