@@ -84,6 +84,8 @@ class Worker:
         self._tasks = Tasks(self._part_failed)
         self._parts: _Parts | None = None
         self._stopped: asyncio.Event | None = None
+        self._is_unwanted = False
+        """It was stopped before it had started, as when its database is closed meanwhile."""
         self._ended = asyncio.Event()
         """Set when the worker was stopped, or a part of it has failed."""
         self._failure: BaseException | None = None
@@ -95,6 +97,8 @@ class Worker:
         context = self._context
         watched = await register(context, self._observers)
         letters = await dead_letters_table(context)
+        if self._is_unwanted:
+            raise UsageError("this worker was stopped before it had started")
         self._stopped = asyncio.Event()
         self._parts = parts = _Parts(context, watched, self._limits, letters)
         for work in (
@@ -136,7 +140,10 @@ class Worker:
         one, finds what was not finished.
         """
         parts = self._parts
-        if parts is None or self._stopped is None or self._stopped.is_set():
+        if parts is None or self._stopped is None:
+            self._is_unwanted = True
+            return True
+        if self._stopped.is_set():
             return True
         await self._tasks.cancel()
         seconds = self._drain_seconds if drain_seconds is None else drain_seconds

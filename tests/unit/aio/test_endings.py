@@ -263,6 +263,27 @@ async def test_closing_takes_no_longer_than_it_may_whatever_hangs(
         assert asyncio.get_running_loop().time() - began == pytest.approx(drain_seconds, abs=1.5)
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_worker_that_is_still_starting_when_its_database_is_closed_never_runs(
+    turns: int,
+) -> None:
+    @observes(balance)
+    async def ignore(tx: Transaction, row: str) -> None:
+        pass
+
+    async with connected() as (db, _):
+        worker = db.run_observers([ignore])
+        starting = asyncio.create_task(worker.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not worker.is_running, "it starts sooner than this test assumes"
+        await db.close()
+        with pytest.raises(UsageError, match="stopped before it had started"):
+            await starting
+        await asyncio.sleep(10.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 @pytest.mark.parametrize("seconds", [-1, math.nan, "1", None, True])
 async def test_closing_refuses_what_is_no_time_and_closes_nothing(seconds: Any) -> None:
     async with connected() as (db, _):
