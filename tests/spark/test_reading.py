@@ -180,6 +180,9 @@ def test_a_read_keeps_its_snapshot_from_being_collected(
         return [s.info.oldest_start_timestamp for s in found.sessions if s.info.pin]
 
     held = loop_thread.shared().call(pins)
+    for _ in range(5):
+        read(pages.name, catalog=CATALOG).load()
+    assert len(loop_thread.shared().call(pins)) <= len(held) + 1, "they share a pin"
     commits = {int(row.commit_timestamp) for row in read(pages.name).load().limit(1).collect()}
     assert held
     assert min(commits) < max(held) <= db.timestamp()
