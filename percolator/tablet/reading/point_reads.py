@@ -235,7 +235,9 @@ class PointReads:
                 self._deletes.append(len(values))
                 values.append(b"")
             else:
-                values.append(value_in_data(self._state.storage.get, prefix[1:], value))
+                apart = value_in_data(self._state.storage.get, prefix[1:], value)
+                values.append(apart)
+                size += len(apart)
             size += len(value)
             reads.append(index)
             columns.append(column)

@@ -166,6 +166,20 @@ async def test_reads_that_do_not_fit_into_an_answer_are_refused_as_safe_to_repea
     assert all(refused.error.retry == 1 for refused in result.refused)  # SAFE
 
 
+async def test_values_apart_from_their_records_count_towards_the_size_of_an_answer() -> None:
+    rig = await Rig(answer_bytes_max=250, read_bytes_max=500).open()
+    record = put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)
+    rows = [b"%d" % number for number in range(6)]
+    await rig.apply(*(mutation(row, record, put(DATA, b"v" * 100, 5)) for row in rows))
+    reads = [pb.RowRead(row=row, columns=[COLUMN], timestamp=30) for row in rows]
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
+    assert list(result.found.reads) == [0, 1, 2]
+    assert [refused.error.retry for refused in result.refused] == [1, 1, 1]  # SAFE
+    greedy = pb.RowRead(row=b"0", columns=[COLUMN] * 50, timestamp=30)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[greedy]))
+    assert result.refused[0].error.invalid_argument.field == "reads[0]"
+
+
 async def test_locks_in_the_way_count_towards_the_size_of_an_answer() -> None:
     rig = await Rig(answer_bytes_max=2500).open()
     rows = [b"%d" % number for number in range(6)]
