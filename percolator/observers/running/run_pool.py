@@ -168,7 +168,9 @@ class RunPool:
 
         Otherwise `sys.exit` in an observer would end the worker, and then every other worker that
         finds the same change. And if something that the observer awaits is cancelled, it would look
-        as if this task had been cancelled, and the change would be tried forever.
+        as if this task had been cancelled, and the change would be tried forever. Whatever else is
+        no `Exception` (extensions in Rust raise such) would end this task, which has the only
+        reference to the work.
         """
         task = asyncio.current_task()
         if task is None:
@@ -181,6 +183,11 @@ class RunPool:
             if task.cancelling():
                 raise
             raise RuntimeError("something that the observer awaited was cancelled") from error
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise  # the last two come from outside: Ctrl-C, and a task that is thrown away
+        except BaseException as error:
+            said = f"{type(error).__name__}: {message_of(error)}"
+            raise RuntimeError(f"the observer raised {said}") from error
 
     async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
         observer, waits = work.watched.observer, run.transaction.waits
@@ -274,16 +281,19 @@ def _run_failed(_: asyncio.Task[Any], error: BaseException) -> None:
     _log.error("a task that runs observers has failed", exc_info=error)
 
 
-def _will_pass(error: Exception) -> bool:
+def _will_pass(error: Exception, raised_from_it: tuple[Exception, ...] = ()) -> bool:
     """Whether the cluster, not the observer, caused the error, so that a retry may succeed.
 
     This also holds if all errors of a group are such errors, or the observer raised its own from
-    one.
+    one. Causes may form a circle.
     """
+    if any(error is one for one in raised_from_it):
+        return False
+    chain = (*raised_from_it, error)
     if isinstance(error, ExceptionGroup):
-        return all(_will_pass(one) for one in error.exceptions)
+        return all(_will_pass(one, chain) for one in error.exceptions)
     if not isinstance(error, PercolatorError) and isinstance(error.__cause__, Exception):
-        return _will_pass(error.__cause__)
+        return _will_pass(error.__cause__, chain)
     return isinstance(error, SnapshotTooOld | OutcomeUnknown) or (
         isinstance(error, PercolatorError) and error.retry is not Retry.USELESS
     )

@@ -24,9 +24,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The error's text, whatever its class does."""
+    """The error's text, whatever its class does, and whatever the text contains."""
     try:
-        return str(error)
+        return _storable(str(error))
     except Exception:  # noqa: BLE001 - the __str__ of a user's class may raise anything
         return "(it has no message)"
 
@@ -36,4 +36,9 @@ def _lines_of(error: BaseException) -> str:
     lines = traceback.format_list(
         [(one.filename, one.lineno or 0, one.name, one.line) for one in frames]
     )
-    return "".join([*lines, f"{type(error).__name__}: {message_of(error)}"])
+    return _storable("".join([*lines, f"{type(error).__name__}: {message_of(error)}"]))
+
+
+def _storable(text: str) -> str:
+    """Names of files may hold halves of surrogate pairs, which cannot be stored as text."""
+    return text.encode(errors="backslashreplace").decode()

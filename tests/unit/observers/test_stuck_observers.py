@@ -52,12 +52,38 @@ def silent() -> None:
     raise Silent
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it, which is no `Exception`."""
+
+
+def panic() -> None:
+    raise Panic("index out of bounds")
+
+
+def several() -> None:
+    raise BaseExceptionGroup("both", [ValueError("one"), Panic("other")])
+
+
+def caused_by_itself() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__ = second
+    raise second from first
+
+
+def not_text() -> None:
+    raise FileNotFoundError("caf\udce9.txt")
+
+
 @pytest.mark.parametrize(
     ("fail", "said"),
     [
         (sys.exit, "RuntimeError: the observer tried to exit the process: "),
         (cancelled, "RuntimeError: something that the observer awaited was cancelled"),
         (silent, "Silent: (it has no message)"),
+        (panic, "RuntimeError: the observer raised Panic: index out of bounds"),
+        (several, "RuntimeError: the observer raised BaseExceptionGroup: both (2 sub-exceptions)"),
+        (caused_by_itself, "ValueError: second"),
+        (not_text, "FileNotFoundError: caf\\udce9.txt"),
     ],
 )
 async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_continues(
