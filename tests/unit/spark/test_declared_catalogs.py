@@ -66,3 +66,21 @@ def test_the_parts_of_a_key_are_fields_if_spark_can_have_all_of_them(
 def test_without_a_column_that_a_frame_can_have_there_is_no_catalogue() -> None:
     assert declared_catalog(CodecNames("text")) is None
     assert declared_catalog(CodecNames("text", {b"\xff": "text"})) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "columns", "fields"),
+    [
+        ("text", ["Key", "key_1"], ["row_key"]),
+        ("text", ["key", "row_key"], ["row_row_key"]),
+        ("tuple_of(text, text)", ["key_2"], ["row_key_1", "row_key_2"]),
+    ],
+)
+def test_a_column_may_have_the_name_of_the_key(
+    key: str, columns: list[str], fields: list[str]
+) -> None:
+    made = declared_catalog(CodecNames(key, {name.encode(): "text" for name in columns}))
+    assert made is not None
+    found = FrameCatalog.parse(made)
+    assert [field.name for field in found.key] == fields
+    assert [field.name for field in found.values] == columns
