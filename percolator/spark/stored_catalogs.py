@@ -27,11 +27,12 @@ STORED = "stored"
 
 
 def store(table: str, catalog: str, address: str | None) -> None:
-    """Keeps the catalogue for all who read or write the table with `catalog="stored"`."""
-    FrameCatalog.parse(catalog)
+    """Keeps the catalogue for all who read or write the table with `catalog="stored"`. Raises
+    `SchemaError` if it contradicts the codecs that the table's schema keeps."""
+    parsed = FrameCatalog.parse(catalog)
     given = {"table": table} if address is None else {"table": table, "address": address}
     target = Target.parse(given)
-    here = checked(target)
+    here = checked(target, parsed)
 
     async def keep() -> None:
         tables, deadline = here.database.internal.engine.catalog, here.deadline(target)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import percolator
 import percolator.spark
-from percolator import InvalidArgument, Table, Timestamp, UsageError
+from percolator import InvalidArgument, SchemaError, Table, Timestamp, UsageError
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.merging import merge_frame
 from percolator.spark.snapshots import SparkSnapshot
@@ -60,6 +60,8 @@ def test_a_read_as_another_type_than_the_columns_codec_is_refused(
     stream = spark.readStream.format("percolator").options(**given, starting_from="snapshot")
     with pytest.raises(AnalysisException, match=declares):
         stream.load()
+    with pytest.raises(SchemaError, match=declares):
+        percolator.spark.store_catalog(pages.table, other, address=cluster.address)
     assert read(pages.name, catalog=other.replace("float", "raw")).load().count() == 4
 
 
