@@ -74,7 +74,7 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     keys = shape_of(parsed.catalog).key_fields
     # Raw cells that appear twice have to be neighbours as well, to be found.
     names = keys if parsed.catalog is not None else (*keys, COLUMN)
-    by, order = [_column(name) for name in keys], [_column(name) for name in names]
+    by, order = [_column(frame, name) for name in keys], [_column(frame, name) for name in names]
     here = checked(parsed.target)
     require_bulk_loads(here)
     starts = [one.start for one in here.call(lambda: here.ranges(parsed.target))]
@@ -89,9 +89,11 @@ def arranged(frame: DataFrame, options: dict[str, str]) -> DataFrame:
     return frame.repartitionById(len(starts), tablet).sortWithinPartitions(*order)
 
 
-def _column(name: str) -> Column:
-    """The column of that name: without the quotes, a dot would ask for a part of one."""
+def _column(frame: DataFrame, name: str) -> Column:
+    """The column of that name, in whatever case. Without quotes, a dot would ask for a part of
+    one."""
     from pyspark.sql import functions as spark_sql
 
-    quoted = name.replace("`", "``")
+    found = next((one for one in frame.columns if one.lower() == name.lower()), name)
+    quoted = found.replace("`", "``")
     return spark_sql.col(f"`{quoted}`")

@@ -242,13 +242,17 @@ def test_tablets_may_split_and_move_under_a_load(
     assert found == {key: title for key, title, _ in _rows()}
 
 
-def test_names_of_fields_may_have_dots(
+def test_names_of_fields_may_have_dots_and_another_case(
     db: percolator.Database, cluster: LocalCluster, spark: SparkSession
 ) -> None:
     pages = Pages(db)
     dotted = CATALOG.replace('"url"', '"page.url"').replace('"title":', '"page.`title`":')
-    frame = _frame(spark).limit(40).toDF("page.url", "page.`title`", "visits")
-    bulk_load(frame, **_options(cluster, pages, catalog=dotted))
+    frame = _frame(spark).limit(40).toDF("Page.URL", "page.`title`", "visits")
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        bulk_load(frame, **_options(cluster, pages, catalog=dotted))
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
     assert len(pages.stored()) == 40
 
 
