@@ -34,16 +34,30 @@ async def read_rows(
     timestamp: int,
     deadline: float,
     statistics: Statistics,
+    *,
+    bytes_max: int = 0,
 ) -> list[RowResult]:
-    """Reads the rows at `timestamp`, which every request carries too. No rows, no round trip."""
+    """Reads the rows at `timestamp`, which every request carries too. No rows, no round trip.
+
+    Raises `InvalidArgument` if they have more than `bytes_max` bytes; 0 means any number.
+    """
     if not requests:
         return []
     statistics.round_trips += 1
     statistics.rows_read += len(requests)
-    answers = await env.cells.read(requests, deadline)
+    answers = await env.cells.read(requests, deadline, bytes_max=bytes_max)
     for answer in answers:
         if answer.locks:
-            await read_past_locks(env, cleanup, requests, answers, timestamp, deadline, statistics)
+            await read_past_locks(
+                env,
+                cleanup,
+                requests,
+                answers,
+                timestamp,
+                deadline,
+                statistics,
+                bytes_max=bytes_max,
+            )
             break
     leave_out_unwanted(requests, answers)
     return answers
@@ -68,6 +82,8 @@ async def read_past_locks(
     timestamp: int,
     deadline: float,
     statistics: Statistics,
+    *,
+    bytes_max: int = 0,
 ) -> None:
     """Resolves the locks that the answers report, and completes those answers: with what the locks
     say, or by reading the rows again."""
@@ -94,7 +110,7 @@ async def read_past_locks(
                 await cleanup.resolve_passable(surplus, read_at=timestamp, deadline=deadline)
             statistics.round_trips += 1
             statistics.retries += 1
-            found = await env.cells.read(again, deadline)
+            found = await env.cells.read(again, deadline, bytes_max=bytes_max)
         except DeadlineExceeded as late:
             # The time ran out in the middle of a call, but the lock is what used it up.
             raise conflicts.locked(env, timestamp, met[blocked[0]][0]) from late

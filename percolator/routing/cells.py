@@ -12,7 +12,13 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from percolator.errors import InvariantViolation, NotExecuted, PercolatorError, TabletLocation
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    NotExecuted,
+    PercolatorError,
+    TabletLocation,
+)
 from percolator.routing.common_step import CommonStep
 from percolator.v1.cells_pb2 import Cell
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
@@ -98,6 +104,30 @@ class RowResult:
         self.found: dict[bytes, FoundCell] = {}
         """The cells by column."""
         self.locks: list[Cell] = []
+
+    def size_bytes(self) -> int:
+        """Of the columns and values that were found."""
+        return sum(len(column) + len(cell.value or b"") for column, cell in self.found.items())
+
+
+class ReadSize:
+    """How much one request has read, and how much it may."""
+
+    __slots__ = ("_bytes_max", "_found")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._found = 0
+
+    def add(self, result: RowResult) -> None:
+        """Raises `InvalidArgument` once there is too much."""
+        self._found += result.size_bytes()
+        if self._found > self._bytes_max:
+            raise InvalidArgument(
+                "rows",
+                f"the answer would have more than {self._bytes_max} bytes: ask for fewer rows at "
+                "once",
+            )
 
 
 class RangeRequest(NamedTuple):
@@ -306,8 +336,11 @@ class Cells(Mutations, Protocol):
         other answer than an unknown one means that this message did not commit it."""
         ...
 
-    def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
-        """Returns answers in the order of the requests. Raises if one of them failed."""
+    def read(
+        self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
+    ) -> Awaitable[list[RowResult]]:
+        """Returns answers in the order of the requests. Raises if one of them failed, and
+        `InvalidArgument` as soon as they have more than `bytes_max` bytes; 0 means any number."""
         ...
 
     def scan(

@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 from percolator.errors import DeadlineExceeded, PercolatorError, Retry, TabletLocation
+from percolator.routing.cells import ReadSize
 from percolator.routing.common_step import CommonStep
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 
@@ -64,7 +65,16 @@ class PendingRow:
 class PendingRequest:
     """A caller's request, about one or many rows."""
 
-    __slots__ = ("answers", "deadline", "entries", "future", "is_read", "last_problem", "left")
+    __slots__ = (
+        "answers",
+        "deadline",
+        "entries",
+        "future",
+        "is_read",
+        "last_problem",
+        "left",
+        "size",
+    )
 
     def __init__(
         self, future: asyncio.Future[Any], rows: int, deadline: float, *, is_read: bool
@@ -76,10 +86,20 @@ class PendingRequest:
         self.is_read = is_read
         self.entries: list[PendingRow] = []
         self.last_problem: PercolatorError | None = None
+        self.size: ReadSize | None = None
+        """Of what was read, if that has a limit."""
 
-    def answer(self, index: int, answer: object) -> None:
+    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
         if self.future.done():
             return  # too late: the caller has continued without it
+        if self.size is not None:
+            try:
+                self.size.add(answer)
+            except PercolatorError as error:
+                # Now, or the answers of a short request would fill the memory.
+                self.answers.clear()
+                self.fail(index, error)
+                return
         self.answers[index] = answer
         self.left -= 1
         if not self.left:

@@ -32,6 +32,7 @@ from percolator.routing.cells import (
     CommitAnswer,
     RangePage,
     RangeRequest,
+    ReadSize,
     RollForward,
     RowRequest,
     RowResult,
@@ -102,8 +103,11 @@ class Router:
         """Has tablets roll the locks of committed transactions forward."""
         await RollForwardOrders(self._world, self.tablets, self._limits).give(order, deadline)
 
-    def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
+    def read(
+        self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
+    ) -> Awaitable[list[RowResult]]:
         pending = self._new_request(len(requests), deadline, is_read=True)
+        pending.size = ReadSize(bytes_max) if bytes_max else None
         entries = pending.entries
         for table_id, read in requests:
             entries.append(PendingRow(pending, len(entries), table_id, 0, read))

@@ -48,8 +48,10 @@ class RowStoreCells:
         """A row store has no timestamps to give, and holds no cells meanwhile."""
         return NotInOneRound("in a row store, every transaction is committed in two phases")
 
-    def read(self, requests: Sequence[RowRequest], deadline: float) -> Awaitable[list[RowResult]]:
-        return self._reads.read(requests, deadline)
+    def read(
+        self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
+    ) -> Awaitable[list[RowResult]]:
+        return self._reads.read(requests, deadline, bytes_max=bytes_max)
 
     def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float

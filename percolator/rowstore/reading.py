@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from percolator.errors import PercolatorError
 from percolator.limits import Limits
-from percolator.routing.cells import FoundCell, RowRequest, RowResult
+from percolator.routing.cells import FoundCell, ReadSize, RowRequest, RowResult
 from percolator.routing.pending_cell import CellAnswer
 from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import row_key
@@ -42,27 +42,37 @@ class RowReads:
         self._gathering: dict[tuple[object, ...], Gathering] = {}
         """The calls that others can still join, by table and by what they want."""
 
-    async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
-        """Answers in the order of the requests. Raises if one of them failed."""
+    async def read(
+        self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
+    ) -> list[RowResult]:
+        """Answers in the order of the requests. Raises if one of them failed, and `InvalidArgument`
+        as soon as they have more than `bytes_max` bytes; 0 means any number."""
+        size = ReadSize(bytes_max) if bytes_max else None
         if len(requests) == 1:
             table_id, read = requests[0]
             wanted, passing = _wanted(read), frozenset(read.passing)
             one = await self._read_one(table_id, read.row, wanted, passing, deadline)
-            return [RowResult() if one is None else _result(one)]
+            return [RowResult() if one is None else _result(one, size)]
         patience = Patience(self._world, self._limits, deadline)
         results = [RowResult() for _ in requests]
         alike: defaultdict[tuple[int, Wanted], list[int]] = defaultdict(list)
         for place, (table_id, read) in enumerate(requests):
             alike[table_id, _wanted(read)].append(place)
         calls = [
-            self._read_alike(table_id, wanted, part, requests, results, patience)
+            self._read_alike(table_id, wanted, part, requests, results, size, patience)
             for (table_id, wanted), places in alike.items()
             for part in _parts(places, self._limits.batch_rows_max)
         ]
         if len(calls) == 1:
             await calls[0]
-        else:
-            await asyncio.gather(*calls)
+            return results
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            await asyncio.gather(*tasks)
+        except PercolatorError:
+            for task in tasks:
+                task.cancel()  # nothing that they read is of use
+            raise
         return results
 
     async def read_cell(
@@ -146,6 +156,7 @@ class RowReads:
         places: Sequence[int],
         requests: Sequence[RowRequest],
         results: list[RowResult],
+        size: ReadSize | None,
         patience: Patience,
     ) -> None:
         keys = dict.fromkeys(row_key(requests[place].read.row) for place in places)
@@ -157,7 +168,7 @@ class RowReads:
             if found is not None:
                 result = seen(read.row, found, wanted, frozenset(read.passing), self._times)
                 await self.complete(table_id, read.row, result, wanted, patience)
-                results[place] = _result(result)
+                results[place] = _result(result, size)
 
     async def _rows(
         self,
@@ -193,9 +204,11 @@ def _wanted(read: RowRead) -> Wanted:
     return Wanted(read.timestamp, columns, read.report_deletes, prefixes)
 
 
-def _result(read: Seen) -> RowResult:
+def _result(read: Seen, size: ReadSize | None = None) -> RowResult:
     result = RowResult()
     result.found, result.locks = read.found, read.locks
+    if size is not None:
+        size.add(result)
     return result
 
 

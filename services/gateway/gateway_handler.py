@@ -67,7 +67,9 @@ class GatewayHandler:
             reads.append(RowRequest(table_id, read))
         env, cleanup = self._engine.env, self._engine.cleanup
         with _locks_only_delay():
-            answers = await read_rows(env, cleanup, reads, start, deadline, Statistics())
+            answers = await read_rows(
+                env, cleanup, reads, start, deadline, Statistics(), bytes_max=self._answer_bytes_max
+            )
         response = wire.GetResponse(
             rows=[
                 _row(query.row, answer.found)

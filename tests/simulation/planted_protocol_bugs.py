@@ -158,9 +158,9 @@ def read_ignores_locks(patch: Patch) -> None:
     correct = Router.read
 
     async def wrong(
-        self: Router, requests: Sequence[RowRequest], deadline: float
+        self: Router, requests: Sequence[RowRequest], deadline: float, **how: Any
     ) -> list[RowResult]:
-        answers = await correct(self, requests, deadline)
+        answers = await correct(self, requests, deadline, **how)
         for answer in answers:
             answer.locks.clear()
         return answers

@@ -183,10 +183,10 @@ def commits_are_read_before_locks(patch: Patch) -> None:
     correct = RowReads.read
 
     async def wrong(
-        self: RowReads, requests: Sequence[RowRequest], deadline: float
+        self: RowReads, requests: Sequence[RowRequest], deadline: float, **how: Any
     ) -> list[RowResult]:
-        early = await correct(self, requests, deadline)
-        late = await correct(self, requests, deadline)
+        early = await correct(self, requests, deadline, **how)
+        late = await correct(self, requests, deadline, **how)
         for first, second in zip(early, late, strict=True):
             first.locks = second.locks
         return early

@@ -45,6 +45,11 @@ class Cluster(ClusterInMemory):
         self.loses_request: Callable[[], bool] = lambda: False
         self.delay: Callable[[tablets.MutateRequest], float] = lambda _: 0.001
         self.mutations = 0
+        self.reads = 0
+
+    async def read(self, request: tablets.ReadRequest) -> tablets.ReadResponse:
+        self.reads += 1
+        return await super().read(request)
 
     async def mutate(self, request: tablets.MutateRequest) -> tablets.MutateResponse:
         await asyncio.sleep(self.delay(request))

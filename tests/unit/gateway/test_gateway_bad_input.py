@@ -142,6 +142,16 @@ async def test_bad_reads_are_refused(case: str) -> None:
             await one.handler.get(request)
 
 
+async def test_reading_ends_when_the_answer_is_too_large() -> None:
+    """A short request may name gigabytes."""
+    async with gateways(1) as (cluster, (one,)):
+        await one.commit(await one.begin(), [write(b"a", b"v" * LIMITS.value_bytes_max)])
+        before, start = cluster.reads, await one.begin()
+        with pytest.raises(InvalidArgument, match=r"^rows: .* more than 1048576 bytes"):
+            await one.get(start, *[b"a"] * 100)
+        assert cluster.reads - before < 5
+
+
 async def test_a_scan_of_bad_prefixes_is_refused() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()

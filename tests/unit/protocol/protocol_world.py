@@ -231,7 +231,9 @@ class Network:
             return Unavailable("answer lost")
         return answer
 
-    async def read(self, requests: Sequence[RowRequest], deadline: float) -> list[RowResult]:
+    async def read(
+        self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
+    ) -> list[RowResult]:
         return list(await asyncio.gather(*(self._read(request) for request in requests)))
 
     async def _read(self, request: RowRequest) -> RowResult:

@@ -69,9 +69,9 @@ def reads_ignore_locks(patch: Patch) -> None:
     correct = Network.read
 
     async def wrong(
-        self: Network, requests: Sequence[RowRequest], deadline: float
+        self: Network, requests: Sequence[RowRequest], deadline: float, **how: Any
     ) -> list[RowResult]:
-        answers = await correct(self, requests, deadline)
+        answers = await correct(self, requests, deadline, **how)
         for answer in answers:
             answer.locks.clear()
         return answers

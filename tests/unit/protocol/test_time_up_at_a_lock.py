@@ -22,10 +22,10 @@ def answering_once(answer: Call, late: Callable[[Sequence[object]], list[Any]]) 
     """Answers the first call; later ones get what `late` returns or raises."""
     calls = 0
 
-    async def call(requests: Sequence[object], deadline: float) -> list[Any]:
+    async def call(requests: Sequence[object], deadline: float, **how: Any) -> list[Any]:
         nonlocal calls
         calls += 1
-        return await answer(requests, deadline) if calls == 1 else late(requests)
+        return await answer(requests, deadline, **how) if calls == 1 else late(requests)
 
     return call
 

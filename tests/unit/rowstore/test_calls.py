@@ -200,6 +200,26 @@ async def test_rows_that_want_the_same_columns_are_one_call() -> None:
     assert counted.calls == ["read"]
 
 
+async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants() -> None:
+    """Values apart from their records are fetched row by row."""
+    rows = await ModelStore().opened()
+    keys, data = [b"%03d" % number for number in range(50)], b"v" * 100
+    apart = RecordKind.PUT_IN_DATA
+    record = WriteRecord(at(1), apart, b"").encode()
+    for key in keys:
+        begun = steps.prewrite(key, b"c", at(1), lock(at(1), apart, b""), data)
+        ended = steps.commit_secondary(key, b"c", at(1), at(2), record, ())
+        for step in (begun, ended):
+            assert await rows.cells.mutate(_of([step]), rows.deadline) == [APPLIED]
+    counted = CountedStore(rows)
+    reads = [RowRead(row=key, columns=[b"c"], timestamp=at(9)) for key in keys]
+    requests = [RowRequest(TABLE, read) for read in reads]
+    with pytest.raises(InvalidArgument, match=r"^rows: .* more than 500 bytes"):
+        await rows.cells.read(requests, rows.deadline, bytes_max=500)
+    assert len(counted.calls) < 10
+    assert len(await rows.cells.read(requests, rows.deadline, bytes_max=5_050)) == 50
+
+
 async def test_a_read_of_more_columns_than_a_call_can_name_finds_them_and_no_others() -> None:
     rows = await ModelStore().opened()
     names = [b"%0200d" % number for number in range(100)]
