@@ -16,6 +16,7 @@ from percolator.routing.table_info import TableInfo
 from percolator.v1 import gateway_pb2 as wire
 
 _LENGTH_BYTES = 8
+_KINDS = frozenset(wire.CellWrite.Kind.values()) - {wire.CellWrite.KIND_UNSPECIFIED}
 
 
 class Writes:
@@ -89,7 +90,7 @@ class Requests:
                     await self._require_weak_observer(field, cell, deadline)
                     found.notified.add(cell)
                 case _:
-                    raise InvalidArgument(f"{field}.kind", f"{write.kind} is not a kind of write")
+                    raise _no_kind(field, write.kind)
         except TransactionTooLarge as error:
             raise InvalidArgument(field, error.message) from None
         if len(found.notified) > self._limits.transaction_cells_max:
@@ -127,6 +128,9 @@ class Requests:
         for place, one in enumerate(named):
             cell = await self._cell(f"{field}[{place}]", one, start, deadline)
             kind = one.kind if isinstance(one, wire.CellWrite) else wire.CellWrite.KIND_PUT
+            if kind not in _KINDS:
+                # Taken for another kind, another cell would seem to decide, and have nothing on it.
+                raise _no_kind(f"{field}[{place}]", kind)
             if kind == wire.CellWrite.KIND_READ_LOCK:
                 found.append(read_lock_of(cell, start))
             elif kind != wire.CellWrite.KIND_NOTIFY:
@@ -214,6 +218,10 @@ class Requests:
             raise _too_long(field, column, self._limits.column_bytes_max)
         if column[0] == 0:
             raise InvalidArgument(field, "begins with 00, which is reserved")
+
+
+def _no_kind(field: str, kind: int) -> InvalidArgument:
+    return InvalidArgument(f"{field}.kind", f"{kind} is not a kind of write")
 
 
 def _too_long(field: str, value: bytes, bytes_max: int) -> InvalidArgument:

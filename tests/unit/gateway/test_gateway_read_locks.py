@@ -18,6 +18,7 @@ from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, a_site, gateways, wr
 READ_LOCK = wire.CellWrite.KIND_READ_LOCK
 COMMITTED = wire.ResolveResponse.FATE_COMMITTED
 ABORTED = wire.ResolveResponse.FATE_ABORTED
+KIND_OF_THE_FUTURE: Any = 9
 
 
 def _read_lock(row: bytes) -> wire.CellWrite:
@@ -118,6 +119,12 @@ async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> No
         ),
         ({"writes": [write(b"a", kind=wire.CellWrite.KIND_NOTIFY)]}, "writes: has nothing but"),
         ({"writes": [_read_lock(b"a"), write(b"b", column=b"\0c")]}, r"writes\[1\]\.column"),
+        # Without its kind, the cell itself would be asked, instead of the hidden one that decides.
+        (
+            {"writes": [wire.CellWrite(table=TABLE, row=b"a", column=COLUMN)]},
+            r"writes\[0\]\.kind: 0 is not a kind",
+        ),
+        ({"writes": [write(b"a", kind=KIND_OF_THE_FUTURE)]}, r"writes\[0\]\.kind: 9 is not"),
     ],
 )
 async def test_what_cannot_be_resolved_is_refused_by_name(
