@@ -28,7 +28,7 @@
 | `not_matched` | merge | what happens to other rows: `insert` (the default) or `skip` |
 | `delete_field` | merge | a boolean field of the frame: true deletes the row, if it exists |
 | `nulls` | write | what to do with a null: `refuse` it (the default), `skip` or `delete` its cell |
-| `skip_equal` | write | reads first, and writes only what differs (false) |
+| `skip_equal` | write | reads first, and writes only what differs or expires (false) |
 | `transaction_rows` | write | rows per transaction at most (1000, fewer if wide; cutting.py) |
 | `transactions_in_flight` | write | per task (4) |
 | `retry_seconds` | write | how long one transaction is retried after conflicts (120) |

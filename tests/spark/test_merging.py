@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -258,6 +259,17 @@ def test_all_cells_that_may_be_locked_count_for_the_size_of_a_transaction(
         writer_of(WriteOptions.parse(merging | {"transaction_rows": "498"}), StructType(FIELDS))
     made: Any = writer_of(WriteOptions.parse(merging), StructType(FIELDS))
     assert made._options.transaction_rows == 497, "without the option, as many as fit"
+
+
+def test_equal_values_that_expire_are_written_again_with_skip_equal(
+    cluster: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, 8)
+    rows = {"a00000": 0, "new": 1}
+    assert _write(cluster, pages, rows, skip_equal="true").cells == 1
+    db.set_ttl(pages.visits, timedelta(days=1))
+    again = _write(cluster, pages, rows, skip_equal="true")
+    assert (again.cells, again.equal) == (2, 0)
 
 
 def test_wide_frames_are_written_without_an_option(cluster: Any, db: percolator.Database) -> None:

@@ -7,7 +7,7 @@ that writes one of them meanwhile conflicts, and what was looked at still holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,12 +99,14 @@ def merged(writes: Writes, found: Versions, *, update: bool, insert: bool) -> Wr
     return {address: write for address, write in writes.items() if is_wanted(address)}
 
 
-def differing(writes: Writes, found: Versions) -> Writes:
-    """The writes that would change what is there."""
+def differing(writes: Writes, found: Versions, expiring: Container[bytes] = frozenset()) -> Writes:
+    """The writes that would change what is there. A value of an expiring column is always written:
+    the one that is there would expire as if nobody had written it again."""
     return {
         address: write
         for address, write in writes.items()
         if _stored(found, address) != _value(write)
+        or (write[0] != KIND_DELETE and address.column in expiring)
     }
 
 

@@ -189,7 +189,8 @@ class Transactions:
                 left, found, update=options.update_existing, insert=options.insert_missing
             )
         if options.skip_equal:
-            left = differing(left, found)
+            schema = await self._here.database.internal.engine.env.schema(self._table_id, deadline)
+            left = differing(left, found, schema.expiring)
         if condition is not None or is_merge:
             kept = {address.row for address in left}
             for address in seen:

@@ -139,3 +139,10 @@ def test_equal_cells_are_left_out_and_the_outcome_is_the_same(
     left = differing(writes, there)
     assert outcome(left) == outcome(writes)
     assert all(outcome({address: write}) != outcome({}) for address, write in left.items())
+
+
+def test_equal_values_that_expire_are_written_again() -> None:
+    """Otherwise they would expire as if nobody had written them again."""
+    there = {at("a"): found(1, "1"), at("a", "visits"): found(1, "1")}
+    writes = {at("a"): put("1"), at("a", "visits"): put("1"), at("b", "visits"): DELETE}
+    assert set(differing(writes, there, {b"visits"})) == {at("a", "visits")}
