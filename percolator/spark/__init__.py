@@ -103,7 +103,8 @@ def spark_catalog(
     """The option `catalog` for a table: the names of its key and of its columns in a DataFrame.
 
     `types` has Spark's type for fields that could have several: `int` for integers, and
-    `struct<...>`, `array<...>` or `map<string,...>` for JSON.
+    `struct<...>`, `array<...>` or `map<string,...>` for JSON and for dataclasses, which are bytes
+    if nothing is said, and JSON as text if they are said to be `string`.
 
     >>> spark_catalog(pages, "url", {"title": title, "place": place},
     ...               types={"place": "struct<lat:double,lon:double>"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from pyspark.sql import SparkSession
 
 import percolator
 from percolator import InvalidArgument, SchemaError, Table, codecs
+from percolator.codec_names import CodecNames
 from percolator.spark import spark_catalog, store_catalog
 from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.catalog.declared_codecs import require_declared
+from percolator.spark.catalog.frame_catalog import FrameCatalog
 from percolator.spark.stored_catalogs import CATALOGUES
 from percolator.v1.cells_pb2 import Cell
 
@@ -64,6 +68,28 @@ def test_types_say_what_a_field_is_in_spark() -> None:
     }
 
 
+@dataclass
+class Place:
+    lat: float
+
+
+def test_a_model_is_bytes_or_text_or_a_struct_and_any_type_may_be_said_to_be_what_it_is() -> None:
+    columns: dict[str, Any] = {
+        name: PAGES.column(name, codecs.model(Place)) for name in ("bytes", "text", "struct")
+    }
+    columns["visits"] = PAGES.column("visits", codecs.integer)
+    types = {"text": "string", "struct": "struct<lat:double>", "visits": "bigint"}
+    made = spark_catalog(PAGES, "url", columns, types=types)
+    assert json.loads(made)["columns"] == {
+        "bytes": {"type": "raw"},
+        "text": {"type": "json"},
+        "struct": {"type": "json", "schema": "struct<lat:double>"},
+        "visits": {"type": "integer"},
+    }
+    names = {one.name: one.codec.name for one in columns.values()}
+    require_declared("pages", CodecNames("text", names), FrameCatalog.parse(made))
+
+
 TITLE = PAGES.column("title", codecs.text)
 
 
@@ -78,7 +104,10 @@ TITLE = PAGES.column("title", codecs.text)
         ((PAGES, "url", {"title": "title"}), "'title' is not a column"),
         ((PAGES, "url", {"t": PAGES.column(b"\xff", codecs.text)}), "name is not text"),
         ((PAGES, "url", {"title": TITLE}, {"titel": "int"}), "there is no field 'titel'"),
-        ((PAGES, "url", {"title": TITLE}, {"title": "int"}), "stored as text, which cannot be int"),
+        (
+            (PAGES, "url", {"title": TITLE}, {"title": "int"}),
+            "is string in Spark, which cannot be int",
+        ),
         ((PAGES, "title", {"TITLE": TITLE}), "two fields are named 'title'"),
         ((PAGES, "url", {}), "columns: expected fields by name"),
         (

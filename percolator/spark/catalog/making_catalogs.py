@@ -12,7 +12,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import Column, Table
 from percolator.spark.catalog.frame_catalog import KEY_CODECS, VALUE_TYPES, FrameCatalog
 
-INT, NESTED = "int", "json"
+INT, NESTED, TEXT = "int", "json", "string"
 
 
 def catalog_of(
@@ -78,4 +78,11 @@ def _described(table: Table[Any], name: str, column: object, wanted: str | None)
         return found | {"type": INT}
     if kind == NESTED:
         return found | {"schema": wanted}
-    raise SchemaError(f"types: field {name!r} is stored as {kind}, which cannot be {wanted}")
+    if codec.startswith("model("):  # which are stored as JSON
+        return found | ({"type": NESTED} if wanted == TEXT else {"type": NESTED, "schema": wanted})
+    from percolator.spark.catalog.spark_types import type_of
+
+    has = type_of(kind).simpleString()
+    if wanted == has:
+        return found
+    raise SchemaError(f"types: field {name!r} is {has} in Spark, which cannot be {wanted}")
