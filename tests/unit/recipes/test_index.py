@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
 import percolator.testing
-from percolator import Database, InvalidArgument, SchemaError, Table, UsageError, codecs
+from percolator import Database, InvalidArgument, Limits, SchemaError, Table, UsageError, codecs
 from percolator.recipes import Index
 from percolator.testing.pytest_plugin import percolator_db
 
@@ -22,6 +23,10 @@ age = people.column("age", codecs.integer)
 
 def by_city(*, by_observer: bool = False) -> Index[str, str, str]:
     return Index("by city", on=city, value=codecs.text, by_observer=by_observer)
+
+
+def by_words(words: Callable[[str], list[str]]) -> Index[str, str, str]:
+    return Index("by word", on=city, value=codecs.text, values=words)
 
 
 def test_an_index_in_the_same_transaction_is_exact_in_it_and_after_it(
@@ -230,6 +235,42 @@ def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(percolator_db:
     with percolator_db.snapshot() as snapshot:
         assert index.check(snapshot) == []
         assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
+
+
+def test_rows_may_have_more_values_together_than_can_be_read_or_written_at_once() -> None:
+    limits = Limits(get_many_cells_max=20_000, transaction_cells_max=20_000)
+    index = by_words(lambda text: text.split())
+    text = " ".join(str(number) for number in range(201))
+    with percolator.testing.connect(limits=limits) as db:
+        db.create_table(people)
+        db.set_many((f"person {n}", {city: text}) for n in range(100))
+        index.create(db)
+        with db.snapshot() as snapshot:
+            assert len(index.check(snapshot)) == 1_000, "as many as it lists"
+        assert index.backfill(db) == 100
+        with db.snapshot() as snapshot:
+            assert index.check(snapshot) == []
+            assert len(index.find(snapshot, "200")) == 100
+
+
+def test_what_a_second_backfill_costs_does_not_depend_on_how_many_values_rows_have(
+    percolator_db: Database,
+) -> None:
+    asked: list[str] = []
+
+    def words(text: str) -> list[str]:
+        asked.append(text)
+        return text.split()
+
+    index = by_words(words)
+    percolator_db.create_table(people)
+    text = " ".join(str(number) for number in range(100))
+    percolator_db.set_many((f"person {n}", {city: text}) for n in range(10))
+    index.create(percolator_db)
+    index.backfill(percolator_db)
+    asked.clear()
+    index.backfill(percolator_db)
+    assert len(asked) == 20, "for each row with the column, and for each that the index knows"
 
 
 @pytest.mark.parametrize("returned", [5, None, "rome", b"rome"])
