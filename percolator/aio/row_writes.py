@@ -97,7 +97,7 @@ class RowWrites(ReadingInTurn):
             address = self._known_target(row, column) or await self._target(row, column, deadline)
             checked.append((address, self._encoded(row, column, value)))
         for row, column in deletes:
-            address = self._known_address(row, column) or await self._address(row, column, deadline)
+            address = await self._written_address(row, column, deadline)
             checked.append((address, None))
         self._writes.write_together(checked)
 
@@ -120,6 +120,18 @@ class RowWrites(ReadingInTurn):
         address = CellAddress(info.table_id, self._row(column.table, row, column), column.name)
         if not info.codecs.is_declared(column):
             await self._engine.catalog.declare(info, column, deadline)
+        # A commit that began meanwhile would leave the write out.
+        self._require_open()
+        return address
+
+    async def _written_address(
+        self, row: object, column: Column[Any], deadline: float
+    ) -> CellAddress:
+        """The address of a cell that is to be written, but not set."""
+        address = self._known_address(row, column)
+        if address is None:
+            address = await self._address(row, column, deadline)
+            self._require_open()  # see above
         return address
 
     def _put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:

@@ -120,8 +120,7 @@ class Transaction(WeakNotifications):
     async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
         deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
-        self._writes.delete(address)
+        self._writes.delete(await self._written_address(row, column, deadline))
 
     async def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> None:
         """Conflicts with every other writer of the cell, without changing it.
@@ -132,7 +131,7 @@ class Transaction(WeakNotifications):
         """
         require_bool(shared, "shared")
         deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        address = await self._written_address(row, column, deadline)
         (self._writes.read_lock if shared else self._writes.lock)(address)
 
     # ------------------------------------------------------------------ the end

@@ -20,8 +20,9 @@ class WeakNotifications(RowWrites):
     async def notify(self, row: K, column: Column[Any, K]) -> None:
         """Notifies the column's weak observers of the row, once this transaction has committed."""
         deadline = self._deadline(None)
-        address = self._known_address(row, column) or await self._address(row, column, deadline)
+        address = await self._written_address(row, column, deadline)
         schema = await self._engine.env.schema(address.table_id, deadline)
+        self._require_open()  # a commit that began meanwhile would leave it out
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
         self._notify_cell(address)
