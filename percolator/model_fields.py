@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 import typing
 from collections.abc import Callable
@@ -30,7 +31,7 @@ def model_form(kind: type[Any], known: dict[type[Any], Form]) -> Form:
     )
     try:
         hints = typing.get_type_hints(kind)
-    except (NameError, TypeError) as error:
+    except (AttributeError, NameError, SyntaxError, TypeError) as error:
         raise SchemaError(
             f"model {kind.__name__}: its types cannot be determined: {error}"
         ) from None
@@ -41,7 +42,19 @@ def model_form(kind: type[Any], known: dict[type[Any], Form]) -> Form:
         forms[field.name] = _form(hints[field.name], where, known)
         if not (field.default is field.default_factory is dataclasses.MISSING):
             optional.add(field.name)
+    _require_arguments(kind, forms)
     return form
+
+
+def _require_arguments(kind: type[Any], forms: dict[str, Form]) -> None:
+    """Refuses a class that cannot be made from its fields: it could be written, and never read."""
+    try:
+        inspect.signature(kind).bind(**dict.fromkeys(forms))
+    except (TypeError, ValueError) as error:
+        raise SchemaError(
+            f"model {kind.__name__}: it cannot be made from its fields, so it could not be read "
+            f"back: {error}"
+        ) from None
 
 
 def _packed(kind: type[Any], forms: dict[str, Form], value: object) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -178,7 +178,19 @@ def _declared(hint: Any) -> type[Any]:
 
 
 @pytest.mark.parametrize(
-    "hint", [bytes, Any, list, dict[int, str], int | str, set[int], complex, "NotDefined"]
+    "hint",
+    [
+        bytes,
+        Any,
+        list,
+        dict[int, str],
+        int | str,
+        set[int],
+        complex,
+        "NotDefined",
+        "sys.NotDefined",
+        "1 +",
+    ],
 )
 def test_a_field_that_could_not_be_read_back_is_refused_at_declaration(hint: Any) -> None:
     with pytest.raises(SchemaError, match="model Declared"):
@@ -192,6 +204,25 @@ def test_a_field_that_is_no_argument_is_refused_at_declaration() -> None:
 
     with pytest.raises(SchemaError, match="model Summed, field 'total': it has init=False"):
         codecs.model(Summed)
+
+
+def test_a_class_that_its_fields_do_not_make_is_refused_at_declaration() -> None:
+    @dataclass
+    class Priced:
+        price: int
+        rate: InitVar[int]
+
+    @dataclass(init=False)
+    class Counted:
+        count: int
+
+        def __init__(self, start: int) -> None:
+            self.count = start
+
+    with pytest.raises(SchemaError, match=r"model Priced: .* missing a required argument: 'rate'"):
+        codecs.model(Priced)
+    with pytest.raises(SchemaError, match="model Counted: it cannot be made from its fields"):
+        codecs.model(Counted)
 
 
 @pytest.mark.parametrize("kind", [dict, int, "Order", None, _line()])
