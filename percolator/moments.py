@@ -10,6 +10,8 @@ from percolator.errors import SchemaError
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST_DAY = _EPOCH.toordinal()
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 
 
 def microseconds_of(moment: datetime) -> int:
@@ -18,7 +20,11 @@ def microseconds_of(moment: datetime) -> int:
         raise wrong("datetime", moment)
     if moment.utcoffset() is None:
         raise SchemaError("the datetime has no time zone, so it is not one moment")
-    return (moment - _EPOCH) // _MICROSECOND
+    found = (moment - _EPOCH) // _MICROSECOND
+    # In its own zone, such a moment is in these years; it comes back in UTC, where it would not be.
+    if not _FIRST <= found <= _LAST:
+        raise SchemaError("the datetime is beyond the years 1 to 9999 in UTC")
+    return found
 
 
 def moment_at(microseconds: int) -> datetime:

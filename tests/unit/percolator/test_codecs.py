@@ -58,8 +58,10 @@ def test_booleans_are_decoded_unchanged(value: bool) -> None:
 def test_moments_are_decoded_in_utc(value: datetime) -> None:
     try:
         value.astimezone(UTC)
-    except OverflowError:
-        return  # within hours of the first or last moment that a datetime can be
+    except OverflowError:  # within hours of the first or last moment that a datetime can be
+        with pytest.raises(SchemaError, match="beyond the years 1 to 9999 in UTC"):
+            codecs.timestamp.encode(value)
+        return
     back = codecs.timestamp.decode(codecs.timestamp.encode(value))
     assert (back, back.tzinfo) == (value, UTC)
 

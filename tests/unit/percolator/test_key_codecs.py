@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -46,6 +46,11 @@ def test_keys_come_back_and_keep_their_order_alone_and_in_tuples(
         (codecs.uuid, "00000000-0000-0000-0000-000000000001", "expected UUID, got str"),
         (codecs.ordered_timestamp, datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001 - the mistake
         (codecs.ordered_timestamp, date(2026, 1, 1), "expected datetime, got date"),
+        (
+            codecs.ordered_timestamp,
+            datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))),
+            "beyond the years 1 to 9999 in UTC",
+        ),
         (codecs.ordered_date, datetime(2026, 1, 1, tzinfo=UTC), "expected date, got datetime"),
     ],
 )
