@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError, Message
 
 from percolator.column_codec import Codec, damaged, wrong
 from percolator.errors import SchemaError
-from percolator.fixed_keys import OrderedNumberCodec, UuidCodec, stored_integer
+from percolator.fixed_keys import OrderedNumberCodec, UuidCodec, stored_integer, too_large
 from percolator.hashed_keys import HashedCodec, SplitPoint, hashed, splits_for
 from percolator.key_codec import KeyCodec, name_of, require_key_codec
 from percolator.model_codec import model
@@ -166,7 +166,7 @@ def _encode_integer(value: int) -> bytes:
     try:
         return _SIGNED.pack(value)
     except struct.error:
-        raise SchemaError(f"{value} does not fit into 64 bits") from None
+        raise too_large(value) from None
 
 
 def _decode_integer(data: bytes) -> int:

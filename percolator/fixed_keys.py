@@ -15,6 +15,7 @@ INTEGER_MIN = -(2**63)
 INTEGER_MAX = 2**63 - 1
 _NUMBER_BYTES = 8
 _UUID_BYTES = 16
+_BITS_SHOWN_MAX = 256
 
 
 class _FixedLength(Generic[K]):
@@ -76,8 +77,15 @@ def stored_integer(key: int) -> int:
     if isinstance(key, bool) or not isinstance(key, int):
         raise wrong("int", key)
     if not INTEGER_MIN <= key <= INTEGER_MAX:
-        raise SchemaError(f"{key} does not fit into 64 bits")
+        raise too_large(key)
     return key
+
+
+def too_large(number: int) -> SchemaError:
+    """The error about an integer that does not fit."""
+    # Python shows none with more than 4,300 digits.
+    shown = str(number) if number.bit_length() <= _BITS_SHOWN_MAX else "the number"
+    return SchemaError(f"{shown} does not fit into 64 bits")
 
 
 def _encode_uuid(value: UUID) -> bytes:

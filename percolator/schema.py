@@ -242,7 +242,10 @@ def _at(
     shown: object,
     column: Readable[Any] | None = None,
 ) -> SchemaError:
-    text = repr(shown)
+    try:
+        text = repr(shown)
+    except ValueError:  # Python shows no number with more than 4,300 digits
+        text = f"({type(shown).__name__})"
     if len(text) > _SHOWN_MAX:
         text = f"{text[:_SHOWN_MAX]}..."
     where = f"table {table.name!r}, {field} {text}"

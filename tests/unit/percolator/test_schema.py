@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from percolator import Column, Family, Row, SchemaError, Table, codecs, recipes
+from percolator.schema import encoded_key
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -44,6 +45,12 @@ def test_a_name_that_is_not_utf8_is_refused_and_shown(named: Callable[[str], obj
         SchemaError, match=r"the (table|column) name '.*a\\udcffb.*' cannot be encoded as UTF-8"
     ):
         named("a\udcffb")
+
+
+def test_a_key_that_python_does_not_show_is_refused_with_the_name_of_its_table() -> None:
+    numbers = Table("numbers", key=codecs.ordered_integer)
+    with pytest.raises(SchemaError, match=r"table 'numbers', row \(int\): the number does not fit"):
+        encoded_key(numbers, 10**5000)
 
 
 def test_a_colon_in_a_column_name_has_no_meaning() -> None:
