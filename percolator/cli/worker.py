@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +20,9 @@ from percolator.observers.registry.loading import load
 from percolator.observers.running.trace import trace_to
 from percolator.observers.starting import start_when_ready
 from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
+
+_LEAVE_SECONDS = 5.0
+"""Time to disconnect and to end the interpreter, after the runs."""
 
 
 def worker(
@@ -83,13 +88,24 @@ def worker(
         errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
         await stop.wait()
         errors_console.print("stopping", highlight=False)
-        return await running.stop()
+        ended = await running.stop()
+        if not ended:
+            errors_console.print(
+                "some runs were abandoned; a worker will run them again", highlight=False
+            )
+        _end_in_time(0 if ended else 1)
+        return ended
 
     if not here.run_with_database(run, description=this_process("percolator worker")):
-        errors_console.print(
-            "some runs were abandoned; a worker will run them again", highlight=False
-        )
         raise typer.Exit(1)
+
+
+def _end_in_time(exit_code: int) -> None:
+    """Ends the process even if a run never does: one that ignores cancellation, or hangs in a
+    thread of the event loop's executor, for which the interpreter would wait."""
+    watchdog = threading.Timer(_LEAVE_SECONDS, os._exit, (exit_code,))
+    watchdog.daemon = True
+    watchdog.start()
 
 
 def _say_waiting(reason: str) -> None:

@@ -68,6 +68,8 @@ _FLUSH_SECONDS = 1.0
 """Time for the last responses to leave; streams of health and reflection end with it."""
 _CLOSE_SECONDS_MIN = 5.0
 """Time to close what was built, even if calls have used up `drain_seconds`."""
+_LEAVE_SECONDS = 2.0
+"""Time for the interpreter to end after that."""
 
 
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
@@ -80,12 +82,14 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
         process.log.warning(
             "environment variable is no setting", name=name, nearest=nearest or "none"
         )
-    try:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(process.run())
-    except Exception:  # the process ends here: nothing else could handle it
-        process.log.exception("failed")
-        return EXIT_FAILED
+    exit_code = EXIT_FAILED
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            exit_code = runner.run(process.run())
+        except Exception:  # the process ends here: nothing else could handle it
+            process.log.exception("failed")
+        process.end_in_time(exit_code)
+    return exit_code
 
 
 class _Process(Generic[SettingsT]):
@@ -295,10 +299,24 @@ class _Process(Generic[SettingsT]):
         self._gate.close(NotReady(f"the store of this server is gone: {host.gone}"))
         self._retract_ready_file()
         await server.stop(_FLUSH_SECONDS)
+        self.log.info("stopped", exit_code=self._exit_code)
         self._exit_at_once()
 
+    def end_in_time(self, exit_code: int) -> None:
+        """Ends the process even if something in it never does: a task that ignores cancellation, or
+        a thread of the event loop's executor, for which the interpreter would wait. Only code of
+        others, such as observers, leaves these behind."""
+
+        def end() -> None:
+            self._exit_code = exit_code
+            self.log.warning("a task or a thread does not end, and is left behind")
+            self._exit_at_once()
+
+        watchdog = threading.Timer(_LEAVE_SECONDS, end)
+        watchdog.daemon = True
+        watchdog.start()
+
     def _exit_at_once(self) -> NoReturn:
-        self.log.info("stopped", exit_code=self._exit_code)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self._exit_code)
@@ -313,6 +331,7 @@ class _Process(Generic[SettingsT]):
                 raise
             self._fail("closing took too long and was cancelled")
             # What hangs there would keep the interpreter from ending, too.
+            self.log.info("stopped", exit_code=self._exit_code)
             self._exit_at_once()
 
     def _retract_ready_file(self) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,7 +44,16 @@ class WaiterSettings(ServiceSettings):
     """A directory in which to lock a file."""
 
     fault: Literal[
-        "", "build", "background", "drain", "close", "descriptors", "not ready", "store"
+        "",
+        "build",
+        "background",
+        "drain",
+        "close",
+        "descriptors",
+        "not ready",
+        "store",
+        "deaf task",
+        "hanging thread",
     ] = ""
     """The fault to produce."""
 
@@ -80,8 +90,28 @@ async def fail() -> None:
     raise RuntimeError("a bug")
 
 
+async def ignore_cancellation() -> None:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
 async def say_drained() -> None:
     say("drained")
+
+
+def leave_behind(fault: str) -> None:
+    """Starts what never ends, as an observer may."""
+    loop = asyncio.get_running_loop()
+    if fault == "deaf task":
+        _left.append(loop.create_task(ignore_cancellation()))
+    if fault == "hanging thread":
+        _left.append(loop.run_in_executor(None, threading.Event().wait))
+
+
+_left: list[asyncio.Future[None] | asyncio.Future[bool]] = []
 
 
 class DeadStore(RealFiles):
@@ -108,6 +138,7 @@ async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
     if host.settings.fault == "store":
         host.files = DeadStore()
         host.watch_store(Path(host.settings.store))
+    leave_behind(host.settings.fault)
     host.on_drain(fail if host.settings.fault == "drain" else say_drained)
     async with asyncio.TaskGroup():
         yield [Exposed(oracle_pb2.DESCRIPTOR.services_by_name["OracleService"], Waiter())]

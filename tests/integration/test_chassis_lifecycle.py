@@ -127,6 +127,15 @@ async def test_calls_that_do_not_end_are_cut_off_and_the_exit_code_says_so(tmp_p
         assert any("calls were cut off" in line for line in await running.log())
 
 
+@pytest.mark.parametrize("fault", ["deaf task", "hanging thread"])
+async def test_what_never_ends_does_not_keep_the_process(tmp_path: Path, fault: str) -> None:
+    async with service(tmp_path, f"--fault={fault}") as running:
+        await running.ready()
+        running.terminate()
+        assert await running.exit_code() == 0
+        assert any("is left behind" in line for line in await running.log())
+
+
 async def test_an_open_health_watch_does_not_delay_the_end(tmp_path: Path) -> None:
     async with service(tmp_path, "--drain-seconds=600") as running:
         address = (await running.ready()).address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -26,6 +27,18 @@ _TIMEOUT_SECONDS = 30
 @observes(body, name="measure")
 async def measure(tx: percolator.aio.Transaction, row: str) -> None:
     await tx.set(row, size, len(await tx.get(row, body, "")))
+
+
+asked = pages.column("asked", codecs.integer)
+
+
+@observes(asked, name="hang")
+async def hang(tx: percolator.aio.Transaction, row: str) -> None:
+    print("hanging", file=sys.stderr, flush=True)
+    await asyncio.to_thread(threading.Event().wait)
+
+
+hanging = [hang]
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +190,26 @@ def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped
         worker.wait(_TIMEOUT_SECONDS)
     assert said.startswith("waiting: there is no table 'orders': create it with db.create_table")
     assert worker.returncode == 0
+
+
+def test_a_worker_is_stopped_even_if_a_run_hangs_in_a_thread(
+    cluster: LocalCluster, db: Database
+) -> None:
+    observers = "tests.integration.test_observer_commands:hanging"
+    command = ["--address", cluster.address, "worker", "--observers", observers]
+    with subprocess.Popen(
+        [sys.executable, "-m", "percolator.cli", *command, "--drain-seconds", "0.1"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stderr is not None
+        try:
+            assert worker.stderr.readline() == "running hang of pages\n"
+            db.set_many([("a0", {asked: 1})])
+            assert worker.stderr.readline() == "hanging\n"
+            worker.terminate()
+            assert worker.wait(_TIMEOUT_SECONDS) == 1
+        finally:
+            worker.kill()
+    remove = ("observers", "remove", "pages", "hang", "--purge", "--yes")
+    CommandLine(cluster.address).run(*remove)
