@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from percolator.blocking.rounds import Caller, Rounds
@@ -39,6 +40,7 @@ class Pending(Generic[R]):
     """A call that was sent to the loop."""
 
     __slots__ = (
+        "_context",
         "_done",
         "_error",
         "_function",
@@ -62,11 +64,13 @@ class Pending(Generic[R]):
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()  # `wait` acquires it again, which is cheaper than an Event
+        # The loop would start it in the context of whichever thread has woken it.
+        self._context = copy_context()
         self.caller = caller
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the call. Runs in the loop's thread."""
-        self._task = loop.create_task(self._run())
+        self._task = loop.create_task(self._run(), context=self._context)
 
     async def _run(self) -> None:
         try:

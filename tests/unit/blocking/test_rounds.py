@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 
 import pytest
 
 from percolator.blocking import rounds
-from percolator.blocking.loop_thread import LoopCalls
+from percolator.blocking.loop_thread import LoopCalls, Pending
 from percolator.blocking.rounds import Caller, Rounds
 from percolator.testing.simulator.virtual_time import run_virtually
 
@@ -295,3 +296,22 @@ def test_a_thread_that_does_not_call_again_holds_up_others_only_briefly(calls: L
     with ThreadPoolExecutor(2) as pool:
         pool.submit(calls_again)
         assert pool.submit(waits_for_the_other).result()
+
+
+def test_each_call_runs_in_the_context_of_its_thread_though_others_are_started_with_it(
+    loop: asyncio.AbstractEventLoop, calls: LoopCalls
+) -> None:
+    """Otherwise a transaction of one thread would pass for an inner one of another thread."""
+    whose, both_wait = ContextVar("whose", default="nobody's"), threading.Event()
+    loop.call_soon_threadsafe(both_wait.wait)
+
+    async def name() -> str:
+        return whose.get()
+
+    def work(own: str) -> Pending[str]:
+        whose.set(own)
+        return calls.start(name)
+
+    pending = [copy_context().run(work, own) for own in ("first", "second")]
+    both_wait.set()
+    assert [one.wait() for one in pending] == ["first", "second"]
