@@ -85,11 +85,23 @@ def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
         there = known.get(one.observer.name) if one.table_id == table.table_id else None
         is_active = there is not None and not there.paused
         if is_active != one.is_active:
-            state = "is running" if is_active else "is paused" if there else "was removed"
-            _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
+            if one.table_id != table.table_id:
+                _tell_of_drop(one)
+            else:
+                state = "is running" if is_active else "is paused" if there else "was removed"
+                _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
         resumed = resumed or (is_active and not one.is_active)
         one.is_active = is_active
     return resumed
+
+
+def _tell_of_drop(watched: Watched) -> None:
+    _log.warning(
+        "observer %s of table %s has stopped: the table was dropped. For another table of this "
+        "name, restart the worker",
+        watched.observer.name,
+        watched.observer.table.name,
+    )
 
 
 class Registrations:
@@ -119,6 +131,8 @@ class Registrations:
                 _note(await self._context.describe(table), own)
             except SchemaError:
                 for one in own:  # the table was dropped, with all its notifications
+                    if one.is_active:
+                        _tell_of_drop(one)
                     one.is_active = False
             except PercolatorError as error:
                 _log.debug("cannot find out whether observers of %s are paused: %s", table, error)

@@ -8,7 +8,7 @@ import pytest
 
 from percolator import SchemaError, observes
 from percolator.aio import Transaction
-from percolator.observers.registry.registration import register
+from percolator.observers.registry.registration import Registrations, register
 
 from .observed_cluster import Observed, copy, docs, observed, source
 
@@ -52,3 +52,21 @@ async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_on
         await world.put("a", 2)
         with pytest.raises(SchemaError):
             await world.run_of(work).begin()
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+async def test_an_observer_that_stops_because_its_table_was_dropped_says_so_once(
+    caplog: pytest.LogCaptureFixture, *, is_created_again: bool
+) -> None:
+    async with observed() as world:
+        registrations = Registrations(world.context, await register(world.context, [copies]))
+        await world.db.drop_table(docs)
+        if is_created_again:
+            await world.db.create_table(docs)
+        await registrations.refresh()
+        await registrations.refresh()
+        said = [one.getMessage() for one in caplog.records if "copies" in one.getMessage()]
+        assert said == [
+            "observer copies of table docs has stopped: the table was dropped. For another table "
+            "of this name, restart the worker"
+        ]
