@@ -21,7 +21,7 @@ from percolator.rowstore.judging import looked_at, refusal
 from percolator.rowstore.layout import row_key
 from percolator.rowstore.mapping import Step, check_of
 from percolator.rowstore.patience import Patience
-from percolator.rowstore.port import RowStore, StoredCell
+from percolator.rowstore.port import RowStore, Selection, StoredCell, in_calls
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Change, Mutation
@@ -124,19 +124,24 @@ class RowMutations:
     async def _judge(
         self, group: Joined, steps: dict[int, Step], answers: list[Answer], patience: Patience
     ) -> None:
-        """Answers those steps that are not possible in the row as it is now."""
-        cells = await self._look(group, list(steps.values()), patience)
-        for place, step in steps.items():
-            refused = refusal(step.mutation, cells, self._times)
-            if refused is not None:
-                answers[place] = refused
+        """Answers those steps that are not possible in the row as it is now.
+
+        What steps look at takes more room than their checks, which joined them. So it may take
+        several readings; each step is judged on one.
+        """
+        needs = [
+            (place, tuple(looked_at(one.mutation, self._times))) for place, one in steps.items()
+        ]
+        for places, selections in in_calls(needs, self._store.check_bytes_max):
+            cells = await self._look(group, selections, patience)
+            for place in places:
+                refused = refusal(steps[place].mutation, cells, self._times)
+                if refused is not None:
+                    answers[place] = refused
 
     async def _look(
-        self, group: Joined, steps: Sequence[Step], patience: Patience
+        self, group: Joined, selections: Sequence[Selection], patience: Patience
     ) -> list[StoredCell]:
-        selections = tuple(
-            dict.fromkeys(one for step in steps for one in looked_at(step.mutation, self._times))
-        )
         key = row_key(group.row)
         while True:
             try:

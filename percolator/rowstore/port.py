@@ -10,8 +10,10 @@ Times are microseconds, and multiples of a thousand. Raised errors are `Percolat
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+T = TypeVar("T")
 
 TIME_UNIT = 1_000
 """All times are multiples of this."""
@@ -49,6 +51,26 @@ _OTHER_BYTES = 64
 """The size of a selection besides names and values, generously."""
 _RANGE_BYTES = 8
 """The same for one of several ranges of values."""
+
+
+def in_calls(
+    needs: Iterable[tuple[T, Sequence[Selection]]], bytes_max: int
+) -> Iterator[tuple[list[T], tuple[Selection, ...]]]:
+    """Divides what needs these selections among calls that may describe so much each: yields what
+    belongs to a call, and all that it selects. One need is never divided."""
+    members: list[T] = []
+    selected: dict[Selection, None] = {}
+    size = 0
+    for one, selections in needs:
+        added = sum(each.size_bytes for each in selections)
+        if members and size + added > bytes_max:
+            yield members, tuple(selected)
+            members, selected, size = [], {}, 0
+        members.append(one)
+        selected |= dict.fromkeys(selections)
+        size += added
+    if members:
+        yield members, tuple(selected)
 
 
 class Check(NamedTuple):

@@ -116,9 +116,12 @@ class RowReads:
         these."""
         if not result.in_data:
             return
-        selections = data_selections(result, wanted, self._times)
-        rows = await self._patiently(table_id, [row_key(row)], selections, patience)
-        add_data(row, result, rows[0].cells if rows else [], wanted, self._times)
+        cells: list[StoredCell] = []
+        bytes_max = self._store.check_bytes_max
+        for selections in data_selections(result, wanted, self._times, bytes_max):
+            rows = await self._patiently(table_id, [row_key(row)], selections, patience)
+            cells += rows[0].cells if rows else []
+        add_data(row, result, cells, wanted, self._times)
 
     async def _together(
         self, table_id: int, key: bytes, wanted: Wanted, deadline: float

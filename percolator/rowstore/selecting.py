@@ -9,7 +9,7 @@ from their records.
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from percolator.errors import InvariantViolation
@@ -38,7 +38,7 @@ from percolator.rowstore.layout import (
     stored_column,
     written_by_others,
 )
-from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell
+from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell, in_calls
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
 
@@ -170,14 +170,18 @@ def _require_kept(cells: Iterable[StoredCell], wanted: Wanted, times: Times) -> 
         raise too_old(wanted.timestamp, note)
 
 
-def data_selections(result: Seen, wanted: Wanted, times: Times) -> list[Selection]:
-    """Where the values lie that are apart from their records. They may be collected before this
-    second call, which is why it asks for the note, too."""
-    found = [reads_collected_above(wanted.timestamp, times)]
+def data_selections(
+    result: Seen, wanted: Wanted, times: Times, bytes_max: int
+) -> Iterator[tuple[Selection, ...]]:
+    """Where the values lie that are apart from their records, in as many calls as that takes. They
+    may be collected before, which is why each of these asks for the note, too."""
+    note = reads_collected_above(wanted.timestamp, times)
+    apart = []
     for column, (_, start) in result.in_data.items():
         time = times.time(start)
-        found.append(Selection(DATA, *column_bounds(column), time, time + TIME_UNIT))
-    return found
+        apart.append((column, (Selection(DATA, *column_bounds(column), time, time + TIME_UNIT),)))
+    for _, selections in in_calls(apart, bytes_max - note.size_bytes):
+        yield note, *selections
 
 
 def add_data(

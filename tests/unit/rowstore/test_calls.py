@@ -276,3 +276,33 @@ async def test_what_a_row_store_cannot_do_is_refused_and_nothing_is_done(step: M
     assert isinstance(answers[0], InvalidArgument)
     assert answers[1] is APPLIED
     assert counted.calls == ["mutate"]
+
+
+async def test_what_repeated_commits_look_at_stays_below_it_too() -> None:
+    """They look at more than they check, and each is answered as if it had come alone."""
+    rows = await ModelStore().opened()
+    names = [b"%0200d" % number for number in range(100)]
+    await written(rows, b"a", names)
+    await rows.cells.mutate(prewrites(at(3), b"a", names[:50]), rows.deadline)
+    answers = await rows.cells.mutate(commits(at(3), at(4), b"a", names), rows.deadline)
+    assert answers[:50] == [APPLIED] * 50
+    assert all(isinstance(answer, Refused) for answer in answers[50:])
+    again = await rows.cells.mutate(commits(at(3), at(4), b"a", names), rows.deadline)
+    assert {answer.condition for answer in again[:50] if isinstance(answer, Refused)} == {0}
+    assert all(isinstance(answer, Refused) for answer in again)
+
+
+async def test_values_apart_are_read_in_as_many_calls_as_their_columns_take() -> None:
+    rows = await ModelStore().opened()
+    names = [b"%0200d" % number for number in range(100)]
+    value = b"v" * 2_000
+    locks = _of(steps.prewrite(b"a", one, at(1), lock(at(1), value=b""), value) for one in names)
+    await rows.cells.mutate(locks, rows.deadline)
+    record = WriteRecord(at(1), RecordKind.PUT_IN_DATA).encode()
+    ends = _of(steps.commit_secondary(b"a", one, at(1), at(2), record, ()) for one in names)
+    assert await rows.cells.mutate(ends, rows.deadline) == [APPLIED] * 100
+    counted = CountedStore(rows)
+    read = RowRequest(TABLE, RowRead(row=b"a", timestamp=at(3), all_columns=True))
+    (found,) = await rows.cells.read([read], rows.deadline)
+    assert {name: cell.value for name, cell in found.found.items()} == dict.fromkeys(names, value)
+    assert 2 < len(counted.calls) < 20
