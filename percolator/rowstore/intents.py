@@ -40,6 +40,7 @@ from percolator.rowstore.port import (
     Selection,
     SetCell,
     StoredRow,
+    can_be_named,
 )
 from percolator.rowstore.shared_writes import ROWS_MAX, SharedWrites
 from percolator.rowstore.times import Times
@@ -150,8 +151,16 @@ class Intents:
         """Some intents whose keys are in [first, end), and whose columns are in one of these
         ranges, in order; and the key from which on there may be more, or nothing."""
         selections = [Selection(WRITES, *bounds) for bounds in columns]
+        names_all = can_be_named(selections, self._store.check_bytes_max)
+        if not names_all:
+            selections = [Selection(WRITES)]
         rows = await self._read(first, end, selections, _ROWS_PER_PAGE, deadline)
-        found = [intent_of(row, cell.column, cell.value) for row in rows for cell in row.cells]
+        found = [
+            intent_of(row, cell.column, cell.value)
+            for row in rows
+            for cell in row.cells
+            if names_all or any(begin <= cell.column < stop for begin, stop in columns)
+        ]
         is_last = len(rows) < _ROWS_PER_PAGE
         return found, b"" if is_last else rows[-1].key + b"\0"
 

@@ -9,9 +9,9 @@ from typing import Final
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
 from percolator.limits import Limits
-from percolator.rowstore.layout import LOCKS, column_bounds, column_of, row_of
+from percolator.rowstore.layout import EVERY_COLUMN, LOCKS, column_bounds, column_of, row_of
 from percolator.rowstore.patience import Patience
-from percolator.rowstore.port import TIME_UNIT, RowStore, Selection
+from percolator.rowstore.port import TIME_UNIT, RowStore, Selection, can_be_named
 from percolator.rowstore.steady_scan import steady_scan
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
@@ -56,7 +56,10 @@ async def cells_locked_by(
     """The cells of these columns that the transactions that began then have locked to change them,
     page by page. A lock that is there from beginning to end is found."""
     between = times.time(min(starts)), times.time(max(starts)) + TIME_UNIT
-    selections = [Selection(LOCKS, *column_bounds(one), *between) for one in sorted(columns)]
+    wanted = frozenset(columns)
+    selections = [Selection(LOCKS, *column_bounds(one), *between) for one in sorted(wanted)]
+    if not can_be_named(selections, store.check_bytes_max):
+        selections = [Selection(LOCKS, *EVERY_COLUMN, *between)]
     at = b""
     while True:
         try:
@@ -78,7 +81,9 @@ async def cells_locked_by(
             (start, CellAddress(table_id, row_of(key), column_of(cell.column)))
             for key, cells in rows
             for cell in cells
-            if (start := times.timestamp(cell.time)) in starts and _changes(cell.value)
+            if (start := times.timestamp(cell.time)) in starts
+            and column_of(cell.column) in wanted
+            and _changes(cell.value)
         ]
         if len(rows) < _ROWS_PER_PAGE:
             return

@@ -73,6 +73,11 @@ def in_calls(
         yield members, tuple(selected)
 
 
+def can_be_named(selections: Iterable[Selection], bytes_max: int) -> bool:
+    """Whether one call may describe all of these."""
+    return sum(one.size_bytes for one in selections) <= bytes_max
+
+
 class Check(NamedTuple):
     """When the changes of a call are made. The store counts the cells that are selected; a cell
     that several selections name counts for each of them."""

@@ -38,7 +38,7 @@ from percolator.rowstore.layout import (
     stored_column,
     written_by_others,
 )
-from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell, in_calls
+from percolator.rowstore.port import TIME_UNIT, Selection, StoredCell, can_be_named, in_calls
 from percolator.rowstore.times import Times
 from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
 
@@ -67,7 +67,7 @@ class Wanted:
             for prefix in map(stored_column, self.prefixes):
                 bounds.append((prefix, after_prefix(prefix)))
         found = _selections(bounds, until)
-        if sum(one.size_bytes for one in found) > bytes_max:
+        if not can_be_named(found, bytes_max):
             found = _selections([EVERY_COLUMN], until)
         since = self.timestamp if earliest is None else earliest
         return (*found, reads_collected_above(since, times)) if found else ()

@@ -15,7 +15,14 @@ from percolator.observers.finding.intents import _NO_TRACE_SECONDS, IntentNotifi
 from percolator.observers.port import Waiting, WorkRequest
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
-from percolator.rowstore.intents import INTENTS_TABLE, Intent, Intents
+from percolator.rowstore.intents import (
+    BUCKETS,
+    INTENTS_TABLE,
+    Intent,
+    Intents,
+    exactly,
+    key_from,
+)
 from percolator.rowstore.port import RowChange
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import prewrites
@@ -204,3 +211,33 @@ async def test_a_survey_that_cannot_look_into_a_cell_fails() -> None:
     )
     with pytest.raises(ExecutionUnknown, match="no answer"):
         await surveyed(notifications, locks_before=at(9))
+
+
+async def test_a_page_for_more_observers_than_a_filter_may_name_has_only_theirs() -> None:
+    rows = await opened(ModelStore())
+    names = [b"observer %0100d" % number for number in range(300)]
+    theirs = [
+        Intent(TABLE, b"c", b"column", one, at(number + 9), is_certain=False)
+        for number, one in enumerate(names)
+    ]
+    await rows.intents.write(theirs, rows.deadline)
+    columns = [exactly(TABLE, one) for one in names]
+    found, first = [], key_from(BUCKETS[0])
+    while first:
+        page, first = await rows.intents.page(first, b"", columns, rows.deadline)
+        found += page
+    assert sorted(found) == sorted(theirs)
+
+
+async def test_locks_in_more_columns_than_a_filter_may_name_are_announced() -> None:
+    rows = await opened(await ModelStore().opened())
+    names = [b"column %0100d" % number for number in range(300)]
+    await rows.cells.mutate(prewrites(at(9), b"d", [names[7], b"other"]), rows.deadline)
+    observed = [(one, b"observer") for one in names]
+    await rows.intents.announce_locked(TABLE, observed, [at(9)], rows.deadline)
+    found, _ = await rows.intents.page(
+        key_from(BUCKETS[0]), b"", [exactly(TABLE, b"observer")], rows.deadline
+    )
+    assert [one for one in found if one.timestamp == at(9)] == [
+        Intent(TABLE, b"d", names[7], b"observer", at(9), is_certain=False)
+    ]
