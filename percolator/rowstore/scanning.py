@@ -1,8 +1,9 @@
 """Scans of a range at a timestamp, page by page.
 
-A page ends when it has enough rows or bytes, and the next call of the store begins behind it. If a
-call breaks off, the page ends where the call has come to: what it shows does not change, since it
-is a snapshot. So a scan goes on even where a call finds nothing in all of its time.
+A page ends when it has enough rows or bytes. The next one has what the last call of the store has
+found besides, or a new call begins behind it. If a call breaks off, the page ends where the call
+has come to: what it shows does not change, since it is a snapshot. So a scan goes on even where a
+call finds nothing in all of its time.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ class RowScan:
         self._rows_left = request.row_limit
         self._asked_seconds = 0.0
         """The pause that the store has asked for where the last page broke off."""
+        self._left: _Part | None = None
+        """What was found, and is not in a page yet."""
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
         """Pages without gaps, from one end of the range to the other."""
         while not self._end or self._start < self._end:
             deadline = self._world.clock.monotonic_seconds() + self._timeout_seconds
             patience = Patience(self._world, self._limits, deadline)
-            rows, boundary = await self._page(patience)
-            for row, result in rows:
-                await self._reads.complete(
-                    self._request.table_id, row, result, self._wanted, patience
-                )
+            rows, boundary = await self._completed(
+                self._left or await self._page(patience), patience
+            )
             start, end = self._start, self._end
             is_last = boundary is None
             if boundary is not None:
@@ -79,6 +80,19 @@ class RowScan:
             yield RangePage(cells_by_row(rows), locks, start, end)
             if is_last:
                 return
+
+    async def _completed(self, part: _Part, patience: Patience) -> _Part:
+        """As many rows of a part as a page may have, with the values that lie apart. How long these
+        are is only known now. The other rows are for the next pages."""
+        size, self._left = 0, None
+        for number, (row, result) in enumerate(part.rows, 1):
+            await self._reads.complete(self._request.table_id, row, result, self._wanted, patience)
+            size += result.size_bytes + len(row)
+            if size >= self._limits.page_bytes_max and number < len(part.rows):
+                self._left = _Part(part.rows[number:], part.boundary)
+                boundary = row if self._request.reverse else row + b"\0"
+                return _Part(part.rows[:number], boundary)
+        return part
 
     async def _page(self, patience: Patience) -> _Part:
         """The next part of the range."""

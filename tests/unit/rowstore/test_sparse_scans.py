@@ -12,14 +12,16 @@ import pytest
 
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, PercolatorError, Unavailable
-from percolator.routing.cells import RangePage, RangeRequest
+from percolator.formats.records import RecordKind, WriteRecord
+from percolator.protocol import steps
+from percolator.routing.cells import CellMutation, RangePage, RangeRequest
 from percolator.rowstore.layout import LOCKS, WRITES
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
 from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.steady_scan import steady_scan
 from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
-from tests.unit.rowstore.test_calls import written
+from tests.unit.rowstore.test_calls import CountedStore, lock, written
 
 KEYS = [b"row %02d" % number for number in range(40)]
 LOCKED = KEYS[-1]
@@ -173,3 +175,29 @@ async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for(
     assert came[0] == pytest.approx(call)
     assert all(later - earlier >= 7.0 for earlier, later in pairwise(came))
     assert len(came) > 2
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_values_that_lie_apart_count_towards_the_size_of_a_page(reverse: bool) -> None:
+    """A thousand rows of megabytes each are not held in memory at the same time."""
+    rows = await ModelStore(page_bytes_max=5_000).opened()
+    for key in KEYS:
+        prewrite = steps.prewrite(key, b"c", at(1), lock(at(1), value=b""), b"v" * 2_000)
+        record = WriteRecord(at(1), RecordKind.PUT_IN_DATA).encode()
+        commit = steps.commit_secondary(key, b"c", at(1), at(2), record, ())
+        for step in (prewrite, commit):
+            await rows.cells.mutate([CellMutation(TABLE, step)], rows.deadline)
+    store = CountedStore(rows)
+    request = RangeRequest(TABLE, b"", b"", (b"c",), at(9), reverse=reverse)
+    pages = [page async for page in rows.cells.scan(request, SECONDS)]
+    found = [key for page in pages for key in page.rows]
+    assert found == sorted(KEYS, reverse=reverse)
+    values = {cells[b"c"].value for page in pages for cells in page.rows.values()}
+    assert values == {b"v" * 2_000}
+    assert [len(page.rows) for page in pages] == [3] * 13 + [1]
+    assert store.calls.count("scan") == 1
+    bounds = [(page.start, page.end) for page in pages]
+    if reverse:
+        bounds.reverse()
+    assert bounds[0][0] == bounds[-1][1] == b""
+    assert all(one[1] == other[0] for one, other in pairwise(bounds))
