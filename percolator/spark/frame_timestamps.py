@@ -44,7 +44,10 @@ def frame_timestamp(frame: DataFrame) -> Timestamp:
             found |= _timestamps(schema)
     if len(found) > 1:
         shown = ", ".join(str(one) for one in sorted(found))
-        raise UsageError(f"the frame is computed from fields of several snapshots: {shown}")
+        raise UsageError(
+            f"the frame is computed from fields of several snapshots: {shown}; ask the frames that "
+            "load() returned, or read all of them through one snapshot"
+        )
     if not found:
         raise UsageError(
             "no field of the frame carries its timestamp: all are computed, or were declared with "
