@@ -194,4 +194,4 @@ def _require_within(numbers: pa.Array, kind: str) -> None:
     for number in numbers.to_pylist():
         if number is not None and not first <= number <= last:
             what = "microseconds" if kind == "timestamp" else "days"
-            raise SchemaError(f"{number} {what} since 1970 are beyond the years 1 to 9999")
+            raise SchemaError(f"{number} {what} since 1970 are beyond the years 1 to 9999 in UTC")
