@@ -25,6 +25,7 @@ from services.local.process import STOP_SECONDS, LocalClusterError
 State = dict[str, Any]
 
 DEFAULT_DATA = Path(".percolator")
+_PARTS = ("store", "logs", "run")
 
 _GITIGNORE = ".gitignore"
 _NOTHING = "*\n"
@@ -42,8 +43,6 @@ class Ownership:
         """Takes it. Waits for processes that a killed launcher has left: they end by themselves,
         but until then they have the store and the ports."""
         make_data_directory(data)
-        for part in ("store", "logs", "run"):
-            make_directory(data / part)
         self._run = data / "run"
         lock = _open_lock(self._run / "lock")
         for attempt in range(_LOCK_ATTEMPTS):
@@ -146,14 +145,14 @@ def require_stopped(data: Path) -> None:
     """Raises `LocalClusterError` unless the directory holds a cluster that is not running."""
     if running(data) is not None:
         raise LocalClusterError(f"a cluster is running on {data}: stop it first")
-    if not (data / "store").is_dir() or not (data / "run").is_dir():
+    if not (data / "store").is_dir() or not (data / "run" / "lock").exists():
         raise LocalClusterError(f"{data} does not hold a local cluster")
 
 
 def delete(data: Path) -> None:
     """Deletes everything that a stopped cluster has left, and nothing else."""
     require_stopped(data)
-    for part in ("store", "logs", "run"):
+    for part in _PARTS:
         try:
             shutil.rmtree(data / part)
         except OSError as error:
@@ -180,15 +179,24 @@ def data_option(data: Path) -> str:
 
 
 def make_data_directory(data: Path) -> None:
-    """Makes the data directory itself."""
+    """Makes the data directory, and those in it. Raises `LocalClusterError` if one of these is
+    there and has something of another program: `delete` would take it for the cluster's."""
     if not data.exists():
-        make_directory(data)
+        _make_directory(data)
         # A cluster in the folder of a project is not a part of it.
         (data / _GITIGNORE).write_text(_NOTHING)
+    is_own = (data / "run" / "lock").exists() or (data / "store" / "cluster.json").is_file()
+    for part in _PARTS:
+        if not is_own and (data / part).is_dir() and any((data / part).iterdir()):
+            raise LocalClusterError(
+                f"--data: {data / part} has files of another program; pass another directory"
+            )
+    for part in _PARTS:
+        _make_directory(data / part)
+    _open_lock(data / "run" / "lock").close()
 
 
-def make_directory(path: Path) -> None:
-    """Makes a directory below the data directory."""
+def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -91,7 +91,6 @@ def detach(data: Path, plan: Plan) -> directory.State:
         raise LocalClusterError(directory.already_running(data))
     directory.make_data_directory(data)
     log_file = data / "logs" / "launcher.log"
-    directory.make_directory(log_file.parent)
     command = [sys.executable, "-P", "-m", "services.local", "--data", str(data), *plan.options()]
     with log_file.open("wb") as log:
         launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from services.local.cluster import START_SECONDS, LocalCluster
-from services.local.directory import running
+from services.local.directory import Ownership, running
 from services.local.process import LocalClusterError, ServiceProcess
 from tests.integration.command_line import CommandLine
 
@@ -79,7 +79,7 @@ def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> 
 
 
 def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
+    Ownership(tmp_path, print).release()
     (tmp_path / "store" / "somebody-elses-file").write_text("precious")
     failing = LocalCluster(tmp_path, tablet_servers=0)
     with pytest.raises(LocalClusterError, match="master exited with 2"):
@@ -141,7 +141,7 @@ def test_a_detached_cluster_is_stopped_by_down(tmp_path: Path) -> None:
 
 
 def test_the_reason_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
+    Ownership(tmp_path, print).release()
     (tmp_path / "store" / "somebody-elses-file").touch()
     command = [sys.executable, "-m", "services.local", "--data", str(tmp_path), "--port", "0"]
     command += ["--detach"]

@@ -176,6 +176,27 @@ def test_deletion_leaves_nothing_of_a_cluster_and_all_that_was_there_before(here
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("part", ["store", "logs", "run"])
+def test_files_of_another_program_are_neither_joined_nor_deleted(here: Path, part: str) -> None:
+    for made in ("store", "run", part):
+        (here / made).mkdir(exist_ok=True)
+    precious = here / part / "precious"
+    precious.touch()
+    where = here / part
+    said = f"error: --data: {where} has files of another program; pass another directory"
+    for options in ([], ["--detach"]):
+        assert refused("--data", str(here), *options) == said
+    line = refused("destroy", "--data", str(here), "--yes")
+    assert line == f"error: {here} does not hold a local cluster"
+    assert precious.exists()
+
+
+def test_a_store_that_was_brought_along_is_joined(here: Path) -> None:
+    (here / "store").mkdir()
+    (here / "store" / "cluster.json").touch()
+    Ownership(here, print).release()
+
+
 STATE: dict[str, Any] = {
     "address": "127.0.0.1:7100",
     "gateway_address": "127.0.0.1:7110",
