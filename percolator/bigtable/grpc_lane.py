@@ -13,7 +13,7 @@ from percolator.bigtable.http2.headers import Metadata
 from percolator.bigtable.http2.messages import MESSAGE_BYTES_MAX
 from percolator.bigtable.http2.status import CallFailed, Code
 from percolator.bigtable.lanes import LANES_MAX, STREAMS_MAX
-from percolator.wire.channels import cancelled_by_caller
+from percolator.wire.channels import cancelled_by_caller, left_at_once
 
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -66,18 +66,16 @@ class GrpcLane:
         invoke = self._streams.get(path)
         if invoke is None:
             invoke = self._streams[path] = self._channel.unary_stream(path)
-        streaming = invoke(request, timeout=timeout, metadata=metadata)
         try:
-            async for message in streaming:
-                yield message
+            async with left_at_once(invoke(request, timeout=timeout, metadata=metadata)) as answers:
+                async for message in answers:
+                    yield message
         except grpc.aio.AioRpcError as error:
             raise _failed(error) from None
         except asyncio.CancelledError:
             if cancelled_by_caller():
                 raise
             raise CallFailed(Code.UNAVAILABLE, _CLOSED) from None
-        finally:
-            streaming.cancel()
 
     async def close(self) -> None:
         await self._channel.close()

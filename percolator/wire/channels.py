@@ -11,7 +11,8 @@ used is closed (by_address.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -174,8 +175,9 @@ class GrpcNetwork:
             try:
                 with line:
                     responses = multicallable(request, timeout=timeout, metadata=metadata)
-                    async for response in responses:
-                        yield _understood(response, where)
+                    async with left_at_once(responses) as messages:
+                        async for response in messages:
+                            yield _understood(response, where)
             except grpc.aio.AioRpcError as error:
                 meaning = self._meaning(error, where)
                 if not isinstance(meaning, errors.Unauthenticated) or self.credentials is used:
@@ -256,6 +258,21 @@ def _where(path: str, address: str, server: str) -> str:
 
 def _closed(where: str) -> errors.UsageError:
     return errors.UsageError("the network of this client is closed", where=where)
+
+
+@asynccontextmanager
+async def left_at_once(call: grpc.aio.Call) -> AsyncIterator[AsyncIterator[Any]]:
+    """The messages of a stream, which is cancelled if it is left before its end.
+
+    By itself, grpc.aio ends such a stream when it is garbage-collected, which is late, since call
+    and iterator refer to each other: the server goes on reading, and what arrives is kept.
+    """
+    messages = aiter(call)
+    try:
+        yield messages
+    finally:
+        call.cancel()  # has no effect once it has ended
+        await messages.aclose()
 
 
 def cancelled_by_caller() -> bool:

@@ -22,6 +22,7 @@ from percolator.wire.channels import (
     SERVER_METADATA,
     cancelled_by_caller,
     closed_meanwhile,
+    left_at_once,
 )
 from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
@@ -176,9 +177,10 @@ class ForwardedCall:
                 routes.endless[call] = None
             try:
                 with line:
-                    async for message in call:
-                        routes.calls.answer_bytes += len(message)
-                        yield message
+                    async with left_at_once(call) as messages:
+                        async for message in messages:
+                            routes.calls.answer_bytes += len(message)
+                            yield message
                 trailers = await call.trailing_metadata()
                 if trailers:
                     context.set_trailing_metadata(tuple(trailers))
@@ -193,7 +195,6 @@ class ForwardedCall:
                 await self._fail(closed_meanwhile(self._path), context)
             finally:
                 routes.endless.pop(call, None)
-                call.cancel()  # has no effect once it has ended
 
     async def _enter(self, context: Context) -> list[Server]:
         self._gate.enter()

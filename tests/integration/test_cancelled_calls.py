@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -58,6 +59,54 @@ async def _stream(network: GrpcNetwork, address: str) -> None:
 
 
 CALLS = {"unary": _unary, "stream": _stream}
+
+
+@asynccontextmanager
+async def endless_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """Answers scans without an end. The event is set once one of them has ended."""
+    ended = asyncio.Event()
+
+    async def endless(request: bytes, context: object) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b""
+        finally:
+            ended.set()
+
+    class Endless(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return grpc.unary_stream_rpc_method_handler(endless)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Endless(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", ended
+    finally:
+        await server.stop(None)
+
+
+def test_a_stream_that_is_left_ends_at_once_without_the_garbage_collector() -> None:
+    """A server would go on reading for it, and what has arrived would fill the memory."""
+
+    async def leave() -> None:
+        async with endless_server() as (address, ended):
+            network = GrpcNetwork()
+            pages = network.stream(address, methods.SCAN)(wire.ScanRequest(), 60.0)
+            await anext(pages)
+            await pages.aclose()
+            await asyncio.wait_for(ended.wait(), 20.0)
+            left = [one for one in gc.get_objects() if isinstance(one, grpc.aio.UnaryStreamCall)]
+            assert not left
+            await network.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(leave())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("kind", CALLS)
