@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -35,10 +36,11 @@ from percolator.cli import (
     wait,
     worker,
 )
-from percolator.cli.connection import make_connection
+from percolator.cli.connection import errors_console, make_connection, plain
 from percolator.cli.group import Commands
 
 _JSON = "--json"
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="percolator",
@@ -117,7 +119,14 @@ app.command("top")(top.top)
 
 def main() -> None:
     """The entry point of the `percolator` script."""
-    app(args=json_first(sys.argv[1:]))
+    try:
+        app(args=json_first(sys.argv[1:]))
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        text = plain(f"error: the output cannot be written: {error.strerror}")
+        errors_console.print(text, highlight=False, soft_wrap=True)
+        sys.exit(1)
 
 
 def json_first(arguments: Sequence[str]) -> list[str]:

@@ -27,8 +27,9 @@ from percolator.world import MachineClock, Network, World, machine_random
 
 T = TypeVar("T")
 
-# Output that is piped into a file or a pager is not cut to the width of a terminal.
-console = Console(width=None if sys.stdout.isatty() else 1_000)
+# Output that is piped into a file or a pager is not cut to the width of a terminal. If standard
+# output is closed, there is none.
+console = Console(width=None if sys.stdout is None or sys.stdout.isatty() else 1_000)
 errors_console = Console(stderr=True)
 
 

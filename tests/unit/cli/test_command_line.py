@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -28,6 +30,24 @@ def test_a_timestamp_is_decoded_to_its_time_and_sequence() -> None:
         "physical_milliseconds": 1_800_000_000_000,
         "sequence": 7,
     }
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        (">/dev/full", 1, "error: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+    ],
+)
+@pytest.mark.parametrize("arguments", ["timestamp decode 7", "--json timestamp decode 7", "--help"])
+def test_output_that_cannot_be_written_is_no_traceback(
+    output: str, code: int, said: str, arguments: str
+) -> None:
+    command = f"{sys.executable} -m percolator.cli {arguments} {output}"
+    done = subprocess.run(
+        command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 @pytest.mark.parametrize(
