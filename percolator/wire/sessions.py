@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _RENEWALS_PER_LIFE = 3
 """Two renewals in a row may be lost, and the session is still alive."""
+_OPENING_SECONDS = 0.5
+"""How long `close` waits for the answer to a call that opens a session."""
 _DESCRIPTION_BYTES_MAX = 256
 _SECONDS_MAX = 86_400.0
 _TIMESTAMP_MAX = 2**64 - 1
@@ -100,6 +102,8 @@ class Sessions:
         self._alive_until = 0.0
         self._tried = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._opening: asyncio.Future[None] | None = None
+        """Done when the call that opens a session has ended."""
         self._closed = False
         self.last_error: PercolatorError | None = None
         """Why the last attempt to open or renew the session failed; None if it succeeded."""
@@ -151,6 +155,9 @@ class Sessions:
         self._closed = True
         self._tried.set()
         await self._lookups.close()
+        if self._opening is not None:
+            # Cancelled in the middle, it may leave a session that nobody knows, and nobody ends.
+            await asyncio.wait([self._opening], timeout=_OPENING_SECONDS)
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
@@ -190,14 +197,19 @@ class Sessions:
 
     async def _open(self) -> None:
         sent = self._world.clock.monotonic_seconds()
-        response = await self.calls.call_any(
-            lambda stub: stub.open_session,
-            wire.OpenSessionRequest(
-                info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
-            ),
-            self._renewal_seconds,
-        )
-        self._id = response.session_id
+        self._opening = asyncio.get_running_loop().create_future()
+        try:
+            response = await self.calls.call_any(
+                lambda stub: stub.open_session,
+                wire.OpenSessionRequest(
+                    info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
+                ),
+                self._renewal_seconds,
+            )
+            self._id = response.session_id
+        finally:
+            self._opening.set_result(None)
+            self._opening = None
         if response.ttl_milliseconds:
             self._ttl_seconds = response.ttl_milliseconds / 1000
         self._alive_until = sent + self._ttl_seconds

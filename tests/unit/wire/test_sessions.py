@@ -18,6 +18,7 @@ from percolator.world import (
     World,
 )
 from tests.unit.wire.lock_services import (
+    ROUND_TRIP_SECONDS,
     A,
     B,
     client,
@@ -83,6 +84,29 @@ async def test_closing_does_not_hang_on_a_silent_lock_service() -> None:
         before = services.clock.monotonic_seconds()
         await sessions.close()
         assert services.clock.monotonic_seconds() - before <= 1.0
+
+
+async def test_a_session_that_is_being_opened_when_it_is_closed_is_not_left_behind() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        opening = asyncio.ensure_future(sessions.current())
+        await asyncio.sleep(0.75 * ROUND_TRIP_SECONDS)
+        assert len(services.alive(A)) == 1, "it is opened, and the answer is on its way"
+        await sessions.close()
+        assert services.alive(A) == []
+        assert await opening is None
+
+
+async def test_closing_does_not_wait_for_long_for_a_session_that_is_being_opened() -> None:
+    async with lock_services(A) as services:
+        services.silent.add(A)
+        sessions = client(services, settings=SessionSettings(ttl_seconds=60.0))
+        opening = asyncio.ensure_future(sessions.current())
+        await asyncio.sleep(ROUND_TRIP_SECONDS)
+        before = services.clock.monotonic_seconds()
+        await sessions.close()
+        assert services.clock.monotonic_seconds() - before <= 1.0
+        assert await opening is None
 
 
 async def test_without_a_lock_service_work_continues_without_a_session() -> None:
