@@ -65,6 +65,7 @@ class Pin:
         self._timeout_seconds = timeout_seconds
         self._at: Timestamp | None = None
         self._session: Sessions | None = None
+        self._is_being_set = False
         self._lost = False
         self._lost_session = b""
 
@@ -111,8 +112,17 @@ class Pin:
         """
         engine = self._engine
         engine.require_usable()
-        if self._session is not None:
-            raise UsageError("the pin is already set")
+        if self._session is not None or self._is_being_set:
+            raise UsageError("the pin is already set, or is being set")
+        self._is_being_set = True
+        try:
+            await self._set()
+        finally:
+            self._is_being_set = False
+        return self
+
+    async def _set(self) -> None:
+        engine = self._engine
         deadline = engine.now() + self._timeout_seconds
         now = Timestamp(await fresh_timestamp(engine, self._timeout_seconds))
         at = now if self._wanted is None else self._wanted
@@ -138,7 +148,6 @@ class Pin:
         except BaseException:
             await self.close()
             raise
-        return self
 
     async def close(self) -> None:
         """Releases the pin. Closing twice is harmless."""

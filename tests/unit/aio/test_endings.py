@@ -237,6 +237,15 @@ async def test_a_second_close_waits_for_the_first() -> None:
         await first
 
 
+async def test_a_pin_that_is_being_set_is_not_set_once_more() -> None:
+    """Of two sessions, one would be renewed for ever."""
+    async with connected() as (db, _):
+        pin = db.pin()
+        first, second = await asyncio.gather(pin.set(), pin.set(), return_exceptions=True)
+        assert isinstance(first, Unavailable), "there is no lock service"
+        assert isinstance(second, UsageError)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("drain_seconds", [0, 0.5, 10.0])
 async def test_closing_takes_no_longer_than_it_may_whatever_hangs(
