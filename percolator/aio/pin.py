@@ -151,9 +151,11 @@ class Pin:
 
     async def close(self) -> None:
         """Releases the pin. Closing twice is harmless."""
-        session, self._session = self._session, None
+        session = self._session
         if session is not None:
-            await session.close()
+            await session.close()  # if it is cancelled, the next call tries again
+            if self._session is session:
+                self._session = None
 
     async def _require_session(self, session: Sessions) -> None:
         if await session.current() is not None:

@@ -47,6 +47,7 @@ class Pending(Generic[R]):
         "_loop_thread",
         "_result",
         "_task",
+        "_undo",
         "caller",
     )
 
@@ -55,11 +56,14 @@ class Pending(Generic[R]):
         loop_thread: LoopCalls,
         function: Callable[[], Awaitable[R]],
         caller: Caller | None,
+        undo: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`caller` is given if it does nothing else until it has the result."""
+        """`caller` is given if it does nothing else until it has the result. `undo` follows if the
+        call is given up: it may have ended at that moment, and nobody has its result."""
         self._loop_thread = loop_thread
         self._function = function
         self._task: asyncio.Task[None] | None = None
+        self._undo = undo
         self._result: Any = None
         self._error: BaseException | None = None
         self._done = threading.Lock()
@@ -118,6 +122,8 @@ class Pending(Generic[R]):
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
+        if self._undo is not None:
+            await self._undo()
 
 
 class LoopCalls:
@@ -139,16 +145,26 @@ class LoopCalls:
         """Starts an asynchronous call. Call `wait` on the result later."""
         return self._start(function, None)
 
-    def call(self, function: Callable[[], Awaitable[R]]) -> R:
-        """Runs an asynchronous call to its end, and returns its result."""
+    def call(
+        self,
+        function: Callable[[], Awaitable[R]],
+        undo: Callable[[], Awaitable[object]] | None = None,
+    ) -> R:
+        """Runs an asynchronous call to its end, and returns its result. If the caller is
+        interrupted, `undo` follows, whatever has been done by then."""
         caller: Caller | None = getattr(self._of_thread, "caller", None)
         if caller is None:
             caller = self._of_thread.caller = Caller()
-        return self._start(function, caller).wait()
+        return self._start(function, caller, undo).wait()
 
-    def _start(self, function: Callable[[], Awaitable[R]], caller: Caller | None) -> Pending[R]:
+    def _start(
+        self,
+        function: Callable[[], Awaitable[R]],
+        caller: Caller | None,
+        undo: Callable[[], Awaitable[object]] | None = None,
+    ) -> Pending[R]:
         self.require_usable()
-        pending = Pending(self, function, caller)
+        pending = Pending(self, function, caller, undo)
         self._calls.append(pending)
         if caller is not None:
             self._rounds.back(caller)

@@ -35,10 +35,10 @@ class Pin:
 
     def close(self) -> None:
         """Releases the pin. Closing twice is harmless."""
-        self._loop_thread.call(self._pin.close)
+        self._loop_thread.call(self._pin.close, self._pin.close)
 
     def __enter__(self) -> Pin:
-        self._loop_thread.call(self._pin.set)
+        self._loop_thread.call(self._pin.set, self._pin.close)
         return self
 
     def __exit__(

@@ -161,7 +161,8 @@ class Sessions:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        session_id, self._id = self._id, None
+        self._alive_until = 0.0
+        session_id = self._id
         if session_id is None:
             return
         try:
@@ -173,6 +174,7 @@ class Sessions:
         except PercolatorError as error:
             # No harm is done: the session expires by itself.
             _log.debug("session %s was left to expire: %s", session_id.hex(), error)
+        self._id = None  # not before: if this is cancelled, the next call tries again
 
     async def _keep(self) -> None:
         clock = self._world.clock

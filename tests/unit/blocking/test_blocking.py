@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -381,3 +382,46 @@ def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
 
     thread.start(wake)
     assert woken.wait(5.0)
+
+
+def test_an_interrupt_while_a_pin_is_set_releases_it(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    async def set_at_that_moment(pin: aio.Pin) -> aio.Pin:
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+        return pin
+
+    async def close(pin: aio.Pin) -> None:
+        released.set()
+
+    monkeypatch.setattr(aio.Pin, "set", set_at_that_moment)
+    monkeypatch.setattr(aio.Pin, "close", close)
+    with pytest.raises(KeyboardInterrupt), percolator_db.pin():
+        pass
+    assert released.wait(5.0)
+
+
+def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    calls = iter([_interrupted])
+
+    async def close(pin: aio.Pin) -> None:
+        for call in calls:
+            await call()
+        released.set()
+
+    monkeypatch.setattr(aio.Pin, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        percolator_db.pin().close()
+    assert released.wait(5.0)
+
+
+async def _interrupted() -> None:
+    """Interrupts the main thread, and never returns."""
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    await asyncio.get_running_loop().create_future()

@@ -97,6 +97,20 @@ async def test_a_session_that_is_being_opened_when_it_is_closed_is_not_left_behi
         assert await opening is None
 
 
+async def test_closing_that_was_cancelled_can_be_done_again() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        await sessions.current()
+        closing = asyncio.ensure_future(sessions.close())
+        await asyncio.sleep(0.25 * ROUND_TRIP_SECONDS)  # the call is on its way, and is lost
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert held(sessions) is None
+        assert len(services.alive(A)) == 1
+        await sessions.close()
+        assert services.alive(A) == []
+
+
 async def test_closing_does_not_wait_for_long_for_a_session_that_is_being_opened() -> None:
     async with lock_services(A) as services:
         services.silent.add(A)
