@@ -56,7 +56,7 @@ class SharedTransaction:
         return self._loop_thread.call(partial(self._whole.abort, timeout=timeout))
 
     def __enter__(self) -> SharedTransaction:
-        self._loop_thread.call(self._whole.begin)
+        self._loop_thread.call(self._whole.begin, self._whole.abort)
         return self
 
     def __exit__(
@@ -98,7 +98,7 @@ class Share:
         self._loop_thread.call(self._share.abandon)
 
     def __enter__(self) -> Share:
-        self._loop_thread.call(self._share.begin)
+        self._loop_thread.call(self._share.begin, self._share.abandon)
         return self
 
     def __exit__(

@@ -23,7 +23,7 @@ class Worker:
 
     def start(self) -> None:
         """Registers the observers, and returns when they are running."""
-        self._loop_thread.call(self._worker.start)
+        self._loop_thread.call(self._worker.start, self._worker.stop)
 
     @property
     def is_running(self) -> bool:

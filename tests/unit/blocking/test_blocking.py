@@ -14,20 +14,23 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import percolator.testing
-from percolator import Database, Table, UsageError, aio, codecs
+from percolator import Database, Table, UsageError, aio, codecs, observes
 from percolator.aio import Outcome
 from percolator.blocking.database import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import shared
+from percolator.observers.worker import Worker
 from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
+TICKET = percolator.Ticket(1, b"row", 0, 15.0, 1)
 
 
 def _run(program: str, *, seconds: float = 30.0) -> str:
@@ -384,24 +387,44 @@ def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
     assert woken.wait(5.0)
 
 
-def test_an_interrupt_while_a_pin_is_set_releases_it(
-    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released = threading.Event()
+@observes(balance)
+async def nothing(tx: aio.Transaction, row: str) -> None:
+    """An observer."""
 
-    async def set_at_that_moment(pin: aio.Pin) -> aio.Pin:
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "end", "block"),
+    [
+        (aio.Pin, "set", "close", lambda db: db.pin()),
+        (aio.SharedTransaction, "begin", "abort", lambda db: db.shared_transaction()),
+        (aio.Share, "begin", "abandon", lambda db: db.share(TICKET, task="1")),
+        (Worker, "start", "stop", lambda db: db.run_observers([nothing])),
+    ],
+)
+def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
+    percolator_db: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    begin: str,
+    end: str,
+    block: Any,
+) -> None:
+    ended = threading.Event()
+
+    async def begun_at_that_moment(_: object) -> None:
         with suppress(asyncio.CancelledError):
             await _interrupted()
-        return pin
 
-    async def close(pin: aio.Pin) -> None:
-        released.set()
+    async def ends(_: object, **_more: object) -> float:
+        ended.set()
+        return 0.0
 
-    monkeypatch.setattr(aio.Pin, "set", set_at_that_moment)
-    monkeypatch.setattr(aio.Pin, "close", close)
-    with pytest.raises(KeyboardInterrupt), percolator_db.pin():
-        pass
-    assert released.wait(5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, begin, begun_at_that_moment)
+        patch.setattr(kind, end, ends)
+        with pytest.raises(KeyboardInterrupt), block(percolator_db):
+            pass
+        assert ended.wait(5.0)
 
 
 def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
