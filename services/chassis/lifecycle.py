@@ -88,6 +88,11 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
             exit_code = runner.run(process.run())
         except Exception:  # the process ends here: nothing else could handle it
             process.log.exception("failed")
+        except SystemExit:
+            # `sys.exit` in a task, such as one that an observer has started, stops the event loop
+            # under everything else. Its code would say that all is well, or the settings wrong.
+            process.log.exception("failed")
+            process.exit_at_once(EXIT_FAILED)
         process.end_in_time(exit_code)
     return exit_code
 
@@ -300,7 +305,7 @@ class _Process(Generic[SettingsT]):
         self._retract_ready_file()
         await server.stop(_FLUSH_SECONDS)
         self.log.info("stopped", exit_code=self._exit_code)
-        self._exit_at_once()
+        self.exit_at_once(self._exit_code)
 
     def end_in_time(self, exit_code: int) -> None:
         """Ends the process even if something in it never does: a task that ignores cancellation, or
@@ -308,18 +313,18 @@ class _Process(Generic[SettingsT]):
         others, such as observers, leaves these behind."""
 
         def end() -> None:
-            self._exit_code = exit_code
             self.log.warning("a task or a thread does not end, and is left behind")
-            self._exit_at_once()
+            self.exit_at_once(exit_code)
 
         watchdog = threading.Timer(_LEAVE_SECONDS, end)
         watchdog.daemon = True
         watchdog.start()
 
-    def _exit_at_once(self) -> NoReturn:
+    def exit_at_once(self, exit_code: int) -> NoReturn:
+        """Ends the process without waiting for anything, or closing it."""
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(self._exit_code)
+        os._exit(exit_code)
 
     async def _close(self, stack: AsyncExitStack, deadline: float) -> None:
         limit = asyncio.timeout_at(deadline)
@@ -332,7 +337,7 @@ class _Process(Generic[SettingsT]):
             self._fail("closing took too long and was cancelled")
             # What hangs there would keep the interpreter from ending, too.
             self.log.info("stopped", exit_code=self._exit_code)
-            self._exit_at_once()
+            self.exit_at_once(self._exit_code)
 
     def _retract_ready_file(self) -> None:
         try:

@@ -54,6 +54,7 @@ class WaiterSettings(ServiceSettings):
         "store",
         "deaf task",
         "hanging thread",
+        "exit",
     ] = ""
     """The fault to produce."""
 
@@ -98,17 +99,23 @@ async def ignore_cancellation() -> None:
             continue
 
 
+async def exit_without_an_error() -> None:
+    sys.exit()
+
+
 async def say_drained() -> None:
     say("drained")
 
 
-def leave_behind(fault: str) -> None:
-    """Starts what never ends, as an observer may."""
+def start_of_others(fault: str) -> None:
+    """Starts what never ends, or ends the process, as an observer may."""
     loop = asyncio.get_running_loop()
     if fault == "deaf task":
         _left.append(loop.create_task(ignore_cancellation()))
     if fault == "hanging thread":
         _left.append(loop.run_in_executor(None, threading.Event().wait))
+    if fault == "exit":
+        _left.append(loop.create_task(exit_without_an_error()))
 
 
 _left: list[asyncio.Future[None] | asyncio.Future[bool]] = []
@@ -138,7 +145,7 @@ async def build(host: Host[WaiterSettings]) -> AsyncIterator[list[Exposed]]:
     if host.settings.fault == "store":
         host.files = DeadStore()
         host.watch_store(Path(host.settings.store))
-    leave_behind(host.settings.fault)
+    start_of_others(host.settings.fault)
     host.on_drain(fail if host.settings.fault == "drain" else say_drained)
     async with asyncio.TaskGroup():
         yield [Exposed(oracle_pb2.DESCRIPTOR.services_by_name["OracleService"], Waiter())]
