@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
+_NAME_BYTES_MAX = 255
+"""The longest name in a directory that file systems accept."""
 
 
 T = TypeVar("T", bound="DataclassInstance")
@@ -156,8 +158,16 @@ class Export:
 
 
 def file_of(table: str, number: int, form: ExportFormat = ExportFormat.PARQUET) -> str:
-    """The path of a part's file, whatever characters the table's name contains."""
-    return f"{quote(table, safe='').replace('.', '%2E')}/part-{number:05}{form.suffix}"
+    """The path of a part's file, whatever characters the table's name contains.
+
+    A directory whose name would be too long is named by the beginning and, after a dot, which no
+    other one has, a hash.
+    """
+    directory = quote(table, safe="").replace(".", "%2E")
+    if len(directory) > _NAME_BYTES_MAX:
+        digest = hashlib.sha256(table.encode()).hexdigest()
+        directory = f"{directory[: _NAME_BYTES_MAX - len(digest) - 1]}.{digest}"
+    return f"{directory}/part-{number:05}{form.suffix}"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import io
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -116,6 +117,27 @@ async def test_a_table_whose_directory_cannot_be_created_is_reported(tmp_path: P
     (tmp_path / "table").write_text("a file")
     with pytest.raises(InvalidArgument, match="cannot be written"):
         await Exported(tmp_path)._export(TABLE, PART)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["表" * 85, "." * 85, "n" * 255, "." * 255],
+    ids=["signs", "dots", "letters", "most dots"],
+)
+async def test_a_table_of_the_longest_name_has_a_directory_of_its_own(
+    name: str, tmp_path: Path
+) -> None:
+    """The master accepts names of 255 bytes, each of which may take three in a path."""
+    file = layout.file_of(name, 0)
+    assert len({file, layout.file_of(name[:-1] + "x", 0), layout.file_of(name[:-1], 0)}) == 3
+    part = ExportPart(file, "", "")
+    assert layout.read_part(tmp_path, part) is None
+    done = await Exported(tmp_path)._export(TABLE, part)
+    layout.write_part(tmp_path, done)
+    assert layout.read_part(tmp_path, part) == done
+    table = replace(TABLE, name=name, parts=(done,))
+    layout.write_export(tmp_path / layout.MANIFEST, Export(1, (table,)))
+    assert layout.read_manifest(tmp_path).parts == [done]
 
 
 async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
