@@ -317,6 +317,8 @@ def read_part(directory: Path, planned: ExportPart) -> ExportPart | None:
         part = _part(read_record(record))
     except (KeyError, TypeError) as error:
         raise DamagedExport(f"{record} is not the record of a part: {error!r}") from error
+    if (part.file, part.start, part.end) != (planned.file, planned.start, planned.end):
+        raise DamagedExport(f"{record} is about another part: {part.file}")
     check_part(directory, part)
     return part
 

@@ -7,7 +7,7 @@ import io
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -138,6 +138,20 @@ async def test_a_table_of_the_longest_name_has_a_directory_of_its_own(
     table = replace(TABLE, name=name, parts=(done,))
     layout.write_export(tmp_path / layout.MANIFEST, Export(1, (table,)))
     assert layout.read_manifest(tmp_path).parts == [done]
+
+
+@pytest.mark.parametrize(
+    "other", [{"start": "61"}, {"end": "7a"}, {"file": "t/part-00000.parquet"}]
+)
+async def test_the_record_of_another_part_does_not_say_that_this_one_is_done(
+    other: dict[str, str], tmp_path: Path
+) -> None:
+    """As of another export, from which files were copied: its rows would be missing here."""
+    done = await Exported(tmp_path)._export(TABLE, PART)
+    record = (tmp_path / PART.file).with_suffix(".json")
+    layout.write_record(record, asdict(done) | other)
+    with pytest.raises(layout.DamagedExport, match="is about another part"):
+        layout.read_part(tmp_path, PART)
 
 
 async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
