@@ -132,7 +132,7 @@ def _interrupted(
             "it without this, or use another directory",
         )
     names = [table.name for table in planned.tables]
-    if tables and sorted(tables) != sorted(names):
+    if tables and set(tables) != set(names):
         raise InvalidArgument(
             "tables", f"the export in {directory} was started with {', '.join(names)}"
         )

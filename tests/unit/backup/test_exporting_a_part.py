@@ -154,6 +154,14 @@ async def test_the_record_of_another_part_does_not_say_that_this_one_is_done(
         layout.read_part(tmp_path, PART)
 
 
+def test_an_export_that_named_a_table_twice_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+    planned = Export(1, (TABLE,))
+    layout.write_export(tmp_path / layout.PLAN, planned)
+    assert exporting._interrupted(tmp_path, None, ["table", "table"], None) == planned
+    with pytest.raises(InvalidArgument, match=r"tables: .* was started with table"):
+        exporting._interrupted(tmp_path, None, ["table", "other"], None)
+
+
 async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
