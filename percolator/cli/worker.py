@@ -65,15 +65,7 @@ def worker(
     limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
 
     async def run(database: aio.Database) -> bool:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def on_signal(number: signal.Signals) -> None:
-            loop.remove_signal_handler(number)  # a second signal has its usual effect
-            stop.set()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        stop = _set_by_signals()
         running = database.run_observers(chosen, limits=limits, drain_seconds=drain_seconds)
         starting = asyncio.create_task(
             start_when_ready(running, database.internal.engine.world.clock, _say_waiting)
@@ -98,6 +90,20 @@ def worker(
 
     if not here.run_with_database(run, description=this_process("percolator worker")):
         raise typer.Exit(1)
+
+
+def _set_by_signals() -> asyncio.Event:
+    """Is set by SIGINT and SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        loop.remove_signal_handler(number)  # a second signal has its usual effect
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    return stop
 
 
 def _end_in_time(exit_code: int) -> None:
