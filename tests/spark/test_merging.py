@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +30,7 @@ Read = Callable[..., DataFrameReader]
 FIELDS = [StructField("url", StringType()), StructField("visits", LongType())]
 
 
-def _write(cluster: Any, pages: Pages, rows: dict[str, int], **options: Any) -> Any:
+def _write(cluster: Any, pages: Pages, rows: Mapping[str, int | None], **options: Any) -> Any:
     """Writes as one task does, without Spark."""
     given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     given |= {name: str(value) for name, value in options.items()}
@@ -196,6 +196,16 @@ def test_a_merge_inserts_only_or_updates_only(cluster: Any, db: percolator.Datab
     done = _write(cluster, pages, rows, operation="merge", not_matched="skip")
     assert (pages.stored()["a00000"][1], "newer" in pages.stored()) == (6, False)
     assert (done.cells, done.equal) == (1, 1)
+
+
+def test_a_merge_that_only_inserts_leaves_rows_alone_of_which_it_has_nulls(
+    cluster: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, 8)
+    before = pages.stored()
+    rows = {"a00000": None, "new": None, "newer": 5}
+    _write(cluster, pages, rows, operation="merge", matched="skip", nulls="delete")
+    assert pages.stored() == before | {"newer": (None, 5)}
 
 
 def test_a_merge_conflicts_with_what_would_change_its_decision(

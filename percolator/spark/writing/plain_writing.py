@@ -119,13 +119,18 @@ def _is_first_attempt() -> bool:
 
 def _merge_cells(batch: pa.RecordBatch, shape: Shape, options: WriteOptions) -> list[Cell]:
     """The cells of rows to write, and the deletions of those that `delete_field` names."""
+    nulls = options.nulls
+    if nulls == "delete" and not options.update_existing:
+        nulls = (
+            "skip"  # a row of nulls alone would look like one to delete, and not like one to skip
+        )
     if options.delete_field is None:
-        return shape.cells(batch, options.nulls)
+        return shape.cells(batch, nulls)
     flags = [bool(flag) for flag in column_of(batch, options.delete_field).to_pylist()]
     rows = batch.drop_columns([_named(batch, options.delete_field)])
     kept = rows.filter(pa.array([not flag for flag in flags], pa.bool_()))
     gone = rows.filter(pa.array(flags, pa.bool_()))
-    return shape.cells(kept, options.nulls) + shape.deletions(gone, None)
+    return shape.cells(kept, nulls) + shape.deletions(gone, None)
 
 
 def _named(batch: pa.RecordBatch, name: str) -> str:
