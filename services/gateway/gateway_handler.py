@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
@@ -28,6 +29,7 @@ from services.gateway.requests import Requests
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
 _ANSWER_SHARE = 0.1
+_READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")
 """What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
 better than no answer."""
 
@@ -66,7 +68,7 @@ class GatewayHandler:
             )
             reads.append(RowRequest(table_id, read))
         env, cleanup = self._engine.env, self._engine.cleanup
-        with _locks_only_delay():
+        with _locks_only_delay(), _named_as_asked():
             answers = await read_rows(
                 env, cleanup, reads, start, deadline, Statistics(), bytes_max=self._answer_bytes_max
             )
@@ -181,6 +183,19 @@ def _locks_only_delay() -> Iterator[None]:
         late = DeadlineExceeded(error.message)
         late.retry = Retry.SAFE
         raise late from error
+
+
+@contextmanager
+def _named_as_asked() -> Iterator[None]:
+    """What a tablet refuses is a field of the gateway's request, at another place in it."""
+    try:
+        yield
+    except InvalidArgument as error:
+        named = _READ.match(error.field)
+        if named is None:
+            raise
+        field = f"rows[].{named[1]}" if named[1] else "rows"
+        raise InvalidArgument(field, f"of one row: {error.reason}", where=error.where) from error
 
 
 def _change(change: StoredChange) -> wire.FollowedChange:

@@ -152,6 +152,23 @@ async def test_reading_ends_when_the_answer_is_too_large() -> None:
         assert cluster.reads - before < 5
 
 
+async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for() -> None:
+    async with gateways(1) as (_, (one,)):
+        columns = [b"%d" % number for number in range(10_001)]
+        query = wire.RowQuery(table=TABLE, row=b"a", columns=columns)
+        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        with pytest.raises(InvalidArgument, match=r"^rows\[\]\.columns: of one row: 10001 entries"):
+            await one.handler.get(request)
+        large = b"v" * LIMITS.value_bytes_max
+        for number in range(5):
+            column = b"c%d" % number
+            await one.commit(await one.begin(), [write(b"a", large, column=column)])
+        query = wire.RowQuery(table=TABLE, row=b"a")
+        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        with pytest.raises(InvalidArgument, match=r"^rows: of one row: .* read fewer columns"):
+            await one.handler.get(request)
+
+
 async def test_a_scan_of_bad_prefixes_is_refused() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()
