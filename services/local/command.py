@@ -33,7 +33,28 @@ app = typer.Typer(
 err = Console(stderr=True)
 _ERROR = "error: "
 
-DataOption = Annotated[Path, typer.Option(help="Directory of the cluster's data, logs and state.")]
+
+def _directory(given: str) -> Path:
+    """An empty variable would otherwise mean the directory that one is in."""
+    if not given:
+        raise LocalClusterError("--data: is empty: give a value, or leave it out")
+    return Path(given)
+
+
+DataOption = Annotated[
+    Path,
+    typer.Option(
+        help="Directory of the cluster's data, logs and state.", parser=_directory, metavar="PATH"
+    ),
+]
+OtherDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"Directory of the cluster's data, logs and state.  [default: {DEFAULT_DATA}]",
+        parser=_directory,
+        metavar="PATH",
+    ),
+]
 NameArgument = Annotated[
     str, typer.Argument(help="A process, such as tabletserver-2: `ps` lists all.")
 ]
@@ -59,12 +80,7 @@ TabletServersOption = Annotated[
 @app.callback(invoke_without_command=True)
 def up(
     context: typer.Context,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Directory of the cluster's data, logs and state.  [default: {DEFAULT_DATA}]"
-        ),
-    ] = None,
+    data: OtherDataOption = None,
     temporary: Annotated[
         bool, typer.Option("--temporary", help="Use a new directory, deleted at the end.")
     ] = False,

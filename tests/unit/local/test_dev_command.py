@@ -191,6 +191,16 @@ def test_files_of_another_program_are_neither_joined_nor_deleted(here: Path, par
     assert precious.exists()
 
 
+@pytest.mark.parametrize("command", [[], ["ps"], ["down"], ["destroy", "--yes"]])
+def test_an_empty_directory_name_does_not_mean_this_directory(
+    here: Path, command: list[str]
+) -> None:
+    Ownership(here, print).release()
+    line = refused(*command, "--data", "")
+    assert line == "error: --data: is empty: give a value, or leave it out"
+    assert (here / "store").exists()
+
+
 def test_a_store_that_was_brought_along_is_joined(here: Path) -> None:
     (here / "store").mkdir()
     (here / "store" / "cluster.json").touch()
