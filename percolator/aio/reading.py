@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 from percolator.aio.named_cells import Columns
 from percolator.aio.scanning import Scanning
-from percolator.arguments import listed, listed_cells, listed_columns, require_table
+from percolator.arguments import (
+    COLUMNS_MAX,
+    listed,
+    listed_cells,
+    listed_columns,
+    require_table,
+)
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.protocol.known_row import KnownRow, known_rows
 from percolator.protocol.read import read_past_locks, read_rows
@@ -22,6 +28,14 @@ D = TypeVar("D")
 K = TypeVar("K")
 
 _NOTHING = FoundCell(0, None)
+
+
+def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
+    """Columns of one row, as many at a time as one read may name."""
+    if len(columns) <= COLUMNS_MAX:
+        return (columns,)
+    names = list(columns)
+    return [names[at : at + COLUMNS_MAX] for at in range(0, len(names), COLUMNS_MAX)]
 
 
 class Reading(Scanning):
@@ -158,15 +172,16 @@ class Reading(Scanning):
             start = self._start or await self._begin(deadline)
             requests = [
                 RowRequest(table_id, RowRead(row=row, columns=names, timestamp=start))
-                for (table_id, row), names in wanted.items()
+                for (table_id, row), columns in wanted.items()
+                for names in _portions(columns)
             ]
             engine = self._engine
             answers = await read_rows(
                 engine.env, engine.cleanup, requests, start, deadline, self.statistics
             )
-            for (table_id, row), answer in zip(wanted, answers, strict=True):
+            for request, answer in zip(requests, answers, strict=True):
                 for name, cell in answer.found.items():
-                    found[CellAddress(table_id, row, name)] = cell.value
+                    found[CellAddress(request.table_id, request.read.row, name)] = cell.value
         return [
             None if (value := found.get(address)) is None else decoded_value(column, row, value)
             for address, (row, column) in zip(addresses, pairs, strict=True)

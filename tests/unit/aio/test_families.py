@@ -128,3 +128,15 @@ async def test_a_lock_outside_of_the_family_is_not_in_the_way(
                 (row,) = await snapshot.get_many(accounts, ["a"], [edges])
                 assert not row
             assert snapshot.statistics.lock_waits == []
+
+
+@pytest.mark.usefixtures("engine_of_cells")
+async def test_any_number_of_single_cells_of_a_row_is_read_at_once() -> None:
+    async with connected() as (db, _):
+        cells = [("hub", edges.column(f"{number}")) for number in range(10_001)]
+        async with db.transaction() as tx:
+            for row, column in (cells[0], cells[-1]):
+                await tx.set(row, column, 1)
+        async with db.snapshot() as snapshot:
+            found = await snapshot.get_many(cells)
+            assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
