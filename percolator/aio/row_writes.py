@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from percolator.aio.reading_in_turn import ReadingInTurn
@@ -39,11 +40,30 @@ class RowWrites(ReadingInTurn):
 
         >>> await tx.delete_row(accounts, "bob")
         """
-        (found,) = await self.get_many(table, [row], timeout=timeout)
+        try:
+            (found,) = await self.get_many(table, [row], timeout=timeout)
+            names = list(found)
+        except InvalidArgument as error:
+            if not error.field.startswith("reads["):
+                raise
+            names = await self._names_in_pages(table, row, timeout)
         info = await self._info(table, self._deadline(timeout))
         stored = self._row(table, row)
-        for name in found:
+        for name in names:
             self._writes.delete(CellAddress(info.table_id, stored, name))
+
+    async def _names_in_pages(self, table: Table[K], row: K, timeout: float | None) -> list[bytes]:
+        """The names of a row's cells, which are together too large for one answer."""
+        stored = self._row(table, row)
+        pages = self._found_pages(table, row, None, None, None, limit=1, timeout=timeout)
+        async with aclosing(pages):
+            return [
+                name
+                async for page in pages
+                for key, cells in page
+                if key == stored
+                for name in cells
+            ]
 
     async def increment(
         self, row: K, column: Column[int, K], by: int = 1, *, timeout: float | None = None

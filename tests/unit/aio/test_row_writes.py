@@ -68,6 +68,20 @@ async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set(
             assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
 
 
+async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted() -> None:
+    picture = accounts.family("picture:", codecs.raw)
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("joe", balance, 1)
+            for number in range(5):
+                await tx.set("bob", picture.column(f"{number}"), bytes(4 << 20))
+        async with db.transaction() as tx:
+            await tx.set("bob", balance, 1)
+            await tx.delete_row(accounts, "bob")
+        async with db.snapshot() as snapshot:
+            assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
+
+
 async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells() -> None:
     async with connected() as (db, _):
         await db.set_many([("bob", {balance: 1})])
