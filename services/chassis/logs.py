@@ -11,8 +11,9 @@ import sys
 from typing import Literal
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
 
+_TRACEBACK_CHARACTERS_MAX = 32_768
 _SENT_TO_NOBODY = "ExecuteBatchError raised in core by servicer method"
 
 
@@ -28,11 +29,16 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
     # Not rich's tracebacks, the default if rich is installed: they show local variables, and so
     # tokens, keys and stored values.
     plain = structlog.dev.plain_traceback
-    renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
+    last: Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
         if human
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else structlog.processors.JSONRenderer()
     )
+    renderers: list[Processor] = [
+        structlog.processors.format_exc_info,
+        _with_short_traceback,
+        last,
+    ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -51,6 +57,17 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _with_short_traceback(_: object, __: str, entry: EventDict) -> EventDict:
+    """Leaves out the middle of a long traceback: the message of an observer's error may contain
+    the whole value that it could not handle."""
+    text = entry.get("exception", "")
+    if len(text) > _TRACEBACK_CHARACTERS_MAX:
+        half = _TRACEBACK_CHARACTERS_MAX // 2
+        left_out = len(text) - 2 * half
+        entry["exception"] = f"{text[:half]} ({left_out} characters left out) {text[-half:]}"
+    return entry
 
 
 def _is_no_caller_that_left(record: logging.LogRecord) -> bool:

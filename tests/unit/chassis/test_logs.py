@@ -54,6 +54,22 @@ def test_values_that_are_no_json_are_logged_all_the_same(
     assert "xff" in json.loads(capsys.readouterr().err)["key"]
 
 
+@pytest.mark.parametrize("log_format", ["json", "human"])
+def test_a_traceback_with_a_huge_message_is_shortened(
+    log_format: Literal["json", "human"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("worker", log_format, "info")
+    try:
+        dict[str, str]()["x" * 1_000_000]
+    except KeyError:
+        logging.getLogger("percolator.observers").warning("failed", exc_info=True)
+    written = capsys.readouterr().err
+    assert len(written) < 40_000
+    assert "test_a_traceback_with_a_huge_message_is_shortened" in written
+    assert "KeyError: 'xxx" in written
+    assert "characters left out" in written
+
+
 def test_a_caller_that_left_before_its_answer_was_sent_is_no_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
