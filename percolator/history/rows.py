@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from percolator.errors import PercolatorError, Retry
 from percolator.history.awaited import AwaitedIntents, Registered
 from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.protocol.cleanup import Cleanup
@@ -99,9 +100,18 @@ class RowHistory:
         # Whatever was committed below has announced its cells: an intent that is not there by now
         # was handled.
         awaited_from = await self.awaited.oldest(decided.transactions)
+        problem: PercolatorError | None = None
         for table_id, below in decided.reads.items():
             bounds = Bounds(below, decided.transactions, awaited_from)
-            await self._collect(self.tables[table_id], table_id, bounds)
+            try:
+                await self._collect(self.tables[table_id], table_id, bounds)
+            except PercolatorError as error:
+                if error.retry is not Retry.USELESS:
+                    raise
+                # Somebody has changed the table by hand, for instance, and no others depend on it.
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     async def _collect(self, progress: TableProgress, table_id: int, bounds: Bounds) -> None:
         key: bytes | None = progress.next_key

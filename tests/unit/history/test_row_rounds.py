@@ -6,6 +6,8 @@ import pytest
 
 from percolator import Timestamp
 from percolator.errors import (
+    DeadlineExceeded,
+    InvariantViolation,
     NotReady,
     PercolatorError,
     SnapshotTooOld,
@@ -16,6 +18,8 @@ from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore import collecting, collector
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
+from percolator.rowstore.layout import WRITES
+from percolator.rowstore.port import RowChange, SetCell
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site
 
@@ -64,6 +68,40 @@ async def test_a_table_whose_history_is_kept_loses_nothing_but_its_old_locks() -
         assert here.history.locks_resolved == 1
         assert await here.cells(OTHER, SPACE_WRITE) == 3, "the lock was rolled forward"
         assert await here.cells(ONE, SPACE_WRITE) == 2, "one in each row"
+
+
+async def test_a_row_that_was_changed_by_hand_does_not_keep_other_tables_from_being_collected() -> (
+    None
+):
+    async with site() as here:
+        await here.set("a", 1)
+        await here.set("a", 2)
+        time = here.times.at_or_above(await here.now())
+        changed = RowChange(b"b", (SetCell(WRITES, b"cvalue", time, b"short"),))
+        await here.store.write(await here.table_id(ONE), [changed], SECONDS)
+        decided = await here.decided(await here.now())
+        with pytest.raises(InvariantViolation, match="row b'b' has a cell that no transaction"):
+            await here.history.collect(decided)
+        assert await here.cells(OTHER, SPACE_WRITE) == 1
+        progress = here.history.tables
+        assert progress[await here.table_id(OTHER)].below > progress[await here.table_id(ONE)].below
+
+
+async def test_a_store_that_does_not_answer_ends_a_round_at_once() -> None:
+    async with site() as here:
+        await here.set("a", 1)
+        await here.set("a", 2)
+        decided = await here.decided(await here.now())
+        tried: list[int] = []
+
+        async def silent(table_id: int, *_: object) -> None:
+            tried.append(table_id)
+            raise DeadlineExceeded("no answer")
+
+        here.history._collector.collect = silent  # type: ignore[method-assign, assignment]
+        with pytest.raises(DeadlineExceeded):
+            await here.history.collect(decided)
+        assert tried == [await here.table_id(ONE)]
 
 
 async def test_nothing_is_collected_while_an_older_lock_has_a_living_owner() -> None:
