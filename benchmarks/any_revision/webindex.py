@@ -20,7 +20,8 @@ from examples.webindex.load import Crawling
 from percolator import aio
 from services.local.cluster import LocalCluster
 
-CHANGES = 1_000
+CHANGES = 4_000
+"""Work for many seconds: that all of it is done is noticed up to a second late."""
 TABLETS = 4
 OBSERVERS = "examples.webindex.observers:observers"
 
