@@ -191,7 +191,7 @@ async def connect_to(
         try:
             await sessions.current()
         except BaseException:
-            # Whoever gives up must not leave a session behind that is renewed for ever.
+            # A caller that gives up must not leave behind a session that is renewed forever.
             for one in (sessions, *closing):
                 await one.close()
             raise

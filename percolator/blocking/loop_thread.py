@@ -58,8 +58,8 @@ class Pending(Generic[R]):
         caller: Caller | None,
         undo: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
-        """`caller` is given if it does nothing else until it has the result. `undo` follows if the
-        call is given up: it may have ended at that moment, and nobody has its result."""
+        """`caller` is given if it does nothing else until it has the result. `undo` runs after the
+        call if its caller gives up: the call may just have ended, with a result that is lost."""
         self._loop_thread = loop_thread
         self._function = function
         self._task: asyncio.Task[None] | None = None

@@ -1,8 +1,8 @@
 """The catalogue of a table, made from the codecs that its schema keeps.
 
 The key is the field `key`, or `key_1`, `key_2` and so on for the parts of a tuple; if a column is
-named like that, `row_key` and so on. A column that has a codec is a field of its name. Others are
-not in it: nobody has said what they hold.
+named like that, `row_key` and so on. A column that has a codec is a field of its name. Columns
+without one are left out, because nothing says what they hold.
 """
 
 from __future__ import annotations
