@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from percolator import aio
 from percolator.aio.connecting import this_process
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
+from percolator.observers.definition import Observer
 from percolator.observers.registry.loading import load
 from percolator.observers.running.trace import trace_to
 from percolator.observers.starting import start_when_ready
@@ -64,32 +67,61 @@ def worker(
     )
     limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
 
-    async def run(database: aio.Database) -> bool:
-        stop = _set_by_signals()
-        running = database.run_observers(chosen, limits=limits, drain_seconds=drain_seconds)
-        starting = asyncio.create_task(
-            start_when_ready(running, database.internal.engine.world.clock, _say_waiting)
+    try:
+        ended = here.run_with_database(
+            partial(_run, chosen, limits, drain_seconds),
+            description=this_process("percolator worker"),
         )
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            return True
-        await starting  # raises what no waiting mends
-        names = ", ".join(f"{one.name} of {one.table.name}" for one in chosen)
-        errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
-        await stop.wait()
+    except SystemExit:
+        # It has stopped the event loop. Its code would say that all is well, or the options wrong.
+        errors_console.print("error: an observer called sys.exit in a task", highlight=False)
+        ended = False
+    if not ended:
+        raise typer.Exit(1)
+
+
+async def _run(
+    observers: Sequence[Observer],
+    limits: WorkerLimits,
+    drain_seconds: float,
+    database: aio.Database,
+) -> bool:
+    """Runs the observers until a signal. Returns whether all runs have finished."""
+    stop = _set_by_signals()
+    running = database.run_observers(observers, limits=limits, drain_seconds=drain_seconds)
+    starting = asyncio.create_task(
+        start_when_ready(running, database.internal.engine.world.clock, _say_waiting)
+    )
+    if not await _ends_before(starting, stop):
+        return True
+    names = ", ".join(f"{one.name} of {one.table.name}" for one in observers)
+    errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
+    try:
+        # If a part of it fails, work would be found late or never: the process ends instead.
+        await _ends_before(asyncio.create_task(running.wait()), stop)
         errors_console.print("stopping", highlight=False)
         ended = await running.stop()
-        if not ended:
-            errors_console.print(
-                "some runs were abandoned; a worker will run them again", highlight=False
-            )
-        _end_in_time(0 if ended else 1)
-        return ended
+    except BaseException:
+        _end_in_time(1)
+        raise
+    if not ended:
+        errors_console.print(
+            "some runs were abandoned; a worker will run them again", highlight=False
+        )
+    _end_in_time(0 if ended else 1)
+    return ended
 
-    if not here.run_with_database(run, description=this_process("percolator worker")):
-        raise typer.Exit(1)
+
+async def _ends_before(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
+    """Whether the task ended before `stop` was set, and otherwise cancels it. Raises its error."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        await task
+        return True
+    task.cancel()
+    return False
 
 
 def _set_by_signals() -> asyncio.Event:

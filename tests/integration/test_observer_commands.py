@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import Popen
 
 import pytest
 
@@ -38,7 +40,17 @@ async def hang(tx: percolator.aio.Transaction, row: str) -> None:
     await asyncio.to_thread(threading.Event().wait)
 
 
-hanging = [hang]
+@observes(asked, name="leave")
+async def leave(tx: percolator.aio.Transaction, row: str) -> None:
+    left.append(asyncio.create_task(_exit()))
+
+
+async def _exit() -> None:
+    sys.exit()
+
+
+left: list[asyncio.Task[None]] = []
+hanging, leaving = [hang], [leave]
 
 
 @pytest.fixture(scope="module")
@@ -176,40 +188,67 @@ def test_workers_of_the_library_and_what_they_do_are_shown(
     )
 
 
+@contextmanager
+def _worker(cluster: LocalCluster, observers: str, *options: str) -> Iterator[Popen[str]]:
+    """`percolator worker` as a process of its own, which says what it does on standard error."""
+    command = [sys.executable, "-m", "percolator.cli", "--address", cluster.address, "worker"]
+    with subprocess.Popen(
+        [*command, "--observers", observers, *options], stderr=subprocess.PIPE, text=True
+    ) as worker:
+        try:
+            yield worker
+        finally:
+            worker.kill()
+
+
+def _remove(cluster: LocalCluster, observer: str) -> None:
+    CommandLine(cluster.address).run("observers", "remove", "pages", observer, "--purge", "--yes")
+
+
+def _said(worker: Popen[str]) -> str:
+    assert worker.stderr is not None
+    return worker.stderr.readline()
+
+
 def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped(
     cluster: LocalCluster,
 ) -> None:
-    observers = "tests.integration.observed_orders:observers"
-    command = ["--address", cluster.address, "worker", "--observers", observers]
-    with subprocess.Popen(
-        [sys.executable, "-m", "percolator.cli", *command], stderr=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stderr is not None
-        said = worker.stderr.readline()
+    lacks = "waiting: there is no table 'orders': create it with db.create_table"
+    with _worker(cluster, "tests.integration.observed_orders:observers") as worker:
+        assert _said(worker).startswith(lacks)
         worker.terminate()
-        worker.wait(_TIMEOUT_SECONDS)
-    assert said.startswith("waiting: there is no table 'orders': create it with db.create_table")
-    assert worker.returncode == 0
+        assert worker.wait(_TIMEOUT_SECONDS) == 0
 
 
 def test_a_worker_is_stopped_even_if_a_run_hangs_in_a_thread(
     cluster: LocalCluster, db: Database
 ) -> None:
     observers = "tests.integration.test_observer_commands:hanging"
-    command = ["--address", cluster.address, "worker", "--observers", observers]
-    with subprocess.Popen(
-        [sys.executable, "-m", "percolator.cli", *command, "--drain-seconds", "0.1"],
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as worker:
+    with _worker(cluster, observers, "--drain-seconds", "0.1") as worker:
+        assert _said(worker) == "running hang of pages\n"
+        db.set_many([("a0", {asked: 1})])
+        assert _said(worker) == "hanging\n"
+        worker.terminate()
+        assert worker.wait(_TIMEOUT_SECONDS) == 1
+    _remove(cluster, "hang")
+
+
+def test_a_worker_fails_if_an_observer_exits_in_a_task_whatever_its_code(
+    cluster: LocalCluster, db: Database
+) -> None:
+    with _worker(cluster, "tests.integration.test_observer_commands:leaving") as worker:
+        assert _said(worker) == "running leave of pages\n"
+        db.set_many([("a1", {asked: 1})])
+        assert worker.wait(_TIMEOUT_SECONDS) == 1
         assert worker.stderr is not None
-        try:
-            assert worker.stderr.readline() == "running hang of pages\n"
-            db.set_many([("a0", {asked: 1})])
-            assert worker.stderr.readline() == "hanging\n"
-            worker.terminate()
-            assert worker.wait(_TIMEOUT_SECONDS) == 1
-        finally:
-            worker.kill()
-    remove = ("observers", "remove", "pages", "hang", "--purge", "--yes")
-    CommandLine(cluster.address).run(*remove)
+        assert "error: an observer called sys.exit in a task" in worker.stderr.read()
+    _remove(cluster, "leave")
+
+
+@pytest.mark.usefixtures("db")
+def test_a_worker_of_which_a_part_fails_ends(cluster: LocalCluster) -> None:
+    """It would find work late or never, and look as if it ran."""
+    with _worker(cluster, "tests.integration.broken_worker:observers") as worker:
+        assert worker.wait(_TIMEOUT_SECONDS) == 1
+        assert worker.stderr is not None
+        assert "RuntimeError: a bug" in worker.stderr.read()
