@@ -56,7 +56,8 @@ class SharedTransaction:
         return self._loop_thread.call(partial(self._whole.abort, timeout=timeout))
 
     def __enter__(self) -> SharedTransaction:
-        self._loop_thread.call(self._whole.begin, self._whole.abort)
+        # Not `abort`: without an answer, that keeps it alive, to be repeated.
+        self._loop_thread.call(self._whole.begin, partial(self._whole.__aexit__, None, None, None))
         return self
 
     def __exit__(

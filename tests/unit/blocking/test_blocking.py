@@ -427,6 +427,31 @@ def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
         assert ended.wait(5.0)
 
 
+def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_left_to_expire(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept alive, its parts would lock out others for as long as the program runs."""
+    begin, wholes, tried = aio.SharedTransaction.begin, list[Any](), threading.Event()
+
+    async def begun_at_that_moment(whole: aio.SharedTransaction) -> None:
+        await begin(whole)
+        wholes.append(whole)
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+
+    async def unreachable(*_: object) -> int:
+        tried.set()
+        raise percolator.Unavailable("no answer")
+
+    monkeypatch.setattr(aio.SharedTransaction, "begin", begun_at_that_moment)
+    monkeypatch.setattr(aio.SharedTransaction, "_abort", unreachable)
+    with pytest.raises(KeyboardInterrupt), percolator_db.shared_transaction():
+        pass
+    assert tried.wait(5.0)
+    percolator_db.timestamp()  # whatever the loop had to do for the interrupt is done
+    assert [whole._ended for whole in wholes] == ["was left to expire"]
+
+
 def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
     percolator_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
