@@ -178,7 +178,7 @@ class Sessions:
 
     async def _keep(self) -> None:
         clock = self._world.clock
-        while True:
+        while not self._closed:  # also if `close` is cancelled before it has cancelled this
             started = clock.monotonic_seconds()
             had = self._id
             try:

@@ -111,6 +111,20 @@ async def test_closing_that_was_cancelled_can_be_done_again() -> None:
         assert services.alive(A) == []
 
 
+async def test_closing_that_was_cancelled_while_a_session_was_being_opened_lets_it_expire() -> None:
+    """Whoever is cancelled need not close it once more, and nobody uses the session."""
+    async with lock_services(A) as services:
+        sessions = client(services)
+        opening = asyncio.ensure_future(sessions.current())
+        await asyncio.sleep(0.75 * ROUND_TRIP_SECONDS)
+        closing = asyncio.ensure_future(sessions.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing, opening])
+        await asyncio.sleep(2 * SessionSettings().ttl_seconds)
+        assert services.alive(A) == []
+
+
 async def test_closing_does_not_wait_for_long_for_a_session_that_is_being_opened() -> None:
     async with lock_services(A) as services:
         services.silent.add(A)
