@@ -427,6 +427,25 @@ def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
         assert ended.wait(5.0)
 
 
+def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
+    """Nobody has it: its session would be renewed for as long as the program runs."""
+    opened: list[aio.Database] = []
+
+    async def connected_at_that_moment() -> aio.Database:
+        opened.append(await percolator.testing.connect_async())
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+        return opened[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        Database.over(connected_at_that_moment)
+    for _ in range(100):
+        if opened[0].internal.engine.closed:
+            break
+        time.sleep(0.05)
+    assert opened[0].internal.engine.closed
+
+
 def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_left_to_expire(
     percolator_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
