@@ -1,8 +1,8 @@
 """Steps that one call makes together: those of one transaction on one row.
 
-Each of them is answered for itself. If the check of the call does not pass, each is judged on the
-same reading of the row, those that are possible go into another call, and the others are refused.
-So joining changes how many calls are made, and nothing else:
+Each of them is answered for itself. If the check of the call does not pass, each is judged on a
+reading of the row, those that are possible go into another call, and the others are refused. So
+joining changes how many calls are made, and nothing else:
 
 * Steps that expect nothing: nothing of what any of them must not find may be found.
 * Steps that expect a lock: there must be as many cells as locks are expected. A store has at most

@@ -26,8 +26,8 @@ def configure(service: str, log_format: Literal["auto", "human", "json"], level:
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Not rich's tracebacks, the default if rich is installed: they show local variables, and so
-    # tokens, keys and stored values.
+    # Tracebacks are text before they come to the console, which would have rich make them, if it is
+    # installed: those show local variables, and so tokens, keys and stored values.
     plain = structlog.dev.plain_traceback
     last: Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)

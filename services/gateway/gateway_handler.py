@@ -29,9 +29,10 @@ from services.gateway.requests import Requests
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
 _ANSWER_SHARE = 0.1
-_READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")
 """What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
 better than no answer."""
+_READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")
+"""A field of a tablet server's request, and what follows in it."""
 
 
 class GatewayHandler:
