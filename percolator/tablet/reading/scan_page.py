@@ -119,7 +119,7 @@ class ScanPage:
     async def _backwards(self, first: bytes, stop: bytes) -> None:
         """Reads rows from the last one on: as runs, or one row after the other."""
         cells, limits = self._cells, self._state.limits
-        rows = pause_at = 0
+        rows, pause_at = 0, limits.slice_entries
         while True:
             begin = None if self._lock_rows else cells.take_before(first, stop, self)
             if begin is None:
