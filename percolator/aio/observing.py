@@ -11,7 +11,7 @@ from percolator.arguments import require_drain_seconds
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
-from percolator.observers.finding.intents import IntentNotifications
+from percolator.observers.finding.intent_notifications import IntentNotifications
 from percolator.observers.finding.tablet_notifications import TabletNotifications
 from percolator.observers.finding.tablet_pass import TabletContext
 from percolator.observers.port import Notifications

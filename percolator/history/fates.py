@@ -1,7 +1,7 @@
 """What became of the transactions that have left intents, as far as their cells tell.
 
 What a cell tells is final: one that has a transaction's commit never gets its marker, nor the other
-way round. percolator/observers/finding/intents.py says what follows from it.
+way round. percolator/observers/finding/intent_notifications.py says what follows from it.
 """
 
 from __future__ import annotations

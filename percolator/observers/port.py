@@ -1,9 +1,10 @@
 """How an engine says what waits for observers: the narrow port on which workers stand.
 
 What is written when, an engine sees to by itself: tablets with the commit of a cell
-(`percolator/tablet`), a row store with intents before it (`percolator/observers/finding/intents`).
-Here is what workers, `wait` and the commands ask of it. All of it but `survey` is hints: two
-workers that find the same change do no harm, since only one run commits.
+(`percolator/tablet`), a row store with intents before it
+(`percolator/observers/finding/intent_notifications.py`). Here is what workers, `wait` and the
+commands ask of it. All of it but `survey` is hints: two workers that find the same change do no
+harm, since only one run commits.
 """
 
 from __future__ import annotations

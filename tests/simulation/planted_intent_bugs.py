@@ -11,8 +11,8 @@ import pytest
 from percolator.errors import CellAddress, PercolatorError
 from percolator.history import fates
 from percolator.history.fates import Fates, Judged
-from percolator.observers.finding import intents as finding
-from percolator.observers.finding.intents import IntentNotifications
+from percolator.observers.finding import intent_notifications as finding
+from percolator.observers.finding.intent_notifications import IntentNotifications
 from percolator.observers.port import Admission
 from percolator.protocol import steps
 from percolator.protocol.announcing import Announcement

@@ -7,7 +7,7 @@ of each other's way.
     tablets    tablet_notifications.py; tablet_pass.py visits them, each from a random row,
                tablet_search.py asks them for what waits, and notification_watch.py hears of new
                work as soon as it is there
-    rows       intents.py follows what transactions have announced
+    rows       intent_notifications.py follows what transactions have announced
 
 All of it is hints. Two workers that find the same change do no harm: only one run commits.
 """

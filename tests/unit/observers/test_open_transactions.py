@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.observers.finding.intents import IntentNotifications
+from percolator.observers.finding.intent_notifications import IntentNotifications
 from percolator.observers.port import Claim
 from percolator.protocol import steps
 from percolator.protocol.cleanup import Cleanup

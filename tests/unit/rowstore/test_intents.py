@@ -11,7 +11,7 @@ import pytest
 from percolator.bigtable.tables import create_table
 from percolator.errors import CellAddress, ExecutionUnknown
 from percolator.formats.records import LockRecord, RecordKind
-from percolator.observers.finding.intents import _NO_TRACE_SECONDS, IntentNotifications
+from percolator.observers.finding.intent_notifications import _NO_TRACE_SECONDS, IntentNotifications
 from percolator.observers.port import Waiting, WorkRequest
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
