@@ -98,17 +98,7 @@ class Database:
     def over(cls, start: Callable[[], Awaitable[aio.Database]]) -> Database:
         """The database that `start` opens in the shared event loop."""
         thread = loop_thread.shared()
-        opened: list[aio.Database] = []
-
-        async def open_it() -> aio.Database:
-            opened.append(await start())
-            return opened[0]
-
-        async def close_it() -> None:
-            for one in opened:
-                await one.close()
-
-        return cls(thread, thread.call(open_it, close_it))
+        return cls(thread, thread.open(start))
 
     def call_inside(
         self,

@@ -22,11 +22,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
+from percolator.aio.engine import Closes
 from percolator.blocking.rounds import Caller, Rounds
 from percolator.errors import UsageError
 from percolator.event_loop import new_event_loop
 
 R = TypeVar("R")
+C = TypeVar("C", bound=Closes)
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +158,20 @@ class LoopCalls:
         if caller is None:
             caller = self._of_thread.caller = Caller()
         return self._start(function, caller, undo).wait()
+
+    def open(self, start: Callable[[], Awaitable[C]]) -> C:
+        """Opens something by an asynchronous call. It is closed if the caller is interrupted."""
+        opened: list[C] = []
+
+        async def call() -> C:
+            opened.append(await start())
+            return opened[0]
+
+        async def undo() -> None:
+            for one in opened:
+                await one.close()
+
+        return self.call(call, undo)
 
     def _start(
         self,

@@ -89,7 +89,7 @@ def _connect(target: Target) -> Connection:
         )
 
     try:
-        database = thread.call(connect)
+        database = thread.open(connect)
     except (Unavailable, DeadlineExceeded) as error:
         raise Unavailable(
             f"address: no cluster answers at {target.address} from {socket.gethostname()}: "

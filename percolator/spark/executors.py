@@ -39,5 +39,5 @@ def _connected(address: str) -> tuple[aio.Database, Database]:
         return await aio.connect(address, description=f"Spark on {socket.gethostname()}")
 
     thread = loop_thread.shared()
-    opened = thread.call(connect)
+    opened = thread.open(connect)
     return opened, Database(thread, opened)
