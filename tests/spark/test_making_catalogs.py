@@ -75,13 +75,16 @@ class Place:
 
 def test_a_model_is_bytes_or_text_or_a_struct_and_any_type_may_be_said_to_be_what_it_is() -> None:
     columns: dict[str, Any] = {
-        name: PAGES.column(name, codecs.model(Place)) for name in ("bytes", "text", "struct")
+        name: PAGES.column(name, codecs.model(Place))
+        for name in ("bytes", "said", "text", "struct")
     }
     columns["visits"] = PAGES.column("visits", codecs.integer)
-    types = {"text": "string", "struct": "struct<lat:double>", "visits": "bigint"}
+    types = {"said": "binary", "text": "string", "struct": "struct<lat:double>"}
+    types["visits"] = "bigint"
     made = spark_catalog(PAGES, "url", columns, types=types)
     assert json.loads(made)["columns"] == {
         "bytes": {"type": "raw"},
+        "said": {"type": "raw"},
         "text": {"type": "json"},
         "struct": {"type": "json", "schema": "struct<lat:double>"},
         "visits": {"type": "integer"},

@@ -78,11 +78,11 @@ def _described(table: Table[Any], name: str, column: object, wanted: str | None)
         return found | {"type": INT}
     if kind == NESTED:
         return found | {"schema": wanted}
-    if codec.startswith("model("):  # which are stored as JSON
-        return found | ({"type": NESTED} if wanted == TEXT else {"type": NESTED, "schema": wanted})
     from percolator.spark.catalog.spark_types import type_of
 
     has = type_of(kind).simpleString()
     if wanted == has:
         return found
+    if codec.startswith("model("):  # which are stored as JSON
+        return found | ({"type": NESTED} if wanted == TEXT else {"type": NESTED, "schema": wanted})
     raise SchemaError(f"types: field {name!r} is {has} in Spark, which cannot be {wanted}")
