@@ -34,6 +34,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.formats.records import TTL_MILLISECONDS_MAX
+from percolator.limits import Limits
 from percolator.protocol.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.announcing import Observed, announced_by_all
 from percolator.protocol.shared.keeping import Keeper
@@ -278,14 +279,20 @@ async def new_ticket(
 
 def checked_ttl(engine: Engine, seconds: float | None) -> float:
     """Refuses a time to live that is no longer than what slow heartbeats may take: the parts of a
-    driver that is alive would be rolled back."""
-    least, most = TTL_TIMES * engine.limits.lock_ttl_seconds, TTL_MILLISECONDS_MAX // 1000
+    driver that is alive would be rolled back.
+
+    A client whose locks live longer than usual, as in `percolator.testing`, takes what others take,
+    and keeps its parts for longer.
+    """
+    needed = TTL_TIMES * engine.limits.lock_ttl_seconds
     if seconds is None:
-        return least
+        return needed
     require_seconds(seconds, "ttl")
+    least = min(needed, TTL_TIMES * Limits.lock_ttl_seconds)
+    most = TTL_MILLISECONDS_MAX // 1000
     if not least <= seconds <= most:
         raise InvalidArgument("ttl", f"expected {least:g} to {most} seconds, got {seconds:g}")
-    return seconds
+    return max(seconds, needed)
 
 
 async def shared_table(engine: Engine, deadline: float) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import percolator
-from percolator import ConflictError, Receipt, Table, Ticket, UsageError, codecs
+from percolator import ConflictError, InvalidArgument, Receipt, Table, Ticket, UsageError, codecs
 from percolator.errors import DeadlineExceeded
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.whole import Whole
@@ -122,3 +122,14 @@ def test_two_threads_do_not_commit_at_the_same_time(
         finally:
             refused.set()
         assert first.result() is not None
+
+
+def test_a_database_for_tests_takes_the_ttl_that_a_cluster_takes(
+    percolator_db: percolator.Database,
+) -> None:
+    """Its locks live much longer than those of a client."""
+    for ttl in (15.0, 60.0):
+        with percolator_db.shared_transaction(ttl=ttl) as whole:
+            assert whole.ticket.ttl_seconds >= ttl
+    with pytest.raises(InvalidArgument, match="ttl: expected 15 to"):
+        percolator_db.shared_transaction(ttl=14.9)
