@@ -47,7 +47,7 @@ DataOption = Annotated[
         help="Directory of the cluster's data, logs and state.", parser=_directory, metavar="PATH"
     ),
 ]
-OtherDataOption = Annotated[
+DataOrTemporaryOption = Annotated[
     Path | None,
     typer.Option(
         help=f"Directory of the cluster's data, logs and state.  [default: {DEFAULT_DATA}]",
@@ -80,7 +80,7 @@ TabletServersOption = Annotated[
 @app.callback(invoke_without_command=True)
 def up(
     context: typer.Context,
-    data: OtherDataOption = None,
+    data: DataOrTemporaryOption = None,
     temporary: Annotated[
         bool, typer.Option("--temporary", help="Use a new directory, deleted at the end.")
     ] = False,

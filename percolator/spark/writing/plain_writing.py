@@ -121,9 +121,8 @@ def _merge_cells(batch: pa.RecordBatch, shape: Shape, options: WriteOptions) -> 
     """The cells of rows to write, and the deletions of those that `delete_field` names."""
     nulls = options.nulls
     if nulls == "delete" and not options.update_existing:
-        nulls = (
-            "skip"  # a row of nulls alone would look like one to delete, and not like one to skip
-        )
+        # Of a row that exists, nothing is written: deletions alone would look like one to delete.
+        nulls = "skip"
     if options.delete_field is None:
         return shape.cells(batch, nulls)
     flags = [bool(flag) for flag in column_of(batch, options.delete_field).to_pylist()]
