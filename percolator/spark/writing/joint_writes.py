@@ -112,8 +112,14 @@ class Together:
         if self._whole is not None:
             raise UsageError("the job has begun already")
         whole = shared_database(self._address).shared_transaction(ttl=self._keep_seconds)
-        whole.__enter__()
-        self._whole, self._directory = whole, TemporaryDirectory(prefix="percolator-job-")
+        # Before the transaction begins: if the disk is full, nothing would end that.
+        directory = TemporaryDirectory(prefix="percolator-job-")
+        try:
+            whole.__enter__()
+        except BaseException:
+            directory.cleanup()
+            raise
+        self._whole, self._directory = whole, directory
         return self
 
     def __exit__(

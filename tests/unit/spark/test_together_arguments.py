@@ -1,7 +1,8 @@
-"""A job of several writes refuses a wrong argument before it begins."""
+"""A job of several writes refuses a wrong argument before it begins, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from percolator import InvalidArgument
 from percolator.aio.shared import TTL_TIMES
 from percolator.limits import Limits
 from percolator.spark.given_options import KEEP_SECONDS_MIN
+from percolator.spark.writing import joint_writes
 
 
 @pytest.mark.parametrize("seconds", [1, 14.9, 86_401, 0, -1, float("nan"), 10**30, "60", None])
@@ -26,3 +28,18 @@ def test_the_least_and_the_most_are_accepted() -> None:
 
 def test_the_least_is_what_shared_transactions_keep_their_locks_for_anyway() -> None:
     assert TTL_TIMES * Limits().lock_ttl_seconds == KEEP_SECONDS_MIN
+
+
+def test_a_job_that_gets_no_directory_keeps_nothing_alive(
+    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would ever end its transaction, which holds back the collection of history."""
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(joint_writes, "shared_database", lambda _: percolator_db)
+    monkeypatch.setattr(joint_writes, "TemporaryDirectory", full)
+    with pytest.raises(OSError, match="No space left"), percolator.spark.together():
+        pass
+    assert percolator_db._database.internal.engine.open_starts.oldest() == 0
