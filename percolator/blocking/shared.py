@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from percolator.schema import Column
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -49,6 +50,11 @@ class SharedTransaction:
         `OutcomeUnknown` if it cannot find out: then the same call may be repeated.
         """
         return self._loop_thread.call(partial(self._whole.commit, receipts, timeout=timeout))
+
+    def call_inside(self, body: Callable[..., Awaitable[R]], *arguments: object) -> R:
+        """Runs a coroutine function with the asynchronous namesake of this, in one trip to the
+        loop. For other parts of the library: the body must not block."""
+        return self._loop_thread.call(partial(body, self._whole, *arguments))
 
     def abort(self, *, timeout: float | None = None) -> Timestamp | None:
         """Rolls everything back. If the transaction turns out to be committed, nothing is undone,

@@ -22,13 +22,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from percolator import codecs
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.tickets import Receipt, Ticket
-from percolator.errors import ConflictError, OutcomeUnknown, UsageError
+from percolator.errors import UsageError
 from percolator.protocol.shared.rolling_back import roll_back_all
 from percolator.schema import Table
 from percolator.spark.connections import Connection, checked, connection_to
 from percolator.spark.options import WriteOptions
 from percolator.spark.writing.created_tables import refuse_created_table
-from percolator.spark.writing.joint_writes import PartOfJob
+from percolator.spark.writing.joint_writes import PartOfJob, commit_or_roll_back
 from percolator.spark.writing.locking import Locking
 from percolator.spark.writing.plain_writing import cells_of, collecting_rarely
 from percolator.spark.writing.written import Written, log, show_log, total
@@ -139,15 +139,7 @@ async def commit(
         chosen = list(receipts)
         if options.overwrite:
             chosen.append(await _rest(here, options, ticket, receipts, REST))
-        try:
-            committed = await whole.commit(chosen)
-        except OutcomeUnknown as unknown:
-            # Asking settles it. Otherwise the job would fail, and its rows might appear.
-            committed = await whole.abort()
-            if committed is None:
-                raise ConflictError(
-                    f"the atomic job was rolled back: {unknown.message}"
-                ) from unknown
+        committed = await commit_or_roll_back(whole, chosen, "the atomic job")
         await whole.told(TOLD_SECONDS)  # this process may end next
     return committed
 

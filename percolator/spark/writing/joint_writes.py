@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
+from percolator import aio
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.arguments import require_seconds
 from percolator.blocking.shared import SharedTransaction
@@ -67,6 +68,20 @@ def part_of_job(option: str) -> PartOfJob:
     return PartOfJob(ticket, directory, os.urandom(_PREFIX_BYTES).hex())
 
 
+async def commit_or_roll_back(
+    whole: aio.SharedTransaction, receipts: Sequence[Receipt], job: str
+) -> Timestamp | None:
+    """As `commit`, but an unknown outcome is settled by asking: otherwise the job would fail, and
+    its rows might appear."""
+    try:
+        return await whole.commit(receipts)
+    except OutcomeUnknown as unknown:
+        committed = await whole.abort()
+        if committed is None:
+            raise ConflictError(f"{job} was rolled back: {unknown.message}") from unknown
+        return committed
+
+
 class Together:
     """The job, on the driver. Leaving its block commits what its writes have locked; leaving it by
     an error gives all of it up."""
@@ -101,12 +116,7 @@ class Together:
         receipts: list[Receipt] = []
         for file in files:
             receipts += pickle.loads(file.read_bytes())  # noqa: S301 - only our user can write there
-        try:
-            whole.commit(receipts)
-        except OutcomeUnknown as unknown:
-            # Asking settles it. Otherwise the job would fail, and its rows might appear.
-            if whole.abort() is None:
-                raise ConflictError(f"the job was rolled back: {unknown.message}") from unknown
+        whole.call_inside(commit_or_roll_back, receipts, "the job")
 
     def __enter__(self) -> Together:
         if self._whole is not None:
