@@ -286,9 +286,21 @@ class LoopThread(LoopCalls):
 
     def _run(self) -> None:
         try:
-            self._loop.run_forever()
+            while not self._run_until_stopped():
+                pass
         finally:
             self._running = False
+
+    def _run_until_stopped(self) -> bool:
+        """Whether the loop was stopped, and not left by an error."""
+        try:
+            self._loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            # Of a task that an observer has started, for instance: no signal comes here. As in any
+            # thread but the main one, it ends nothing else: all callers would wait for ever.
+            _log.exception("a task was to end the process, and has only ended itself")
+            return False
+        return True
 
     def _is_alive(self) -> bool:
         # Every call checks this more than once, and `Thread.is_alive` would take locks.

@@ -22,7 +22,7 @@ import percolator.testing
 from percolator import Database, Table, UsageError, aio, codecs, observes
 from percolator.aio import Outcome
 from percolator.blocking.database import ROWS_PER_PORTION
-from percolator.blocking.loop_thread import shared
+from percolator.blocking.loop_thread import LoopThread, shared
 from percolator.observers.worker import Worker
 from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
@@ -385,6 +385,35 @@ def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
 
     thread.start(wake)
     assert woken.wait(5.0)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("has_uvloop", [True, False])
+def test_a_task_that_exits_ends_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, has_uvloop: bool
+) -> None:
+    """It would end the thread of the event loop, and all callers would wait for ever."""
+    if not has_uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    thread = LoopThread()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        raise error
+
+    async def call() -> str:
+        tasks.append(asyncio.create_task(leave()))
+        await asyncio.sleep(0.05)
+        return "went on"
+
+    pending = thread.start(call)
+    assert pending._done.acquire(timeout=5.0)
+    pending._done.release()
+    assert pending.wait() == "went on"
+    with pytest.raises(error):
+        tasks[0].result()
+    thread._at_exit()
+    assert not thread._running
 
 
 @observes(balance)
