@@ -12,25 +12,21 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import percolator.testing
-from percolator import Database, Table, UsageError, aio, codecs, observes
+from percolator import Database, Table, UsageError, aio, codecs
 from percolator.aio import Outcome
 from percolator.blocking.database import ROWS_PER_PORTION
-from percolator.blocking.loop_thread import LoopThread, shared
-from percolator.observers.worker import Worker
+from percolator.blocking.loop_thread import shared
 from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
-TICKET = percolator.Ticket(1, b"row", 0, 15.0, 1)
 
 
 def _run(program: str, *, seconds: float = 30.0) -> str:
@@ -385,139 +381,3 @@ def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
 
     thread.start(wake)
     assert woken.wait(5.0)
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("has_uvloop", [True, False])
-def test_a_task_that_exits_ends_nothing_but_itself(
-    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, has_uvloop: bool
-) -> None:
-    """It would end the thread of the event loop, and all callers would wait for ever."""
-    if not has_uvloop:
-        monkeypatch.setitem(sys.modules, "uvloop", None)
-    thread = LoopThread()
-    tasks: list[asyncio.Task[None]] = []
-
-    async def leave() -> None:
-        raise error
-
-    async def call() -> str:
-        tasks.append(asyncio.create_task(leave()))
-        await asyncio.sleep(0.05)
-        return "went on"
-
-    pending = thread.start(call)
-    assert pending._done.acquire(timeout=5.0)
-    pending._done.release()
-    assert pending.wait() == "went on"
-    with pytest.raises(error):
-        tasks[0].result()
-    thread._at_exit()
-    assert not thread._running
-
-
-@observes(balance)
-async def nothing(tx: aio.Transaction, row: str) -> None:
-    """An observer."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "begin", "end", "block"),
-    [
-        (aio.Pin, "set", "close", lambda db: db.pin()),
-        (aio.SharedTransaction, "begin", "abort", lambda db: db.shared_transaction()),
-        (aio.Share, "begin", "abandon", lambda db: db.share(TICKET, task="1")),
-        (Worker, "start", "stop", lambda db: db.run_observers([nothing])),
-    ],
-)
-def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
-    percolator_db: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    begin: str,
-    end: str,
-    block: Any,
-) -> None:
-    ended = threading.Event()
-
-    async def begun_at_that_moment(_: object) -> None:
-        with suppress(asyncio.CancelledError):
-            await _interrupted()
-
-    async def ends(_: object, **_more: object) -> float:
-        ended.set()
-        return 0.0
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, begin, begun_at_that_moment)
-        patch.setattr(kind, end, ends)
-        with pytest.raises(KeyboardInterrupt), block(percolator_db):
-            pass
-        assert ended.wait(5.0)
-
-
-def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
-    """Nobody has it: its session would be renewed for as long as the program runs."""
-    opened: list[aio.Database] = []
-
-    async def connected_at_that_moment() -> aio.Database:
-        opened.append(await percolator.testing.connect_async())
-        with suppress(asyncio.CancelledError):
-            await _interrupted()
-        return opened[0]
-
-    with pytest.raises(KeyboardInterrupt):
-        Database.over(connected_at_that_moment)
-    for _ in range(100):
-        if opened[0].internal.engine.closed:
-            break
-        time.sleep(0.05)
-    assert opened[0].internal.engine.closed
-
-
-def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_left_to_expire(
-    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kept alive, its parts would lock out others for as long as the program runs."""
-    begin, wholes, tried = aio.SharedTransaction.begin, list[Any](), threading.Event()
-
-    async def begun_at_that_moment(whole: aio.SharedTransaction) -> None:
-        await begin(whole)
-        wholes.append(whole)
-        with suppress(asyncio.CancelledError):
-            await _interrupted()
-
-    async def unreachable(*_: object) -> int:
-        tried.set()
-        raise percolator.Unavailable("no answer")
-
-    monkeypatch.setattr(aio.SharedTransaction, "begin", begun_at_that_moment)
-    monkeypatch.setattr(aio.SharedTransaction, "_abort", unreachable)
-    with pytest.raises(KeyboardInterrupt), percolator_db.shared_transaction():
-        pass
-    assert tried.wait(5.0)
-    percolator_db.timestamp()  # whatever the loop had to do for the interrupt is done
-    assert [whole._ended for whole in wholes] == ["was left to expire"]
-
-
-def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
-    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    released = threading.Event()
-    calls = iter([_interrupted])
-
-    async def close(pin: aio.Pin) -> None:
-        for call in calls:
-            await call()
-        released.set()
-
-    monkeypatch.setattr(aio.Pin, "close", close)
-    with pytest.raises(KeyboardInterrupt):
-        percolator_db.pin().close()
-    assert released.wait(5.0)
-
-
-async def _interrupted() -> None:
-    """Interrupts the main thread, and never returns."""
-    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    await asyncio.get_running_loop().create_future()

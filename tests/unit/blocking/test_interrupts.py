@@ -1,0 +1,127 @@
+"""What has just begun when an interrupt comes is ended: nobody else could do that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from percolator import Database, Table, aio, codecs, observes
+from percolator.observers.worker import Worker
+
+balance = Table("accounts").column("balance", codecs.integer)
+TICKET = percolator.Ticket(1, b"row", 0, 15.0, 1)
+
+
+@observes(balance)
+async def nothing(tx: aio.Transaction, row: str) -> None:
+    """An observer."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "end", "block"),
+    [
+        (aio.Pin, "set", "close", lambda db: db.pin()),
+        (aio.SharedTransaction, "begin", "abort", lambda db: db.shared_transaction()),
+        (aio.Share, "begin", "abandon", lambda db: db.share(TICKET, task="1")),
+        (Worker, "start", "stop", lambda db: db.run_observers([nothing])),
+    ],
+)
+def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
+    percolator_db: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Any,
+    begin: str,
+    end: str,
+    block: Any,
+) -> None:
+    ended = threading.Event()
+
+    async def begun_at_that_moment(_: object) -> None:
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+
+    async def ends(_: object, **_more: object) -> float:
+        ended.set()
+        return 0.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, begin, begun_at_that_moment)
+        patch.setattr(kind, end, ends)
+        with pytest.raises(KeyboardInterrupt), block(percolator_db):
+            pass
+        assert ended.wait(5.0)
+
+
+def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
+    """Nobody has it: its session would be renewed for as long as the program runs."""
+    opened: list[aio.Database] = []
+
+    async def connected_at_that_moment() -> aio.Database:
+        opened.append(await percolator.testing.connect_async())
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+        return opened[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        Database.over(connected_at_that_moment)
+    for _ in range(100):
+        if opened[0].internal.engine.closed:
+            break
+        time.sleep(0.05)
+    assert opened[0].internal.engine.closed
+
+
+def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_left_to_expire(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept alive, its parts would lock out others for as long as the program runs."""
+    begin, wholes, tried = aio.SharedTransaction.begin, list[Any](), threading.Event()
+
+    async def begun_at_that_moment(whole: aio.SharedTransaction) -> None:
+        await begin(whole)
+        wholes.append(whole)
+        with suppress(asyncio.CancelledError):
+            await _interrupted()
+
+    async def unreachable(*_: object) -> int:
+        tried.set()
+        raise percolator.Unavailable("no answer")
+
+    monkeypatch.setattr(aio.SharedTransaction, "begin", begun_at_that_moment)
+    monkeypatch.setattr(aio.SharedTransaction, "_abort", unreachable)
+    with pytest.raises(KeyboardInterrupt), percolator_db.shared_transaction():
+        pass
+    assert tried.wait(5.0)
+    percolator_db.timestamp()  # whatever the loop had to do for the interrupt is done
+    assert [whole._ended for whole in wholes] == ["was left to expire"]
+
+
+def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    calls = iter([_interrupted])
+
+    async def close(pin: aio.Pin) -> None:
+        for call in calls:
+            await call()
+        released.set()
+
+    monkeypatch.setattr(aio.Pin, "close", close)
+    with pytest.raises(KeyboardInterrupt):
+        percolator_db.pin().close()
+    assert released.wait(5.0)
+
+
+async def _interrupted() -> None:
+    """Interrupts the main thread, and never returns."""
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    await asyncio.get_running_loop().create_future()
