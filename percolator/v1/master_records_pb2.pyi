@@ -25,7 +25,7 @@ class MapRecord(_message.Message):
     def __init__(self, next_id: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_master_pb2.Table, _Mapping]]] = ..., tablets: _Optional[_Iterable[_Union[TabletRecord, _Mapping]]] = ..., draining: _Optional[_Iterable[str]] = ..., retired: _Optional[_Iterable[_Union[RetiredTablet, _Mapping]]] = ..., load_floor: _Optional[int] = ...) -> None: ...
 
 class TabletRecord(_message.Message):
-    __slots__ = ("tablet_id", "table_id", "epoch", "range", "server_id", "address", "exists", "origin_tablet_id", "origin_epoch")
+    __slots__ = ("tablet_id", "table_id", "epoch", "range", "server_id", "address", "exists", "origin_tablet_id", "origin_epoch", "served_epoch")
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class TabletRecord(_message.Message):
     EXISTS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SERVED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     tablet_id: int
     table_id: int
     epoch: int
@@ -44,7 +45,8 @@ class TabletRecord(_message.Message):
     exists: bool
     origin_tablet_id: int
     origin_epoch: int
-    def __init__(self, tablet_id: _Optional[int] = ..., table_id: _Optional[int] = ..., epoch: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., exists: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ...) -> None: ...
+    served_epoch: int
+    def __init__(self, tablet_id: _Optional[int] = ..., table_id: _Optional[int] = ..., epoch: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., exists: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., served_epoch: _Optional[int] = ...) -> None: ...
 
 class RetiredTablet(_message.Message):
     __slots__ = ("table_id", "tablet_id")

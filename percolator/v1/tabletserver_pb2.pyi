@@ -871,7 +871,7 @@ class ColumnTtl(_message.Message):
     def __init__(self, column: _Optional[bytes] = ..., ttl_milliseconds: _Optional[int] = ...) -> None: ...
 
 class OpenTabletRequest(_message.Message):
-    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch", "change_feed", "ttls")
+    __slots__ = ("table_id", "tablet_id", "epoch", "schema_version", "range", "must_exist", "origin_tablet_id", "origin_epoch", "change_feed", "ttls", "served_epoch")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     TABLET_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -882,6 +882,7 @@ class OpenTabletRequest(_message.Message):
     ORIGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FEED_FIELD_NUMBER: _ClassVar[int]
     TTLS_FIELD_NUMBER: _ClassVar[int]
+    SERVED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     tablet_id: int
     epoch: int
@@ -892,7 +893,8 @@ class OpenTabletRequest(_message.Message):
     origin_epoch: int
     change_feed: bool
     ttls: _containers.RepeatedCompositeFieldContainer[ColumnTtl]
-    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., change_feed: bool = ..., ttls: _Optional[_Iterable[_Union[ColumnTtl, _Mapping]]] = ...) -> None: ...
+    served_epoch: int
+    def __init__(self, table_id: _Optional[int] = ..., tablet_id: _Optional[int] = ..., epoch: _Optional[int] = ..., schema_version: _Optional[int] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., must_exist: bool = ..., origin_tablet_id: _Optional[int] = ..., origin_epoch: _Optional[int] = ..., change_feed: bool = ..., ttls: _Optional[_Iterable[_Union[ColumnTtl, _Mapping]]] = ..., served_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenTabletResponse(_message.Message):
     __slots__ = ("tablet",)

@@ -277,7 +277,12 @@ class TabletServerHandler:
             start=request.range.start,
             end=request.range.end,
         )
-        ancestry = Ancestry(request.must_exist, request.origin_tablet_id, request.origin_epoch)
+        ancestry = Ancestry(
+            request.must_exist,
+            request.origin_tablet_id,
+            request.origin_epoch,
+            request.served_epoch,
+        )
         schema = Schema(request.schema_version, request.change_feed, ttls_of(request.ttls))
         served = await self._tablets.open(identity, schema, ancestry)
         return wire.OpenTabletResponse(tablet=served.describe())

@@ -43,13 +43,15 @@ OPEN_FILES_MIN = 74
 
 @dataclass(frozen=True)
 class Ancestry:
-    """What a tablet that has had no owner starts with: by default nothing."""
+    """What a tablet starts with. One that has had no owner: by default with nothing."""
 
     must_exist: bool = False
     """Whether it has had an owner: then finding nothing is damage."""
     origin_tablet_id: int = 0
     origin_epoch: int = 0
     """The epoch of the tablet of the same table that was split; 0 for none."""
+    served_epoch: int = 0
+    """The last one at which it is known to have been served: finding only older ones is damage."""
 
 
 class TabletStore(Protocol):
@@ -118,7 +120,7 @@ class SharedDirectoryStore:
             name = EpochName(ancestry.origin_epoch, Stage.LIVE)
             parent = self._root / str(tablet.table_id) / str(ancestry.origin_tablet_id)
             origin = parent / str(name)
-        inheritance = Inheritance(origin, ancestry.must_exist)
+        inheritance = Inheritance(origin, ancestry.must_exist, ancestry.served_epoch)
         try:
             directory = await make_tablet_directory(
                 self._files, self._root, tablet.table_id, tablet.tablet_id

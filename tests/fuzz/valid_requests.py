@@ -195,6 +195,7 @@ def _open_tablet(scene: Scene, chance: Random) -> Message:
         schema_version=scene.shaken.schema_version,
         range=cells.RowRange(start=one.start, end=one.end),
         must_exist=True,
+        served_epoch=chance.choice((0, one.epoch - 1)),
     )
 
 

@@ -39,8 +39,9 @@ class Placed:
     """A tablet, and the server that is to serve it."""
 
     location: TabletLocation
-    existed: bool = False
-    """Whether it has been served: then an owner that finds nothing on disk has lost it."""
+    served_epoch: int = 0
+    """The last epoch at which it was served: an owner that finds nothing on disk, or only older
+    epochs, has lost it."""
 
 
 @dataclass
@@ -245,7 +246,8 @@ class _StandIn:
             epoch=location.epoch,
             schema_version=_SCHEMA_VERSION,
             range=location.range,
-            must_exist=placed.existed,
+            must_exist=placed.served_epoch > 0,
+            served_epoch=placed.served_epoch,
             change_feed=options.change_feed,
             ttls=options.ttls,
         )
@@ -257,4 +259,4 @@ class _StandIn:
             # Silent, full, or overtaken: the next round gives the tablet to another server.
             self._serving.get(location.address, {}).pop(location.tablet_id, None)
         else:
-            placed.existed = True
+            placed.served_epoch = request.epoch

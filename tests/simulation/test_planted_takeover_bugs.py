@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.store.epoch_directory import _Takeover, take_over
+from percolator.errors import StoreUnusable
+from services.chassis.store.epoch_directory import Inheritance, _Takeover, take_over
 from services.chassis.store.epoch_names import EpochName, Stage
 from services.tabletserver import leveldb_clone
 from services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
@@ -53,6 +54,28 @@ def test_without_looking_again_after_the_claim_a_write_is_lost(
     correct = _Takeover._refuse_if_surpassed
     monkeypatch.setattr(_Takeover, "_refuse_if_surpassed", see_no_other)
     assert Explorer((2, 3)).violations()
+
+
+async def _served_after_epoch_2_was_lost() -> list[str]:
+    disk = MemoryDisk()
+    disk.make_durable_directory(_TABLET)
+    files = MemoryFiles(disk)
+    for epoch, name in enumerate(("CURRENT", "000003.log"), 1):
+        own = (await take_over(files, _TABLET, epoch, clone_leveldb)).path
+        async with await files.create(own / name) as file:
+            await file.append(b"acknowledged")
+    await files.rename(_TABLET / "e2", _TABLET / "lost")
+    inheritance = Inheritance(must_exist=True, served_epoch=2)
+    return await files.list((await take_over(files, _TABLET, 3, clone_leveldb, inheritance)).path)
+
+
+async def test_without_the_last_served_epoch_a_tablet_goes_back_to_an_older_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(StoreUnusable):
+        await _served_after_epoch_2_was_lost()
+    monkeypatch.setattr(_Takeover, "_refuse_if_older", lambda self, former: None)
+    assert await _served_after_epoch_2_was_lost() == ["CURRENT"], "the log was acknowledged"
 
 
 async def _table_of_the_new_owner() -> bytes:

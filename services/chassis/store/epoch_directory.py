@@ -13,6 +13,8 @@ Invariants:
 - The highest sealed directory is never deleted, and no sealed one is ever written.
 - Nothing that could be cloned is ever half deleted: a published epoch is renamed before it is
   removed.
+- What has served stays, live or sealed, until a later epoch is published. So whoever knows that an
+  epoch was served (`Inheritance.served_epoch`) can tell that it was lost.
 - A live name beside the sealed directory of the same epoch is a ghost, made by something that knows
   only paths. It is never read.
 """
@@ -101,7 +103,7 @@ class EpochDirectory:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a first owner, which finds no former epoch, starts with: by default nothing."""
+    """What an owner starts with; one that finds no former epoch, by default with nothing."""
 
     origin: Path | None = None
     """The epoch directory of a tablet that was split, under its live name. It is sealed first,
@@ -109,6 +111,10 @@ class Inheritance:
 
     must_exist: bool = False
     """Whether there were former owners: then finding none means that data was lost."""
+
+    served_epoch: int = 0
+    """The last epoch that is known to have been served: finding only older ones means that what was
+    acknowledged since then was lost. 0 if none is known."""
 
 
 async def take_over(
@@ -125,7 +131,7 @@ async def take_over(
     `owner` is what the owner asks whether it still is one; by default `files`.
 
     The directory has to exist. After a failure or a crash here, a new epoch is needed: this one
-    counts as used. `StoreUnusable` if there is nothing to inherit although there should be.
+    counts as used. `StoreUnusable` if there is nothing to inherit, or only what is too old.
     """
     if epoch < 1:
         raise InvalidArgument("epoch", f"expected 1 or more, found {epoch}")
@@ -189,11 +195,24 @@ class _Takeover:
                 await self._seal(live, names)
                 continue
             former = epoch_names.highest_sealed(names, self._epoch)
+            self._refuse_if_older(former)
             source = self._tablet / str(former) if former else await self._first_source()
             if source is None or await self._cloned(source):
                 await self._files.fsync_directory(self._claim)
                 return
         raise NotReady(f"{self._tablet}: the directory keeps changing", where="takeover")
+
+    def _refuse_if_older(self, former: EpochName | None) -> None:
+        """The directory of an owner stays until that of a later one was published. If both are
+        gone, they were deleted by hand, or a restored copy never had them."""
+        served = self._inheritance.served_epoch
+        if served > (former.epoch if former else 0):
+            left = f"{former} lacks what was acknowledged since then" if former else "none is left"
+            raise StoreUnusable(
+                f"{self._tablet / f'e{served}'} was in use, but it and every later epoch are "
+                f"missing; {left}",
+                fault=StoreFault.DAMAGED,
+            )
 
     async def _seal(self, live: list[EpochName], names: list[EpochName]) -> None:
         for name in live:

@@ -37,6 +37,8 @@ class Tablet:
     origin_tablet_id: int = 0
     origin_epoch: int = 0
     """The tablet that the first owner clones; 0 for none, or when that is done."""
+    served_epoch: int = 0
+    """The last epoch at which an owner has reported that it serves it; 0 if none is known."""
 
     def given_to(self, server_id: str, address: str, used_up: int = 0) -> Tablet:
         """At the next epoch, since the current one may have been used already. `used_up` is an
@@ -166,7 +168,14 @@ class ClusterMap(Catalogue):
     def with_existing(self, served: Iterable[Tablet]) -> ClusterMap:
         """After these were served: their own directories hold all of their data from now on."""
         settled = [
-            replace(tablet, exists=True, origin_tablet_id=0, origin_epoch=0) for tablet in served
+            replace(
+                tablet,
+                exists=True,
+                origin_tablet_id=0,
+                origin_epoch=0,
+                served_epoch=tablet.epoch,
+            )
+            for tablet in served
         ]
         changed = self.with_tablets(settled)
         needed = {tablet.origin_tablet_id for tablet in changed.tablets.values()}

@@ -170,6 +170,7 @@ def _tablet_record(tablet: Tablet) -> master_records_pb2.TabletRecord:
         exists=tablet.exists,
         origin_tablet_id=tablet.origin_tablet_id,
         origin_epoch=tablet.origin_epoch,
+        served_epoch=tablet.served_epoch,
     )
 
 
@@ -185,4 +186,5 @@ def _tablet(record: master_records_pb2.TabletRecord) -> Tablet:
         exists=record.exists,
         origin_tablet_id=record.origin_tablet_id,
         origin_epoch=record.origin_epoch,
+        served_epoch=record.served_epoch,
     )

@@ -83,6 +83,8 @@ class Assignment:
         """By tablet: consecutive failed orders, and when the next one may be sent."""
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._held: set[int] = set()
+        self._note_epochs_at = 0.0
+        """When served epochs may be noted again: one change of the map notes many."""
         self.closing = Closing(world, store, watch, start, self._held)
         self.errors: dict[int, PercolatorError] = {}
         """By tablet id: why it is not served."""
@@ -161,7 +163,7 @@ class Assignment:
         while True:
             self._news.clear()
             try:
-                await self._note_existing()
+                await self._note_served()
                 await self._assign_orphans()
             except StoreUnusable as error:
                 _log.error("no tablet can be assigned", error=str(error))
@@ -173,17 +175,25 @@ class Assignment:
             except TimeoutError:
                 continue
 
-    async def _note_existing(self) -> None:
-        """Notes which tablets hold data. From now on a missing directory is a loss."""
-        new = [one for one in self._store.current.tablets.values() if not one.exists]
-        if not any(map(self.is_served, new)):
+    async def _note_served(self) -> None:
+        """Notes which tablets hold data, and at which epoch: from now on, it is a loss if this
+        epoch and all later ones are missing."""
+        now = self._world.clock.monotonic_seconds()
+        due = now >= self._note_epochs_at
+        served = self._served_later_than_noted(self._store.current)
+        if not any(due or not one.exists for one in served):
             return
+        self._note_epochs_at = now + _ROUND_SECONDS
 
         def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
-            found = [one for one in current.tablets.values() if not one.exists]
-            return current.with_existing([one for one in found if self.is_served(one)]), None
+            found = self._served_later_than_noted(current)
+            return current.with_existing(found) if found else current, None
 
         await self._store.change(decide)
+
+    def _served_later_than_noted(self, current: ClusterMap) -> list[Tablet]:
+        tablets = current.tablets.values()
+        return [one for one in tablets if one.served_epoch < one.epoch and self.is_served(one)]
 
     async def _assign_orphans(self) -> None:
         if not self._are_gathered():
@@ -285,6 +295,7 @@ class Assignment:
             must_exist=tablet.exists,
             origin_tablet_id=tablet.origin_tablet_id,
             origin_epoch=tablet.origin_epoch,
+            served_epoch=tablet.served_epoch,
         )
         opened = (await self._answer(tablet, order)).tablet
         server = self._watch.servers.get(tablet.server_id)

@@ -50,6 +50,8 @@ class ModelStore:
             )
         if stored.damaged or (order.must_exist and not stored.existed):
             raise StoreUnusable("nothing there", fault=StoreFault.DAMAGED)
+        if stored.highest < order.served_epoch:
+            raise StoreUnusable("only older epochs are there", fault=StoreFault.DAMAGED)
         if order.origin_tablet_id and not stored.existed:
             origin = self.tablets[order.origin_tablet_id]
             assert origin.highest == order.origin_epoch, "cloned from a tablet that went on"

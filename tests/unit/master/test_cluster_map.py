@@ -97,7 +97,7 @@ def test_a_stored_map_is_read_back_in_full() -> None:
         Observer("weak", (b"b",), weak=True),
     )
     table = Table(1, "t", 7, 1000, 1 << 20, observers, deleting=True)
-    tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0)
+    tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0, 8)
     current = ClusterMap(5, {1: table}, {2: tablet}, frozenset({"x"}), ((3, 4),))
     assert map_record.decode(map_record.encode(current)) == current
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 from percolator.errors import PercolatorError
 from services.chassis.store.epoch_directory import (
     EpochDirectory,
+    Inheritance,
     remove_superseded,
     take_over,
 )
@@ -97,7 +98,8 @@ def claimant(epoch: int) -> Callable[[Files], Awaitable[None]]:
     """Takes the tablet over at `epoch`, cleans up after its predecessors, and serves."""
 
     async def run(files: Files) -> None:
-        directory = await take_over(files, TABLET, epoch, clone_in_model)
+        inheritance = Inheritance(must_exist=True, served_epoch=1)
+        directory = await take_over(files, TABLET, epoch, clone_in_model, inheritance)
         await remove_superseded(files, TABLET, epoch)
         await serve(directory)
 
