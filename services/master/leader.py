@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from percolator.errors import StoreFault, StoreUnusable
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
-from services.chassis.store.files import Files
+from services.chassis.store.files import Files, fault_of
 from services.master.history.collection import Collection, CollectionTimes
 from services.master.history.tablet_collecting import TabletCollecting
 from services.master.map.cluster_map import ClusterMap
@@ -139,15 +140,39 @@ class TabletTerms:
         self._tablets_max = tablets_max
 
     async def begin(self, leadership: Leadership) -> Leader:
+        store = await MapStore.load(leadership)
+        await self._refuse_to_forget_tables(store.current.next_id)
         return Leader(
             self._world,
             self._files,
             self._root,
-            await MapStore.load(leadership),
+            store,
             self._registry,
             self._times,
             tablets_max=self._tablets_max,
         )
 
+    async def _refuse_to_forget_tables(self, next_id: int) -> None:
+        """A map that is missing, or older than the tables: with it, they would be gone without an
+        error, and new tables would get their ids, and then find their cells."""
+        try:
+            later = [one for one in await self._files.list(self._root) if _is_id(one, next_id)]
+            for directory in (self._root / one for one in later):
+                if any(map(_is_id, await self._files.list(directory))):
+                    raise StoreUnusable(
+                        f"{directory} is of a table that is newer than the master's map, which is "
+                        "missing or from an older copy: restore it, or move this directory away",
+                        fault=StoreFault.DAMAGED,
+                    )
+        except OSError as error:
+            raise StoreUnusable(
+                f"cannot list the tables in {self._root}: {error}", fault=fault_of(error)
+            ) from error
+
     def decoded(self, stored: bytes | None) -> ClusterMap:
         return decoded(stored)
+
+
+def _is_id(name: str, least: int = 1) -> bool:
+    """Whether it names the directory of a table or tablet with at least this id."""
+    return name.isdecimal() and name.isascii() and int(name) >= least

@@ -28,7 +28,7 @@ from services.chassis.coordinator.own_process import OwnProcess
 from services.chassis.coordinator.silence import Silence
 from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
 from services.chassis.store import epoch_names
-from services.chassis.store.epoch_directory import remove_superseded, take_over
+from services.chassis.store.epoch_directory import Inheritance, remove_superseded, take_over
 from services.chassis.store.epoch_names import EpochName, Stage
 from services.chassis.store.files import FileLock, Files, fault_of, make_durable_directory
 
@@ -125,7 +125,9 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
                 if leader is None or leader.epoch != live or leader.holder != lost():
                     return None
             epoch = max((name.epoch for name in names), default=0) + 1
-            owned = await take_over(self._files, directory, epoch, clone_values)
+            # Signed when that epoch's directory was durable, so it or a later one is still there.
+            inheritance = Inheritance(served_epoch=await self._signed(role))
+            owned = await take_over(self._files, directory, epoch, clone_values, inheritance)
             leadership = DirectoryLeadership(
                 self._files,
                 self._clock,
@@ -152,14 +154,17 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
     async def _is_gone(
         self, role: str, epoch: int, lock: FileLock | None, silence: Silence
     ) -> bool:
-        if lock is not None:
-            # The lock is free. If this very leader had it last, the leader is dead. If another one
-            # had, this leader took over from one that was only silent, and does not have it yet.
-            signed = await self._small(self._path(role, LOCK))
-            if signed == str(epoch).encode():
-                return True
+        # The lock is free. If this very leader had it last, the leader is dead. If another one had,
+        # this leader took over from one that was only silent, and does not have it yet.
+        if lock is not None and await self._signed(role) == epoch:
+            return True
         beat = self._path(role, str(EpochName(epoch, Stage.LIVE)), BEAT)
         return silence.lasts((epoch, await self._small(beat)))
+
+    async def _signed(self, role: str) -> int:
+        """The epoch of the last leader that had the lock; 0 if a power cut left none."""
+        signed = await self._small(self._path(role, LOCK))
+        return int(signed) if signed.isdigit() else 0
 
     async def _small(self, path: Path) -> bytes:
         try:
