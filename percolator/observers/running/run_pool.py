@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -102,33 +103,49 @@ class RunPool:
             self._time_limits.close()
 
     async def _serve(self, first: Work) -> None:
+        task = _own_task()
         work: Work | None = first
         while work is not None:
-            await self._attempt(work)
-            work = None if self._closing else self._results.queue.take()
+            try:
+                await self._attempt(work, task)
+            except asyncio.CancelledError:
+                self._results.on_left(work)
+                self._results.queue.drop(work)
+                raise
+            # One that was cancelled ends: at the end of `asyncio.run`, all tasks are, and awaited.
+            is_over = self._closing or task.cancelling()
+            work = None if is_over else self._results.queue.take()
 
     # ------------------------------------------------------------------ one attempt
 
-    async def _attempt(self, work: Work) -> None:
+    async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
         if self._turns.waits(work):
             self._results.queue.again(work, 0.0)
             return
         counters = work.watched.counters
         run = ObserverRun(self._context, self._results.dead_letters, work)
         ended, began = trace.Ended.COMMITTED, self._context.now()
+        is_called = False
         try:
             if not await run.begin():
                 ended = trace.Ended.HANDLED
                 counters.acknowledged += 1
             else:
                 counters.runs += 1
-                await self._call(run, work)
+                is_called = True
+                await self._call(run, work, task)
                 counters.committed(await run.commit())
                 self._turns.committed(work, run.transaction.internal.writes.cells)
-        except asyncio.CancelledError:
-            self._results.on_left(work)
-            self._results.queue.drop(work)
-            raise
+        except asyncio.CancelledError as error:
+            if self._closing or not is_called:
+                raise
+            # By the observer. If this were no failure, the change would be tried forever.
+            failure = RuntimeError(
+                "the task in which the observer runs was cancelled, as by itself"
+            )
+            failure.__cause__ = error
+            self._note(run, work, trace.Ended.FAILED, began)
+            await self._failed(work, run, failure)
         except ConflictError as error:
             self._note(run, work, trace.Ended.CONFLICTED, began)
             counters.conflicts += 1
@@ -163,7 +180,7 @@ class RunPool:
         counters.cells_written += len(transaction.internal.writes.cells)
         trace.note(run, work, ended, self._context.now() - began)
 
-    async def _call(self, run: ObserverRun, work: Work) -> None:
+    async def _call(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
         """Calls the function, and turns whatever ends it into a failure of the observer.
 
         Otherwise `sys.exit` in an observer would end the worker, and then every other worker that
@@ -172,9 +189,6 @@ class RunPool:
         no `Exception` (extensions in Rust raise such) would end this task, which has the only
         reference to the work.
         """
-        task = asyncio.current_task()
-        if task is None:
-            raise InvariantViolation("a run needs a task that can be interrupted")
         try:
             await self._call_function(run, work, task)
         except SystemExit as error:
@@ -183,9 +197,11 @@ class RunPool:
             if task.cancelling():
                 raise
             raise RuntimeError("something that the observer awaited was cancelled") from error
-        except (Exception, KeyboardInterrupt, GeneratorExit):
-            raise  # the last two come from outside: Ctrl-C, and a task that is thrown away
+        except (Exception, GeneratorExit):
+            raise  # the last one comes from outside: a task that is thrown away
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and _may_be_from_outside():
+                raise
             said = f"{type(error).__name__}: {message_of(error)}"
             raise RuntimeError(f"the observer raised {said}") from error
 
@@ -270,6 +286,18 @@ class RunPool:
             return
         counters.dead_letters += result.is_put_aside
         self._handled(work, result.seen)
+
+
+def _own_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise InvariantViolation("a run needs a task that can be interrupted")
+    return task
+
+
+def _may_be_from_outside() -> bool:
+    """Whether Ctrl-C may have interrupted this thread: no other than the main one ever is."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _inside(work: Work, function: Callable[[], object]) -> object:

@@ -158,7 +158,9 @@ def _finish(job: _Job, error: BaseException | None) -> None:
         job.on_late_return()
     elif error is None:
         job.future.set_result(None)
-    elif isinstance(error, StopIteration):  # which no future can carry
-        job.future.set_exception(RuntimeError("the observer raised StopIteration"))
+    elif isinstance(error, StopIteration | KeyboardInterrupt):
+        # No future can carry the first. The second was not Ctrl-C, which only the main thread gets,
+        # and would end the event loop.
+        job.future.set_exception(RuntimeError(f"the observer raised {type(error).__name__}"))
     else:
         job.future.set_exception(error)

@@ -116,14 +116,17 @@ async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_oth
     threads.close()
 
 
-@pytest.mark.parametrize("error", [ValueError("raised"), SystemExit(3), StopIteration()])
+@pytest.mark.parametrize(
+    "error", [ValueError("raised"), SystemExit(3), StopIteration(), KeyboardInterrupt()]
+)
 async def test_whatever_a_function_raises_propagates(error: BaseException) -> None:
     threads = Threads(1)
 
     def fail() -> None:
         raise error
 
-    expected = RuntimeError if isinstance(error, StopIteration) else type(error)
+    cannot = isinstance(error, StopIteration | KeyboardInterrupt)
+    expected = RuntimeError if cannot else type(error)
     with pytest.raises(expected):
         await threads.call(fail, WAIT_SECONDS, nothing)
     await threads.call(nothing, WAIT_SECONDS, nothing)
