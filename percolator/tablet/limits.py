@@ -30,7 +30,7 @@ class TabletLimits:
     commit_bytes_max: int = 4 * MEBIBYTE
 
     answer_bytes_max: int = 8 * MEBIBYTE
-    """The response to one batch of reads, or the cells that made mutations of one batch fail: what
+    """The response to one call that reads, or the cells that made mutations of one batch fail: what
     does not fit is refused, and has to be requested again."""
     read_bytes_max: int = 16 * MEBIBYTE
     """The result of one read. The last one in a response may exceed `answer_bytes_max`."""

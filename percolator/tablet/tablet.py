@@ -36,7 +36,7 @@ from percolator.tablet.ownership import Ownership
 from percolator.tablet.reading import change_scan, scans
 from percolator.tablet.reading.listed_reads import asked_reads
 from percolator.tablet.reading.notification_scan import LockVanished, NotificationLook
-from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.reading.point_reads import AnswerRoom, PointReads
 from percolator.tablet.reading.scan_page import ScanPlan
 from percolator.tablet.upkeep import Upkeep
 from percolator.tablet.writing.commit_work import CommitWork
@@ -253,16 +253,19 @@ class Tablet:
         self._commit.require_room(0)
         return self._transactions.check(batch, deadline_seconds)
 
-    async def read(self, batch: pb.ReadBatch) -> pb.ReadBatchResult:
+    async def read(self, batch: pb.ReadBatch, room: AnswerRoom | None = None) -> pb.ReadBatchResult:
         """Raises `InvalidArgument` ("reads[3].row"), `NotReady` (as `mutate` does), `TabletMoved`,
-        `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered."""
-        state = self._state
+        `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered. `room` is what
+        it shares with other batches of its call."""
+        state, room = self._state, room or AnswerRoom()
         asked = asked_reads(batch)
         while True:
             state.require_target(batch.target)
+            reads = PointReads(state, asked, self._columns, room)
             try:
-                result = await PointReads(state, asked, self._columns).answer()
+                result = await reads.answer()
             except UnheardTimestamp as unheard:
+                reads.give_up()
                 await state.guard.settle(unheard)
             except state.storage.failures as error:
                 raise state.unreadable(error) from error

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from percolator.errors import PercolatorError, TabletMoved
+from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.tablet import Tablet
 from percolator.testing.tables_in_memory import ADDRESS, TablesInMemory
 from percolator.timestamps import SEQUENCE_BITS
@@ -97,9 +98,10 @@ class ClusterInMemory(TablesInMemory):
 
     async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
         response = wire.ReadResponse(takes_cells=self.takes_lists)
+        room = AnswerRoom()
         for batch in request.batches:
             try:
-                result = await self._serving(batch.target).read(batch)
+                result = await self._serving(batch.target).read(batch, room)
             except PercolatorError as error:
                 result = wire.ReadBatchResult(error=to_detail(error))
             response.batches.append(result)

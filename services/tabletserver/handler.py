@@ -23,6 +23,7 @@ from percolator.errors import (
     StoreUnusable,
 )
 from percolator.tablet.lifetimes import ttls_of
+from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.tablet import TabletIdentity
 from percolator.tablet.writing.commit_work import not_executed
 from percolator.v1 import tabletserver_pb2 as wire
@@ -155,7 +156,8 @@ class TabletServerHandler:
         batches = request.batches
         rows = sum(len(batch.reads) + len(batch.cells.rows) for batch in batches)
         self._check_rows(len(batches), rows)
-        results = await _each(batches, self._read)
+        room = AnswerRoom()
+        results = await _each(batches, lambda i, batch: self._read(i, batch, room))
         self._note_slow("Read", started, batches)
         return wire.ReadResponse(batches=results, takes_cells=True)
 
@@ -359,9 +361,11 @@ class TabletServerHandler:
                 retry_after_seconds=OVERLOAD_RETRY_SECONDS,
             )
 
-    async def _read(self, index: int, batch: wire.ReadBatch) -> wire.ReadBatchResult:
+    async def _read(
+        self, index: int, batch: wire.ReadBatch, room: AnswerRoom
+    ) -> wire.ReadBatchResult:
         try:
-            result = await (await self._tablets.serving(batch.target)).read(batch)
+            result = await (await self._tablets.serving(batch.target)).read(batch, room)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return wire.ReadBatchResult(error=detail)

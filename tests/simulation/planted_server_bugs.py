@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.reading.point_reads import AnswerRoom, PointReads
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryCursor
 from percolator.v1.tabletserver_pb2 import ReadBatch, ReadBatchResult
@@ -33,13 +33,15 @@ def oracle_without_persistence(patch: Patch) -> None:
 def mirror_after_the_snapshot(patch: Patch) -> None:
     """A reader takes its view of the writes first and checks locks second."""
 
-    async def wrong(self: Tablet, batch: ReadBatch) -> ReadBatchResult:
+    async def wrong(
+        self: Tablet, batch: ReadBatch, room: AnswerRoom | None = None
+    ) -> ReadBatchResult:
         state = self._state
         state.require_target(batch.target)
         early = copy(state)
         early.storage = _EarlyView(state.storage)  # type: ignore[assignment]
         await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
-        result = await PointReads(early, batch.reads, self._columns).answer()
+        result = await PointReads(early, batch.reads, self._columns, AnswerRoom()).answer()
         await state.require_ownership()
         return result
 

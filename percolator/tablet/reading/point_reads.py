@@ -50,11 +50,25 @@ _Wanted = tuple[int, bytes, bytes, bytes]
 to look at: that of the read, or an older one if the cell is known not to have changed since."""
 
 
+class AnswerRoom:
+    """What the batches of one call share: each for itself, those to a hundred tablets would make an
+    answer of hundreds of MiB."""
+
+    __slots__ = ("taken_bytes",)
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+
+
 class PointReads:
     """One batch of reads, and its answer."""
 
     def __init__(
-        self, state: TabletState, reads: Sequence[AskedRead], columns: ColumnEncoder
+        self,
+        state: TabletState,
+        reads: Sequence[AskedRead],
+        columns: ColumnEncoder,
+        room: AnswerRoom,
     ) -> None:
         self._state = state
         self._asked = reads
@@ -67,6 +81,11 @@ class PointReads:
         self._values: list[bytes] = []
         self._deletes: list[int] = []
         self._bytes = 0
+        self._room = room
+        self._taken = 0
+        """How many of them are known to the other batches of the call."""
+        self._bytes_max = state.limits.answer_bytes_max
+        """What the other batches leave of the answer. Below 0 if they have exceeded it."""
         self._admitted = -1
         """The index of the last read that found room: it is answered completely."""
         self._began = 0
@@ -90,8 +109,10 @@ class PointReads:
                 self._state.require_open()
             stop = min(first + slice_rows, len(asked))
             await self._held_cells_let_go(first, stop)
+            self._share_room()
             for index in await self._answer_cells(first, stop):
                 await self._answer_row(index, asked[index])
+            self._share_room()
         # Check after reading, since versions may have been collected while the batch was read.
         if self._oldest < self._state.safe_points.reads:
             self._refuse_too_old()
@@ -110,6 +131,17 @@ class PointReads:
         counters.read_rate.add(len(asked))
         counters.versions_skipped += self._skipped
         return self._result
+
+    def give_up(self) -> None:
+        """Gives back the room of an answer that is not sent."""
+        self._bytes = 0
+        self._share_room()
+
+    def _share_room(self) -> None:
+        self._room.taken_bytes += self._bytes - self._taken
+        self._taken = self._bytes
+        others = self._room.taken_bytes - self._taken
+        self._bytes_max = self._state.limits.answer_bytes_max - others
 
     async def _held_cells_let_go(self, first: int, stop: int) -> None:
         """Returns when no commit in the way of these reads is about to land. There must be no await
@@ -205,7 +237,7 @@ class PointReads:
         seek, item = cursor.seek, cursor.item
         lifetimes, asked = self._lifetimes or None, self._asked
         reads, columns, commits, values = self._reads, self._columns, self._commits, self._values
-        size, size_max = self._bytes, self._state.limits.answer_bytes_max
+        size, size_max = self._bytes, self._bytes_max
         current, began = self._admitted, self._began
         for index, column, prefix, suffix in wanted:
             if size > size_max:
@@ -273,7 +305,7 @@ class PointReads:
         """Whether this read may add more to the answer. Refuses the read if not."""
         limits, size = self._state.limits, self._bytes
         if index != self._admitted:
-            if size > limits.answer_bytes_max:
+            if size > self._bytes_max:
                 self._refused.setdefault(index, self._full)
                 return False
             self._admitted, self._began = index, size
@@ -292,6 +324,7 @@ class PointReads:
         if fence is not None:  # raised since the rest of its slice was answered
             self._refused[index] = closed(fence)
             return
+        self._share_room()
         if not self._has_room(index):
             return
         row, slice_entries = read.row, self._state.limits.slice_entries

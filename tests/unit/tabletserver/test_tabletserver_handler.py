@@ -10,6 +10,7 @@ from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.errors import StoreUnusable as UnusableStore
 from percolator.formats.records import KIND_PUT
 from percolator.protocol import steps
+from percolator.tablet.limits import TabletLimits
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
 from services.chassis.serving.rpc import Exposed
@@ -41,6 +42,44 @@ async def test_every_batch_has_its_own_answer() -> None:
     assert stale.error.HasField("tablet_moved")
     assert await machine.value(1, b"c") is None
     assert await machine.value(1, b"b") == b"v"
+
+
+@pytest.mark.parametrize("whole_rows", [False, True])
+async def test_an_answer_does_not_grow_with_the_number_of_tablets(whole_rows: bool) -> None:
+    machine = Machine(tablet_limits=TabletLimits(answer_bytes_max=25_000))
+    tablets = range(1, 6)
+    for number in tablets:
+        await machine.open(number, start=b"%d" % number, end=b"%d" % (number + 1))
+        rows = [b"%d%d" % (number, row) for row in range(4)]
+        await machine.mutate(put(number, *rows, value=bytes(10_000)))
+    reads = {
+        (number, row): wire.RowRead(
+            row=b"%d%d" % (number, row),
+            columns=[] if whole_rows else [COLUMN],
+            all_columns=whole_rows,
+            timestamp=COMMIT,
+        )
+        for number in tablets
+        for row in range(4)
+    }
+    calls = 0
+    while reads:
+        asked = [[key for key in reads if key[0] == number] for number in tablets]
+        batches = [
+            wire.ReadBatch(target=target(number), reads=[reads[key] for key in keys])
+            for number, keys in zip(tablets, asked, strict=True)
+            if keys
+        ]
+        answer = await machine.handler.read(wire.ReadRequest(batches=batches))
+        assert answer.ByteSize() < 40_000
+        for keys, result in zip(filter(None, asked), answer.batches, strict=True):
+            refused = {one.read for one in result.refused}
+            assert all("request the rest" in one.error.message for one in result.refused)
+            for at, key in enumerate(keys):
+                if at not in refused:
+                    del reads[key]
+        calls += 1
+    assert calls == 7, "three rows each"
 
 
 async def test_reads_answer_batch_by_batch_too() -> None:
