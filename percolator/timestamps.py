@@ -142,3 +142,9 @@ def oldest_unexpired(snapshot: int, ttl_milliseconds: int) -> int:
 def expires_at(commit: int, ttl_milliseconds: int) -> int:
     """The first timestamp at which such a value is invisible."""
     return ((commit >> SEQUENCE_BITS) + ttl_milliseconds) << SEQUENCE_BITS
+
+
+def in_json(timestamp: int) -> str:
+    """A timestamp for programs in any language: as text, since many of them, such as jq, round
+    numbers above 2^53. One that was rounded up would skip changes, without an error."""
+    return str(int(timestamp))

@@ -16,7 +16,7 @@ from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.given import not_empty
 from percolator.counts import counted
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 
 Tables = Annotated[
     list[str] | None,
@@ -152,7 +152,7 @@ def _bar(what: str) -> Iterator[Callable[..., None]]:
 
 def _as_data(export: Export) -> dict[str, object]:
     return {
-        "timestamp": export.at,
+        "timestamp": in_json(export.at),
         "time": Timestamp(export.at).to_datetime().isoformat(),
         "cells": export.cells,
         "bytes": sum(part.bytes for part in export.parts),

@@ -19,6 +19,7 @@ from percolator.errors import InvalidArgument
 from percolator.row_text import row_text
 from percolator.schema import Table
 from percolator.tasks import Tasks
+from percolator.timestamps import in_json
 
 
 def changes(
@@ -81,7 +82,7 @@ def changes(
 def _show(here: Connection, change: Change[bytes], forms: Forms, *, before: bool) -> None:
     if here.as_json:
         data = {
-            "commit_timestamp": int(change.commit_timestamp),
+            "commit_timestamp": in_json(change.commit_timestamp),
             "row": forms.row_data(change.key),
             "column": row_text(change.column),
             "kind": change.kind.value,

@@ -17,7 +17,7 @@ from percolator.errors import InvalidArgument
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.row_text import row_bytes, row_text
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cells_pb2 import Cell, Space
 
 Version = tuple[bytes, int, WriteRecord, bytes | None]
@@ -71,9 +71,9 @@ def history(
         data.append(
             {
                 "column": row_text(shown_column(name)),
-                "commit_timestamp": committed,
+                "commit_timestamp": in_json(committed),
                 "committed": moment.to_datetime().isoformat(),
-                "start_timestamp": record.start_timestamp,
+                "start_timestamp": in_json(record.start_timestamp),
                 "kind": _kind(name, record),
                 "value": None if value is None else forms.value_data(name, value),
             }

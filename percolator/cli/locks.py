@@ -17,7 +17,7 @@ from percolator.cli.stored import kind_of, primary_text, shown_column, stored_ce
 from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord
 from percolator.row_text import row_bytes, row_text
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cells_pb2 import Space
 from percolator.v1.lockservice_pb2 import Session
 
@@ -90,7 +90,7 @@ def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
         "row": row_text(one.row),
         "column": row_text(shown_column(one.column)),
         "kind": kind_of(one.column, one.lock.kind),
-        "start_timestamp": one.lock.start_timestamp,
+        "start_timestamp": in_json(one.lock.start_timestamp),
         "age_seconds": round(one.age_seconds, 3),
         "ttl_seconds": one.lock.ttl_milliseconds / 1000,
         "session": one.lock.session.hex() or None,

@@ -22,7 +22,7 @@ from percolator.cli.registered import no_observer, require_observer
 from percolator.errors import SchemaError
 from percolator.observers.port import WorkRequest
 from percolator.row_text import row_text
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 
 Count = tuple[str, str]
 """A table and an observer."""
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
     """Newest first."""
 
     def as_data(self) -> dict[str, object]:
-        return {**self._asdict(), "timestamps": list(self.timestamps)}
+        return {**self._asdict(), "timestamps": list(map(in_json, self.timestamps))}
 
     def as_text(self) -> list[Text | str]:
         oldest = Timestamp(self.timestamps[-1]).to_datetime()

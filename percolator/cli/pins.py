@@ -20,7 +20,7 @@ from percolator.cli.sessions import as_data, list_sessions
 from percolator.codecs import stored
 from percolator.errors import InvalidArgument, Unavailable
 from percolator.schema import Table as Schema
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.lockservice_pb2 import EndSessionRequest, Session
 from percolator.wire.channels import GrpcNetwork
@@ -92,7 +92,7 @@ def create(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         async with database.pin(moment, tables=tables, description=what, ttl=ttl) as pin:
             here.show(
-                {"session_id": pin.session_id.hex(), "timestamp": pin.at},
+                {"session_id": pin.session_id.hex(), "timestamp": in_json(pin.at)},
                 plain(f"pin {pin.session_id.hex()} at {pin.at.describe()}"),
             )
             if command:

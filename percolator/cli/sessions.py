@@ -7,7 +7,7 @@ from rich.table import Column, Table
 
 from percolator.cli.connection import Connection, connection, plain
 from percolator.errors import Unavailable
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.lockservice_pb2 import Session
 from percolator.wire.channels import GrpcNetwork
@@ -37,11 +37,12 @@ async def list_sessions(
 
 def as_data(session: Session) -> dict[str, object]:
     """The session as JSON, for programs."""
+    oldest = session.info.oldest_start_timestamp
     return {
         "session_id": session.session_id.hex(),
         "description": session.info.description,
         "pin": session.info.pin,
-        "oldest_start_timestamp": session.info.oldest_start_timestamp or None,
+        "oldest_start_timestamp": in_json(oldest) if oldest else None,
         "ttl_seconds": session.info.ttl_milliseconds / 1000,
         "age_seconds": session.age_milliseconds / 1000,
         "remaining_seconds": session.remaining_milliseconds / 1000,

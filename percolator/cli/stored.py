@@ -10,6 +10,7 @@ from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.table_info import TableInfo
+from percolator.timestamps import in_json
 from percolator.v1.cells_pb2 import Cell, Space
 
 SPACES = {
@@ -71,8 +72,8 @@ def described(cell: Cell) -> dict[str, object]:
         lock = LockRecord.decode(cell.value)
         return {
             "kind": kind_of(cell.column, lock.kind),
-            "start_timestamp": lock.start_timestamp,
-            "min_commit_timestamp": lock.min_commit_timestamp,
+            "start_timestamp": in_json(lock.start_timestamp),
+            "min_commit_timestamp": in_json(lock.min_commit_timestamp),
             "ttl_seconds": lock.ttl_milliseconds / 1000,
             "session": lock.session.hex() or None,
             "primary": primary_text(lock),
@@ -81,10 +82,10 @@ def described(cell: Cell) -> dict[str, object]:
         write = WriteRecord.decode(cell.value)
         return {
             "kind": kind_of(cell.column, write.kind),
-            "commit_timestamp": cell.timestamp,
-            "start_timestamp": write.start_timestamp,
+            "commit_timestamp": in_json(cell.timestamp),
+            "start_timestamp": in_json(write.start_timestamp),
         }
-    about: dict[str, object] = {"timestamp": cell.timestamp}
+    about: dict[str, object] = {"timestamp": in_json(cell.timestamp)}
     if cell.qualifier:
         about["observer"] = cell.qualifier.decode(errors="backslashreplace")
     return about

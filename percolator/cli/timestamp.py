@@ -9,7 +9,7 @@ from rich.table import Table
 
 from percolator.cli.connection import connection, fail
 from percolator.errors import InvalidArgument, Unavailable
-from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX, Timestamp
+from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX, Timestamp, in_json
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of
@@ -45,7 +45,7 @@ def timestamp(
 
     first = here.run(ask)
     numbers = range(first, first + count)
-    here.show(list(numbers), "\n".join(map(str, numbers)))
+    here.show(list(map(in_json, numbers)), "\n".join(map(str, numbers)))
 
 
 @app.command()
@@ -65,7 +65,7 @@ def decode(
     table.add_row("sequence", str(found.sequence))
     connection(context).show(
         {
-            "timestamp": int(found),
+            "timestamp": in_json(found),
             "time": found.to_datetime().isoformat(),
             "physical_milliseconds": found.physical_milliseconds,
             "sequence": found.sequence,

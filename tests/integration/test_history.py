@@ -277,7 +277,7 @@ def test_a_spark_read_is_pinned_or_refused_if_its_history_is_gone(
         pinned(snapshot_ts=str(later))
     at = pinned(pin_seconds="4")
     (listed,) = command.data("pins", "list")
-    assert listed["oldest_start_timestamp"] == at
+    assert listed["oldest_start_timestamp"] == str(int(at))
     assert listed["description"].startswith("Spark read on ")
     until_refused(db, "sue", at)
     assert command.data("pins", "list") == []

@@ -21,6 +21,7 @@ from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
+from percolator.timestamps import in_json
 from percolator.v1.tabletserver_pb2 import RowRead
 
 _AT_ONCE = 256
@@ -147,4 +148,6 @@ def as_data(letter: DeadLetter) -> dict[str, object]:
         "observer": letter.observer,
         "column": base64.b64encode(letter.column).decode(),
         **letter.as_json(),
+        "commit_timestamp": in_json(letter.commit_timestamp),
+        "parked_at": in_json(letter.parked_at),
     }
