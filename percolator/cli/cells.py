@@ -164,8 +164,10 @@ def delete(
         key, rows = forms.row("row", row), Table(table, key=codecs.stored)
 
         async def remove(tx: aio.Transaction) -> int:
-            found = (await tx.get_many(rows, [key]))[0]
-            names = [name for name in found if not wanted or name in wanted]
+            # Not read at once: it may be too large for one answer.
+            chosen = [_column(rows, name) for name in wanted] or None
+            found = [row async for row in tx.scan(rows, start=key, end=key + b"\0", columns=chosen)]
+            names = [name for row in found for name in row]
             for name in names:
                 await tx.delete(key, _column(rows, name))
             return len(names)

@@ -101,6 +101,22 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
     assert [row["row"] for row in asked(cluster, "scan", "shop", at)] == ["ink", "pen"]
 
 
+def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(cluster: LocalCluster) -> None:
+    pictures = Table("attic", key=codecs.text).family("picture:", codecs.raw)
+    with percolator.connect(cluster.address) as db:
+        for number in range(5):
+            db.run(lambda tx, at=number: tx.set("bob", pictures.column(f"{at}"), bytes(4 << 20)))
+        db.run(lambda tx: tx.set("bobby", pictures.column("1"), b"of another row"))
+    assert "read fewer columns" in refused(cluster, "get", "attic", "bob", code=2)
+    some = [f"picture:{number}" for number in range(4)]
+    assert asked(cluster, "delete", "attic", "bob", *some, "picture:none") == {"deleted": 4}
+    with percolator.connect(cluster.address) as db:
+        for number in range(4):
+            db.run(lambda tx, at=number: tx.set("bob", pictures.column(f"{at}"), bytes(4 << 20)))
+    assert asked(cluster, "delete", "attic", "bob") == {"deleted": 5}
+    assert [one["row"] for one in asked(cluster, "scan", "attic")] == ["bobby"]
+
+
 def test_cells_and_rows_are_written_and_shown_as_their_codecs_say(cluster: LocalCluster) -> None:
     row = '["trap", -7]'
     run(cluster, "set", "typed", row, "stock=12345678", "note=as text")
