@@ -88,9 +88,10 @@ def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT])
             exit_code = runner.run(process.run())
         except Exception:  # the process ends here: nothing else could handle it
             process.log.exception("failed")
-        except SystemExit:
+        except (SystemExit, KeyboardInterrupt):
             # `sys.exit` in a task, such as one that an observer has started, stops the event loop
             # under everything else. Its code would say that all is well, or the settings wrong.
+            # Neither is a signal: those have handlers of their own.
             process.log.exception("failed")
             process.exit_at_once(EXIT_FAILED)
         process.end_in_time(exit_code)

@@ -55,6 +55,7 @@ class WaiterSettings(ServiceSettings):
         "deaf task",
         "hanging thread",
         "exit",
+        "interrupt",
     ] = ""
     """The fault to produce."""
 
@@ -103,6 +104,10 @@ async def exit_without_an_error() -> None:
     sys.exit()
 
 
+async def interrupt_itself() -> None:
+    raise KeyboardInterrupt
+
+
 async def say_drained() -> None:
     say("drained")
 
@@ -116,6 +121,8 @@ def start_of_others(fault: str) -> None:
         _left.append(loop.run_in_executor(None, threading.Event().wait))
     if fault == "exit":
         _left.append(loop.create_task(exit_without_an_error()))
+    if fault == "interrupt":
+        _left.append(loop.create_task(interrupt_itself()))
 
 
 _left: list[asyncio.Future[None] | asyncio.Future[bool]] = []

@@ -372,11 +372,16 @@ async def test_a_bug_ends_the_process_with_its_traceback_in_the_log(
         assert any("RuntimeError: a bug" in entry.get("exception", "") for entry in entries)
 
 
-async def test_a_task_that_exits_is_a_failure_whatever_its_code(tmp_path: Path) -> None:
-    async with service(tmp_path, "--fault=exit") as running:
+@pytest.mark.parametrize(
+    ("fault", "raised"), [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")]
+)
+async def test_a_task_that_exits_is_a_failure_whatever_its_code(
+    tmp_path: Path, fault: str, raised: str
+) -> None:
+    async with service(tmp_path, f"--fault={fault}") as running:
         assert await running.exit_code() == 1
         entries = [json.loads(line) for line in await running.log()]
-        assert any("SystemExit" in entry.get("exception", "") for entry in entries)
+        assert any(raised in entry.get("exception", "") for entry in entries)
 
 
 async def test_a_process_whose_store_is_gone_ends_with_the_reason(tmp_path: Path) -> None:
