@@ -36,6 +36,7 @@ Every error says what happened, where, and (in `retry`) whether the same call ma
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -420,3 +421,13 @@ class TimestampRegression(PercolatorError):
 
 class InvariantViolation(PercolatorError):
     """A rule that must always hold is broken: a bug, or damaged data. Please report it."""
+
+
+def harmless(error: PercolatorError) -> PercolatorError:
+    """The error of a call that has asked for a timestamp and nothing else: it can safely be
+    repeated."""
+    if error.retry is not Retry.UNKNOWN:
+        return error
+    found = copy(error)  # others may wait for the same timestamp
+    found.retry = Retry.SAFE
+    return found

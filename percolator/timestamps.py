@@ -42,7 +42,7 @@ class Timestamp(int):
     def __new__(cls, value: int) -> Timestamp:
         if not 0 <= value < 1 << 64:
             raise InvalidArgument("timestamp", f"{value} is not an unsigned 64-bit number")
-        return super().__new__(cls, value)
+        return int.__new__(cls, value)
 
     @classmethod
     def of(cls, physical_milliseconds: int, sequence: int = 0) -> Timestamp:

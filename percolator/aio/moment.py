@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import get_running_loop
-from copy import copy
-from typing import NoReturn
 
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
-from percolator.errors import InvalidArgument, PercolatorError, Retry, UsageError
+from percolator.errors import InvalidArgument, PercolatorError, UsageError, harmless
 from percolator.protocol.environment import Statistics
 from percolator.routing.table_info import TableInfo
 from percolator.timestamps import Timestamp
@@ -20,17 +18,7 @@ async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
     try:
         return await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
     except PercolatorError as error:
-        raise_harmless(error)
-
-
-def raise_harmless(error: PercolatorError) -> NoReturn:
-    """Raises an error of a call that has asked for a timestamp and nothing else: it can safely be
-    repeated."""
-    if error.retry is not Retry.UNKNOWN:
-        raise error
-    harmless = copy(error)  # others may wait for the same timestamp
-    harmless.retry = Retry.SAFE
-    raise harmless from error
+        raise harmless(error) from error
 
 
 class Moment:
@@ -90,7 +78,7 @@ class Moment:
                 continue  # another reader of this transaction was cancelled, not this one
             except PercolatorError as error:
                 self._starting = None
-                raise_harmless(error)
+                raise harmless(error) from error
             if not self._start:
                 self._set_start(start)
             self._require_older_tables()

@@ -21,13 +21,15 @@ from percolator.errors import (
 )
 from percolator.protocol.baton import Baton
 from percolator.protocol.commit import Commit
+from percolator.protocol.commit_message import fits_one_message
+from percolator.protocol.first_message import FirstMessage
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.read_locks import explained
 from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
-from percolator.routing.cells import FoundCell
+from percolator.routing.cells import CommitAnswer, FoundCell
 from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 from percolator.schema import Column, Readable, Table
 from percolator.timestamps import Timestamp
@@ -148,20 +150,28 @@ class Transaction(WeakNotifications):
             self._end(Outcome.COMMITTED)
             return None
         self._ended = _COMMITTING
+        first: FirstMessage | None = None
         try:
-            if not self._start:
-                await self._begin(deadline)
-            self._require_older_tables()
-            if self._writes.cells:
-                self._commit = self._prepare_commit()
-                commit = await self._commit.run(deadline)
+            if self._starting is not None or self._taking_turn is not None:
+                await self._begin(deadline)  # a read is waiting for the timestamp already
+            first = self._first_message(deadline)
+            answer = None if first is None else await first.answer
+            if isinstance(answer, int):
+                commit = answer
+                self.statistics.round_trips += 1
+                self._env.verdicts.put(self._start, commit)
             else:
-                commit = await self._only_notify(deadline)
+                commit = await self._go_on(answer, deadline)
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
         except BaseException as error:
             # If cancelled in the middle, the outcome is not known here; `resolve` can find out.
+            if first is not None and first.is_sent and self._commit is None:
+                self._commit = self._prepare_commit()
+                self._commit.left()
+                if isinstance(error, asyncio.CancelledError):
+                    self._commit.go_on_alone()
             sent = self._commit is not None and self._commit.may_be_committed
             self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
             if isinstance(error, ConflictError):
@@ -176,6 +186,48 @@ class Transaction(WeakNotifications):
             # At once, rather than when the caller's thread has woken up.
             self._attempts.end(Baton.after(commit, self._writes.cells))
         return self.commit_timestamp
+
+    def _first_message(self, deadline: float) -> FirstMessage | None:
+        """The message that may be all that it takes, on its way; None if it cannot be one."""
+        engine, writes = self._engine, self._writes
+        env, oracle, weak = engine.env, engine.oracle, self._weak or ()
+        if (
+            not writes.cells
+            or oracle is None
+            or self._two_phases
+            or not fits_one_message(writes.cells, weak, env.limits)
+        ):
+            return None
+        first = FirstMessage(
+            env,
+            writes,
+            sorted(weak) if weak else (),
+            self._bound_tables,
+            self._begin_at_once,
+            deadline,
+            is_followed=self._attempts is not None and self._attempts.is_followed,
+        )
+        if self._start:
+            self._require_older_tables()
+            first.send(self._start)
+        else:
+            self.statistics.round_trips += 1
+            oracle.give(first, 1, max(deadline - engine.now(), 0.001))
+        return first
+
+    def _begin_at_once(self, start: int) -> None:
+        self._set_start(start)
+        self._require_older_tables()
+
+    async def _go_on(self, answer: CommitAnswer | None, deadline: float) -> int:
+        """Commits with more than the first message, or without it: then there is no answer."""
+        if not self._start:
+            await self._begin(deadline)
+        self._require_older_tables()
+        if not self._writes.cells:
+            return await self._only_notify(deadline)
+        self._commit = self._prepare_commit()
+        return await self._commit.run(deadline, answer)
 
     def _prepare_commit(self) -> Commit:
         engine = self._engine

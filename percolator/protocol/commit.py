@@ -41,6 +41,7 @@ from percolator.errors import (
 )
 from percolator.protocol import aftermath, conflicts
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.one_round import OneRound
@@ -48,6 +49,7 @@ from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.routing.cells import CommitAnswer
 from percolator.routing.table_info import TableInfo
 
 _Settled = int | ConflictError | OutcomeUnknown
@@ -102,20 +104,31 @@ class Commit:
             env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
         )
         self._two_phases: TwoPhases | None = None
-        self._only_two_phases = two_phases or not self._one_round.is_possible
+        self._only_two_phases = two_phases or not fits_one_message(
+            write.writes, weak_notifications, env.limits
+        )
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
         self._is_committed = False
         self._given_up = False
         """The transaction is being rolled back, and we must no longer commit it."""
 
-    def run(self, deadline: float) -> Coroutine[None, None, int]:
-        """Returns the commit timestamp.
+    def run(self, deadline: float, first: CommitAnswer | None = None) -> Coroutine[None, None, int]:
+        """Returns the commit timestamp. `first`: the answer to the first message, if that was sent
+        before (first_message.py).
 
         Raises `ConflictError`, `OutcomeUnknown`, or the error that prevented the commit; of these,
         only `OutcomeUnknown` leaves open whether the transaction is committed.
         """
-        return self._reach_outcome(deadline, settling=False)
+        answer = None
+        if first is not None:
+            self._one_round.sent()
+            answer = self._one_round.heard(first)
+        return self._reach_outcome(deadline, answer, settling=False)
+
+    def left(self) -> None:
+        """Notes that the caller no longer waits for the answer to the first message."""
+        self._one_round.sent()
 
     async def settle(self, deadline: float) -> int:
         """After `OutcomeUnknown`: continues where `run` stopped, and returns the commit timestamp.
@@ -163,23 +176,20 @@ class Commit:
         """The commit of the primary was sent, and it is not known whether it was applied."""
         return self._two_phases is not None and self._two_phases.point.sent
 
-    async def _reach_outcome(self, deadline: float, *, settling: bool) -> int:
+    async def _reach_outcome(
+        self, deadline: float, answer: CommitAnswer | None = None, *, settling: bool
+    ) -> int:
+        """`answer`: to the message that commits in one round, if it was just sent."""
         env, write, one_round = self._env, self._write, self._one_round
         prewritten = settling and not one_round.is_unanswered
         commit = 0
         try:
             try:
                 if not prewritten and not self._only_two_phases:
-                    table_id = write.primary[0]
-                    schema = env.schemas.get(table_id)
-                    if schema is None:
-                        schema = await env.schemas.refresh(table_id, deadline)
-                    answer = one_round.heard(await one_round.send(schema, deadline))
-                    # Nearly always the commit: then this is all.
-                    if isinstance(answer, int):
-                        commit = answer
-                    else:
-                        commit = await one_round.run(answer, deadline)
+                    if answer is None:
+                        schema = await env.schema(write.primary[0], deadline)
+                        answer = one_round.heard(await one_round.send(schema, deadline))
+                    commit = await one_round.run(answer, deadline)
                 if not commit:
                     point, prewrite = self._begin_two_phases()
                     self._heartbeats.add(point)
@@ -193,7 +203,7 @@ class Commit:
                 commit = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
             if not settling:
-                self._go_on_alone()
+                self.go_on_alone()
             raise
         finally:
             if self._two_phases is not None:
@@ -258,7 +268,7 @@ class Commit:
 
     # ------------------------------------------------------------------ unknown outcomes
 
-    def _go_on_alone(self) -> None:
+    def go_on_alone(self) -> None:
         """Cleans up after a cancelled caller, so that others need not wait for our locks."""
         if self._is_sent or self._one_round.is_unanswered:
             self._start_settling(aftermath.background_deadline(self._env))

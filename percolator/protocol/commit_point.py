@@ -127,7 +127,7 @@ class CommitPoint:
             if schema is None:
                 schema = await self._env.schemas.refresh(table_id, deadline)
             if not self.sent:  # otherwise it may be committed: only the same step can tell
-                require_same_codecs(self._write, self._tables, self._env.schemas)
+                require_same_codecs(self._write.writes, self._tables, self._env.schemas)
             step = self._write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
             self._statistics.round_trips += 1

@@ -33,17 +33,16 @@ from percolator.errors import (
     Unauthenticated,
     UsageError,
 )
-from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT_IN_DATA, KIND_READ_LOCK
 from percolator.protocol import conflicts, steps
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.commit_message import commit_message
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.read_locks import is_read_lock
 from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused
 from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.wire.backoff import asked_pause_seconds
 
@@ -102,22 +101,6 @@ class OneRound:
         self.is_lost = False
         """Another transaction committed a cell above our start: this stops every copy forever."""
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether the transaction is small enough, and in one table."""
-        cells, limits = self._write.cells, self._env.limits
-        count = len(cells) + len(self.weak_notifications)
-        if count > limits.one_round_cells_max or cells[0].table_id != cells[-1].table_id:
-            return False
-        table_id = cells[0].table_id
-        for cell in self.weak_notifications:
-            if cell.table_id != table_id:
-                return False
-        size = 0
-        for _, value in self._write.writes.values():
-            size += len(value)
-        return size <= limits.batch_bytes_max // 2
-
     async def run(self, answer: CommitAnswer, deadline: float) -> int:
         """Goes on after the first answer, with the same message again where that makes sense.
         Returns the commit timestamp, or 0 if it takes two phases.
@@ -175,12 +158,25 @@ class OneRound:
 
     def send(self, schema: TableSchema, deadline: float) -> Awaitable[CommitAnswer]:
         """Sends the message, once. Its answer has to be given to `heard`."""
-        require_same_codecs(self._write, self.tables, self._env.schemas)
-        message = self._message(schema)
+        env, write = self._env, self._write
+        require_same_codecs(write.writes, self.tables, env.schemas)
+        message = commit_message(
+            write.start,
+            write.cells,
+            write.writes,
+            write.inline_bytes_max,
+            schema,
+            self.weak_notifications,
+            is_followed=self._is_followed,
+        )
+        self.sent()
+        return env.cells.commit(message, deadline)
+
+    def sent(self) -> None:
+        """Notes that the message leaves: from here on it may be executed, even if the caller is
+        cancelled."""
         self._was_out, self._was_unanswered = self.is_out, self.is_unanswered
-        # From here on it may be executed, even if the caller is cancelled.
         self.is_out = self.is_unanswered = True
-        return self._env.cells.commit(message, deadline)
 
     def heard(self, answer: CommitAnswer) -> CommitAnswer:
         """Notes what the answer says about the message, and returns it."""
@@ -199,48 +195,3 @@ class OneRound:
     def ended(self) -> None:
         """The outcome is final: late copies can no longer change it."""
         self.is_out = self.is_unanswered = False
-
-    def _message(self, schema: TableSchema) -> WholeCommit:
-        """The whole transaction. Repeated, it is the same but for a newer schema's observers."""
-        write, weak, observers = self._write, self.weak_notifications, schema.observers
-        writes, inline_bytes_max = write.writes, write.inline_bytes_max
-        rows: list[bytes] = []
-        columns: list[bytes] = []
-        kinds: list[int] = []
-        values: list[bytes] = []
-        for cell in write.cells:
-            kind, value = writes[cell]
-            if len(value) > inline_bytes_max:
-                kind = KIND_PUT_IN_DATA
-            elif kind == KIND_LOCK_ONLY and is_read_lock(cell):
-                kind = KIND_READ_LOCK
-            _, row, column = cell
-            rows.append(row)
-            columns.append(column)
-            kinds.append(kind)
-            values.append(value)
-        return WholeCommit(
-            write.primary[0],
-            schema.version,
-            write.start,
-            rows,
-            columns,
-            kinds,
-            values,
-            _observers_of(columns, observers) if observers else (),
-            _weak_notifications(weak, schema) if weak else (),
-            self._is_followed,
-        )
-
-
-def _observers_of(
-    columns: Sequence[bytes], observers: Mapping[bytes, tuple[bytes, ...]]
-) -> list[tuple[bytes, tuple[bytes, ...]]]:
-    return [(column, observers[column]) for column in dict.fromkeys(columns) if column in observers]
-
-
-def _weak_notifications(
-    cells: Sequence[CellAddress], schema: TableSchema
-) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
-    observers = schema.weak_observers
-    return [(row, column, observers[column]) for _, row, column in cells if column in observers]

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT
 from percolator.protocol.environment import Schemas
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_steps import Write
 from percolator.routing.table_info import TableInfo
 
 
 def require_same_codecs(
-    write: WriteSteps, tables: Mapping[str, TableInfo], schemas: Schemas
+    writes: Mapping[CellAddress, Write], tables: Mapping[str, TableInfo], schemas: Schemas
 ) -> None:
     """Raises `SchemaError` if a table has others now, as far as this client knows, than when the
     transaction encoded its values. `tables`: as they were then; there may be others among them."""
@@ -31,7 +32,7 @@ def require_same_codecs(
         if schema is not None and info.codecs is not schema.codecs:
             put = {
                 cell.column
-                for cell, (kind, _) in write.writes.items()
+                for cell, (kind, _) in writes.items()
                 if cell.table_id == info.table_id and kind == KIND_PUT
             }
             info.codecs.require_unchanged(schema.codecs, put)

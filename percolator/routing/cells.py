@@ -8,6 +8,7 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
@@ -302,6 +303,8 @@ class WholeCommit(NamedTuple):
         first, last = self.rows[0], self.rows[-1]
         if first < start or (end and last >= end):
             return False
+        if not self.notifications:
+            return True
         return all(start <= row and (not end or row < end) for row, _, _ in self.notifications)
 
 
@@ -331,9 +334,15 @@ class Mutations(Protocol):
 class Cells(Mutations, Protocol):
     """All cells of all tables."""
 
-    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
+    def commit(
+        self,
+        commit: WholeCommit,
+        deadline: float,
+        answer: asyncio.Future[CommitAnswer] | None = None,
+    ) -> Awaitable[CommitAnswer]:
         """Commits a whole transaction with one message, if all its cells are in one tablet. Any
-        other answer than an unknown one means that this message did not commit it."""
+        other answer than an unknown one means that this message did not commit it. If the caller
+        waits for an `answer` already, that is the future to set."""
         ...
 
     def read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 
@@ -44,9 +45,18 @@ class RowStoreCells:
     def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
         return self._mutations.mutate(mutations, deadline)
 
-    async def commit(self, commit: WholeCommit, deadline: float) -> CommitAnswer:
+    def commit(
+        self,
+        commit: WholeCommit,
+        deadline: float,
+        answer: asyncio.Future[CommitAnswer] | None = None,
+    ) -> Awaitable[CommitAnswer]:
         """A row store has no timestamps to give, and holds no cells meanwhile."""
-        return NotInOneRound("in a row store, every transaction is committed in two phases")
+        future: asyncio.Future[CommitAnswer] = answer or asyncio.get_running_loop().create_future()
+        future.set_result(
+            NotInOneRound("in a row store, every transaction is committed in two phases")
+        )
+        return future
 
     def read(
         self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
