@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from percolator import ConflictError, Database
+from percolator.aio import Transaction
 from percolator.protocol import aftermath
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.one_round import OneRound
 from tests.contracts.conftest import Accounts
 
 _SECONDS = 3.0
@@ -66,7 +66,7 @@ def _with_locks_left(db: Database, accounts: Accounts, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(aftermath, "roll_back_all", removes_nothing)
         # In one round, no lock would be stored.
-        patch.setattr(OneRound, "is_possible", False)
+        patch.setattr(Transaction, "_two_phases", True)
         patch.setattr(CommitPoint, "reach", dies)
         tx = db.transaction()
         tx.set("a", accounts.balance, 1)

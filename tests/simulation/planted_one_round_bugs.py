@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from percolator.errors import NotExecuted, PercolatorError, Retry
 from percolator.protocol import one_round as client
+from percolator.protocol.commit import Commit
+from percolator.protocol.first_message import FirstMessage
 from percolator.routing.cells import CommitAnswer, NotSent
 from percolator.routing.pending_commit import PendingCommit
 from percolator.tablet.memory.held_cells import HeldCells, Holder
@@ -117,6 +119,28 @@ def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     patch.setattr(client.OneRound, "heard", wrong)
 
 
+def first_message_is_not_noted(patch: Patch) -> None:
+    """The caller is cancelled, hears that it is rolled back, and the message commits it."""
+    correct = FirstMessage.send
+
+    def wrong(self: FirstMessage, start: int) -> None:
+        correct(self, start)
+        self.is_sent = False
+
+    patch.setattr(FirstMessage, "send", wrong)
+
+
+def first_message_is_forgotten(patch: Patch) -> None:
+    """It has no answer, and what it commits is given up."""
+
+    def wrong(
+        self: Commit, deadline: float, first: CommitAnswer | None = None
+    ) -> Coroutine[None, None, int]:
+        return self._reach_outcome(deadline, first, settling=False)
+
+    patch.setattr(Commit, "run", wrong)
+
+
 def executed_counts_as_not_sent(patch: Patch) -> None:
     """What the message has committed, or still will, is reported as aborted."""
     fail = PendingCommit.fail
@@ -219,6 +243,8 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (own_commit_not_looked_for, (), None, True),
     (two_phases_after_a_message_without_an_answer, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (refusal_speaks_for_an_unanswered_message, (Kind.PAUSE, Kind.SLOW_LINKS), None, False),
+    (first_message_is_not_noted, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
+    (first_message_is_forgotten, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (executed_counts_as_not_sent, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (answered_before_the_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), None, False),
     (cells_let_go_before_the_batch_is_shown, (), None, True),

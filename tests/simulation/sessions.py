@@ -33,6 +33,8 @@ from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.recorded_tx import Body, RecordedTx
 
 _ABANDONED_SECONDS_MAX = 0.02
+_LATE_SHARE = 0.5
+"""The share of transactions that fetch no timestamp unless they need it, as those of programs."""
 _DELAYED_SHARE = 0.3
 _DELAY_SECONDS_MAX = 0.02
 LIMIT_SECONDS = 3.5
@@ -90,6 +92,7 @@ class Session:
         # Separate, so that the share of one kind does not change what the transactions do.
         self._phases = Random(f"phases of {self._recorded_as}")
         self._delays = Random(f"delays of {self._recorded_as}")
+        self._starts = Random(f"starts of {self._recorded_as}")
         self._joined = JoinedScans(
             chronicle.joined_share,
             Random(f"joined scans of {self._recorded_as}"),
@@ -170,17 +173,25 @@ class Session:
 
     async def _run(self, transaction: Transaction, body: Body, impatience: float) -> bool:
         recorded = self._chronicle.recorder.begin(self._recorded_as)
+        begins_late = self._starts.random() < _LATE_SHARE
+        doubled = False
         try:
-            recorded.began(await transaction.timestamp())
-            await body(RecordedTx(transaction, recorded, self._joined))
+            if not begins_late:
+                recorded.began(await transaction.timestamp())
+            recorded_tx = RecordedTx(transaction, recorded, self._joined)
+            await body(recorded_tx)
+            if impatience <= 0.96:
+                doubled = self.random.random() < self._chronicle.doubled_share
+            if doubled:
+                await transaction.timestamp()
+            recorded_tx.note_start()
         except PercolatorError as error:
             transaction.rollback()
             recorded.aborted()
             return self._expected(error)
-        recorded.commit_called()
+        _note_commit(transaction, recorded)
         if impatience > 0.96:
             return await self._abandon(transaction, recorded)
-        doubled = self.random.random() < self._chronicle.doubled_share
         if doubled and recorded.record.locked():
             return await self._commit_twice(transaction, recorded)
         return await self._commit(transaction, recorded)
@@ -203,12 +214,13 @@ class Session:
         try:
             recorded_tx = RecordedTx(transaction, recorded, self._joined)
             await body(recorded_tx)  # its first read may wait for its turn
-            await transaction.timestamp()
+            if self._starts.random() >= _LATE_SHARE:
+                await transaction.timestamp()
             recorded_tx.note_start()
         except PercolatorError:
             recorded.aborted()
             raise
-        recorded.commit_called()
+        _note_commit(transaction, recorded)
         try:
             commit = await transaction.commit()
         except OutcomeUnknown:
@@ -258,7 +270,7 @@ class Session:
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
-        if transaction._commit is not None and transaction._commit.is_whole:
+        if commit and (transaction._commit is None or transaction._commit.is_whole):
             self._chronicle.committed_in_one_round += 1
         return True
 
@@ -326,3 +338,19 @@ class Session:
         if self.also_expected is None or not isinstance(error, self.also_expected):
             raise error
         return False
+
+
+def _note_commit(transaction: Transaction, recorded: RecordedTransaction) -> None:
+    """Notes that the transaction is being committed. If it fetches its start timestamp for that,
+    it is noted when that comes: nothing is sent before."""
+    if transaction.start_timestamp is not None or not transaction.internal.writes.cells:
+        recorded.commit_called()
+        return
+    set_start = transaction._set_start
+
+    def noted(start: int) -> None:
+        set_start(start)
+        recorded.began(start)
+        recorded.commit_called()
+
+    transaction._set_start = noted  # type: ignore[method-assign]

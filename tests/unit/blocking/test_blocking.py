@@ -18,10 +18,9 @@ import pytest
 
 import percolator.testing
 from percolator import Database, Table, UsageError, aio, codecs
-from percolator.aio import Outcome
+from percolator.aio import Outcome, Transaction
 from percolator.blocking.database import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import shared
-from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewrite
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +179,7 @@ def test_interrupting_a_commit_raises_the_interrupt_and_determines_the_outcome(
 
     percolator_db.create_table(accounts)
     monkeypatch.setattr(Prewrite, "run", never)
-    monkeypatch.setattr(OneRound, "is_possible", False)
+    monkeypatch.setattr(Transaction, "_two_phases", True)
     tx = percolator_db.transaction()
 
     def write() -> None:

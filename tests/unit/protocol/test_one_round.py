@@ -415,3 +415,35 @@ async def test_locks_commit_in_one_round_too() -> None:
     ((_, record),) = here.store.commits(A)
     assert record.kind == KIND_LOCK_ONLY
     assert client.network.steps == []
+
+
+# ---------------------------------------------------------------- after the first message
+
+
+async def test_a_first_message_without_an_answer_rules_two_phases_out() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    _answer_with(client, lambda _: NotReady("not now"))
+    commit = await _commit(client)
+    at = await commit.run(client.deadline(), Unavailable("lost"))
+    assert client.network.steps == []
+    assert here.store.commits(A)[0][0] == at
+
+
+async def test_a_first_message_that_was_not_executed_is_followed_by_two_phases() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _commit(client)
+    await commit.run(client.deadline(), NotReady("the oracle is slow"))
+    assert client.network.commits == []
+    assert any(puts(step, LOCK) for step in client.network.steps)
+
+
+async def test_what_the_first_message_has_done_is_settled_for_a_caller_who_has_left() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _commit(client)
+    commit.left()
+    assert commit.may_be_committed
+    commit.go_on_alone()
+    assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]

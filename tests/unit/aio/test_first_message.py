@@ -1,0 +1,209 @@
+"""The first message of a commit, when its caller is cancelled, or an answer does not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from percolator import Limits, Outcome, UsageError
+from percolator.aio import Database, Transaction
+from percolator.errors import OutcomeUnknown, Retry, Unauthenticated, Unavailable
+from percolator.routing.pending_commit import PendingCommit
+from percolator.v1 import oracle_pb2
+from percolator.v1 import tabletserver_pb2 as wire
+from tests.unit.connected import Cluster, balance, connected_to
+
+
+class Held(Cluster):
+    """Answers nothing while the test holds it; counts what would commit in one round."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.messages = 0
+        self.gives_timestamps, self.answers_commits = asyncio.Event(), asyncio.Event()
+        self.gives_timestamps.set()
+        self.answers_commits.set()
+
+    async def get_timestamps(
+        self, request: oracle_pb2.GetTimestampsRequest
+    ) -> oracle_pb2.GetTimestampsResponse:
+        await self.gives_timestamps.wait()
+        return await super().get_timestamps(request)
+
+    async def commit_transactions(
+        self, request: wire.CommitTransactionsRequest
+    ) -> wire.CommitTransactionsResponse:
+        self.messages += len(request.batches[0].start_timestamps)
+        response = await super().commit_transactions(request)
+        await self.answers_commits.wait()
+        return response
+
+
+@asynccontextmanager
+async def held() -> AsyncIterator[tuple[Database, Held]]:
+    async with connected_to(Held, Limits()) as (db, cluster):
+        async with db.transaction() as tx:
+            await tx.set("known", balance, 0)
+        cluster.messages = 0
+        yield db, cluster
+
+
+async def cancelled(call: Coroutine[Any, Any, object]) -> None:
+    """Lets the call get as far as it can, and cancels it."""
+    running = asyncio.ensure_future(call)
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def written(db: Database, value: int) -> Transaction:
+    tx = db.transaction()
+    await tx.set("a", balance, value)
+    return tx
+
+
+async def test_a_write_asks_for_its_timestamp_and_commits_in_two_round_trips() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        assert tx.start_timestamp is None
+        commit = await tx.commit()
+        assert tx.start_timestamp is not None
+        assert commit is not None
+        assert tx.start_timestamp < commit == tx.commit_timestamp
+        assert (tx.statistics.round_trips, cluster.messages) == (2, 1)
+        assert await db.get("a", balance) == 1
+
+
+async def test_a_caller_cancelled_before_the_timestamp_has_sent_nothing_and_never_will() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.gives_timestamps.clear()
+        await cancelled(tx.commit())
+        assert tx.outcome is Outcome.ABORTED
+        cluster.gives_timestamps.set()
+        await asyncio.sleep(0.05)
+        assert cluster.messages == 0
+        assert await db.get("a", balance) is None
+
+
+async def test_a_caller_cancelled_after_it_can_find_out_that_it_has_committed() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.answers_commits.clear()
+        await cancelled(tx.commit())
+        assert tx.outcome is Outcome.UNKNOWN
+        cluster.answers_commits.set()
+        assert await tx.resolve() is Outcome.COMMITTED
+        assert tx.commit_timestamp is not None
+        assert await db.get("a", balance) == 1
+
+
+async def test_a_caller_cancelled_in_the_turn_of_the_answer_is_not_told_of_a_rollback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with held() as (db, _):
+        tx = await written(db, 1)
+        running = asyncio.ensure_future(tx.commit())
+        correct = PendingCommit.answer
+
+        def answer(self: PendingCommit, index: int, answer: object) -> None:
+            correct(self, index, answer)
+            running.cancel()
+
+        monkeypatch.setattr(PendingCommit, "answer", answer)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert tx.outcome is Outcome.UNKNOWN
+        assert await tx.resolve() is Outcome.COMMITTED
+
+
+async def test_without_a_timestamp_nothing_was_done_and_it_may_be_done_again() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+
+        async def lost(request: oracle_pb2.GetTimestampsRequest) -> object:
+            raise Unavailable("connection refused")
+
+        cluster.get_timestamps = lost  # type: ignore[assignment, method-assign]
+        with pytest.raises(Exception, match="did not answer in time") as late:
+            await tx.commit(timeout=1.0)
+        assert late.value.retry is Retry.SAFE  # type: ignore[attr-defined]
+        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
+
+
+async def test_a_refusal_by_the_oracle_is_raised_as_it_is() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+
+        async def refuses(request: oracle_pb2.GetTimestampsRequest) -> object:
+            raise Unauthenticated("who are you?")
+
+        cluster.get_timestamps = refuses  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unauthenticated, match="who are you"):
+            await tx.commit()
+        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
+
+
+async def test_closing_the_database_ends_a_commit_that_waits_for_its_timestamp() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.gives_timestamps.clear()
+        committing = asyncio.ensure_future(tx.commit())
+        await asyncio.sleep(0.05)
+        await db.close()
+        with pytest.raises(UsageError, match="closed"):
+            await committing
+        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
+        cluster.gives_timestamps.set()
+
+
+async def test_an_unanswered_message_is_sent_again_and_its_outcome_is_found() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.answers_lost = True
+        with pytest.raises(OutcomeUnknown):
+            await tx.commit(timeout=1.0)
+        assert cluster.messages > 1
+        cluster.answers_lost = False
+        assert await tx.resolve() is Outcome.COMMITTED
+        assert await db.get("a", balance) == 1
+
+
+async def test_a_commit_shares_the_timestamp_that_a_read_of_its_transaction_waits_for() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.gives_timestamps.clear()
+        reading = asyncio.ensure_future(tx.get("known", balance))
+        await asyncio.sleep(0.05)
+        committing = asyncio.ensure_future(tx.commit())
+        await asyncio.sleep(0.05)
+        cluster.gives_timestamps.set()
+        assert await reading == 0
+        assert await committing is not None
+        assert cluster.messages == 1
+
+
+async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message() -> None:
+    async with held() as (db, cluster):
+        open_ones = [await written(db, number) for number in range(3)]
+        others = [db.transaction() for _ in range(20)]
+        for number, tx in enumerate(others):
+            await tx.set(f"row {number}", balance, number)
+        cluster.gives_timestamps.clear()
+        committing = [asyncio.ensure_future(tx.commit()) for tx in (*others, *open_ones)]
+        await asyncio.sleep(0.05)
+        committing[3].cancel()
+        cluster.gives_timestamps.set()
+        ended = await asyncio.gather(*committing, return_exceptions=True)
+        committed = [one for one in ended if isinstance(one, int)]
+        assert isinstance(ended[3], asyncio.CancelledError)
+        assert others[3].outcome is Outcome.ABORTED
+        assert await db.get("row 3", balance) is None
+        # Of the three that write one cell, one has committed.
+        assert len(committed) == len(set(committed)) == 20
+        assert sum(tx.outcome is Outcome.COMMITTED for tx in open_ones) == 1
