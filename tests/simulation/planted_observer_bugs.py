@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -209,9 +210,9 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
     """A worker that dies in the middle leaves nothing to find."""
     correct = RunPool._attempt
 
-    async def wrong(self: RunPool, work: Work) -> None:
+    async def wrong(self: RunPool, work: Work, task: asyncio.Task[Any]) -> None:
         self._results.deletions.add(work, sorted(work.timestamps))
         await self._results.deletions.done()
-        await correct(self, work)
+        await correct(self, work, task)
 
     patch.setattr(RunPool, "_attempt", wrong)
