@@ -205,7 +205,13 @@ class Network:
             return Unavailable("answer of a prewrite lost")
         return answer
 
-    async def commit(self, commit: WholeCommit, deadline: float) -> CommitAnswer:
+    async def commit(
+        self,
+        commit: WholeCommit,
+        deadline: float,
+        answer: asyncio.Future[CommitAnswer] | None = None,
+    ) -> CommitAnswer:
+        assert answer is None  # that is for first messages, which nothing here sends
         world, faults, chance = self._world, self._world.faults, self._random.random
 
         def apply() -> CommitAnswer:
@@ -223,13 +229,13 @@ class Network:
             world.later(apply, self._random.expovariate(1 / 0.03))
             await self._time_out()
             return Unavailable("late")
-        answer = apply()
+        found = apply()
         if chance() < faults.duplicated:
             world.later(apply, self._random.expovariate(1 / 0.03))
         await self._travel()
         if self.loses_answer_of_commit or chance() < faults.answer_lost:
             return Unavailable("answer lost")
-        return answer
+        return found
 
     async def read(
         self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
