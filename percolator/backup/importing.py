@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -144,11 +145,12 @@ class _Importing:
         touched: list[_Load] = []
         try:
             for one in self._loads:
-                if isinstance(one.load, BulkLoad):
-                    await self._make(one.table)
-                # Noted before the load begins, which may fail after it has closed some tablets.
-                touched.append(one)
-                await self._close(one)
+                with _naming(one):
+                    if isinstance(one.load, BulkLoad):
+                        await self._make(one.table)
+                    # Noted before the load begins, which may fail after it has closed some tablets.
+                    touched.append(one)
+                    await self._close(one)
             for one in self._loads:
                 await self._load(one)
         except BaseException as error:
@@ -253,6 +255,20 @@ class _Importing:
         for one in self._loads:
             await _register(self._database, one.table)
         self._log.remove()
+
+
+@contextmanager
+def _naming(one: _Load) -> Iterator[None]:
+    """Names the table whose options the cluster refuses: they are in the export, not in a call."""
+    try:
+        yield
+    except InvalidArgument as error:
+        option = error.field.removeprefix("options.")
+        if option == error.field:
+            raise
+        mend = "" if isinstance(one.load, RowLoad) else "; create it with another one, then import"
+        reason = f"{one.table.name!r} was exported with a {option} that {error.reason}{mend}"
+        raise InvalidArgument("tables", reason, where=error.where) from error
 
 
 def _is_final(error: BaseException) -> bool:

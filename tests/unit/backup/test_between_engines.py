@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,34 @@ async def test_tables_go_there_and_on(exported: tuple[Path, str], tmp_path: Path
     async with loading() as at:
         await importing.import_tables(at.database, again)
         assert await contents(at.database) == expected
+
+
+REFUSED = "tables: 'shop.items' was exported with a retention_milliseconds that is 7200000, below "
+
+
+async def test_a_row_store_that_refuses_an_option_names_the_table(
+    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with loading() as at:
+        monkeypatch.setattr(at.cluster.loads, "_retention_min", 10_000_000)
+        with pytest.raises(InvalidArgument, match=REFUSED):
+            await importing.import_tables(at.database, exported[0])
+        assert await at.database.tables() == []
+        assert not (exported[0] / "import.log").exists()
+
+
+async def test_so_does_an_import_into_tablets_which_says_what_to_do(
+    exported: tuple[Path, str],
+) -> None:
+    async with percolator.testing.connect_async() as database:
+
+        async def refuse(*_: Any, **__: Any) -> None:
+            raise InvalidArgument("options.retention_milliseconds", "is 7200000, below 7200001")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database.internal.engine.catalog, "create", refuse)
+            with pytest.raises(InvalidArgument, match=f"{REFUSED}7200001; create it with another"):
+                await importing.import_tables(database, exported[0], tables=["shop.items"])
 
 
 async def interrupt(at: Loading, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
