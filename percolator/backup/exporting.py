@@ -247,13 +247,13 @@ class _Exporting:
         self, limit: asyncio.Semaphore, table: ExportedTable, planned: ExportPart
     ) -> None:
         async with limit:
-            part = None
+            part, at = None, self._planned.at
             # A damaged part is exported again.
             with contextlib.suppress(layout.DamagedExport):
-                part = await asyncio.to_thread(layout.read_part, self._directory, planned)
+                part = await asyncio.to_thread(layout.read_part, self._directory, planned, at)
             if part is None:
                 part = await self._export(table, planned)
-                await asyncio.to_thread(layout.write_part, self._directory, part)
+                await asyncio.to_thread(layout.write_part, self._directory, part, at)
             else:
                 self._cells += part.cells
             self._done[planned.file] = part

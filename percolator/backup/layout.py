@@ -241,9 +241,9 @@ def write_export(path: Path, export: Export) -> None:
     write_record(path, content)
 
 
-def write_part(directory: Path, part: ExportPart) -> None:
-    """Writes the record that says that a part is done."""
-    write_record((directory / part.file).with_suffix(".json"), asdict(part))
+def write_part(directory: Path, part: ExportPart, at: int) -> None:
+    """Writes the record that says that a part of the export at this timestamp is done."""
+    write_record((directory / part.file).with_suffix(".json"), asdict(part) | {"at": at})
 
 
 def sha256_of(path: Path) -> str:
@@ -308,13 +308,17 @@ def read_manifest(directory: Path) -> Export:
     return read_export(directory / MANIFEST)
 
 
-def read_part(directory: Path, planned: ExportPart) -> ExportPart | None:
-    """The part as an earlier run has finished it; None if it has not."""
+def read_part(directory: Path, planned: ExportPart, at: int) -> ExportPart | None:
+    """The part as an earlier run of the export at this timestamp has finished it; None if it has
+    not. Records of earlier releases do not say of which export they are."""
     record = (directory / planned.file).with_suffix(".json")
     if not record.exists():
         return None
     try:
-        part = _part(read_record(record))
+        content = read_record(record)
+        if content.pop("at", None) != at:
+            raise DamagedExport(f"{record} is not known to be of this export")
+        part = _part(content)
     except (KeyError, TypeError) as error:
         raise DamagedExport(f"{record} is not the record of a part: {error!r}") from error
     if (part.file, part.start, part.end) != (planned.file, planned.start, planned.end):

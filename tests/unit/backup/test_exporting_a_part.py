@@ -24,6 +24,7 @@ from percolator.routing.cells import CellPage
 
 pytestmark = pytest.mark.real_time
 
+AT = 5
 PART = ExportPart("table/part-00000.parquet", "", "")
 TABLE = ExportedTable("table", 1, 0, 0, (), (PART,))
 CELLS = 2_000
@@ -131,10 +132,10 @@ async def test_a_table_of_the_longest_name_has_a_directory_of_its_own(
     file = layout.file_of(name, 0)
     assert len({file, layout.file_of(name[:-1] + "x", 0), layout.file_of(name[:-1], 0)}) == 3
     part = ExportPart(file, "", "")
-    assert layout.read_part(tmp_path, part) is None
+    assert layout.read_part(tmp_path, part, AT) is None
     done = await Exported(tmp_path)._export(TABLE, part)
-    layout.write_part(tmp_path, done)
-    assert layout.read_part(tmp_path, part) == done
+    layout.write_part(tmp_path, done, AT)
+    assert layout.read_part(tmp_path, part, AT) == done
     table = replace(TABLE, name=name, parts=(done,))
     layout.write_export(tmp_path / layout.MANIFEST, Export(1, (table,)))
     assert layout.read_manifest(tmp_path).parts == [done]
@@ -149,9 +150,19 @@ async def test_the_record_of_another_part_does_not_say_that_this_one_is_done(
     """As of another export, from which files were copied: its rows would be missing here."""
     done = await Exported(tmp_path)._export(TABLE, PART)
     record = (tmp_path / PART.file).with_suffix(".json")
-    layout.write_record(record, asdict(done) | other)
+    layout.write_record(record, asdict(done) | other | {"at": AT})
     with pytest.raises(layout.DamagedExport, match="is about another part"):
-        layout.read_part(tmp_path, PART)
+        layout.read_part(tmp_path, PART, AT)
+
+
+@pytest.mark.parametrize("other", [{"at": 6}, {}], ids=["another", "one of an earlier release"])
+async def test_the_record_of_another_export_with_the_same_ranges_does_not_say_so_either(
+    other: dict[str, int], tmp_path: Path
+) -> None:
+    done = await Exported(tmp_path)._export(TABLE, PART)
+    layout.write_record((tmp_path / PART.file).with_suffix(".json"), asdict(done) | other)
+    with pytest.raises(layout.DamagedExport, match="is not known to be of this export"):
+        layout.read_part(tmp_path, PART, AT)
 
 
 def test_an_export_that_named_a_table_twice_is_resumed_by_the_same_command(tmp_path: Path) -> None:
